@@ -1,0 +1,66 @@
+"""funcgrad: JAX-style functional transforms for PyTorch, compiled from one joint graph of forward and backward."""
+
+from .errors import (
+    AliasContractError,
+    ArgumentError,
+    AuxError,
+    CacheTrustError,
+    CapturedTransformError,
+    DataDependentControlFlowError,
+    DataDependentShapeError,
+    FuncgradError,
+    GraphError,
+    MutationError,
+    NonDifferentiableArgumentError,
+    NonScalarOutputError,
+    OptionError,
+    PartitionError,
+    RetraceError,
+    TraceError,
+    TreeMismatchError,
+    UnresolvedCaptureWarning,
+    UnsupportedTensorError,
+    UnsupportedTransformError,
+)
+from .options import Options
+from .runtime.program import Program
+from .runtime.stages import StageEvent, watch_compile
+from .transforms.compiled import Compiled, no_retrace
+from .transforms.grad import grad_and_value_compiled, grad_compiled, jit, value_and_grad_compiled
+from .trees import tree_map
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AliasContractError",
+    "ArgumentError",
+    "AuxError",
+    "CacheTrustError",
+    "CapturedTransformError",
+    "Compiled",
+    "DataDependentControlFlowError",
+    "DataDependentShapeError",
+    "FuncgradError",
+    "GraphError",
+    "MutationError",
+    "NonDifferentiableArgumentError",
+    "NonScalarOutputError",
+    "OptionError",
+    "Options",
+    "PartitionError",
+    "Program",
+    "RetraceError",
+    "StageEvent",
+    "TraceError",
+    "TreeMismatchError",
+    "UnresolvedCaptureWarning",
+    "UnsupportedTensorError",
+    "UnsupportedTransformError",
+    "grad_and_value_compiled",
+    "grad_compiled",
+    "jit",
+    "no_retrace",
+    "tree_map",
+    "value_and_grad_compiled",
+    "watch_compile",
+]

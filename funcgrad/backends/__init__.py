@@ -1,0 +1,1 @@
+"""From a graph of ATen calls to something that runs."""

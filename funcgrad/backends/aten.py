@@ -1,0 +1,189 @@
+"""The aten backend: the graph as one straight-line Python function of ATen calls.
+
+A pointwise call whose first operand dies writes its result there; every other value is freed right after its last
+reader. Nothing is fused, so the results are bit-equal to eager PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..errors import GraphError
+from ..graphs import Graph, is_random, scalar, storages, type_text, value_of, where_of
+from ..torch_private import direct
+from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Source
+from .build import compile_function
+
+
+class AtenBackend:
+    """See the module's docstring."""
+
+    name = "aten"
+
+    def lower(self, graph: Graph) -> Kernels:
+        calls = [n for n in graph.fx.nodes if n.op == "call_function"]
+        return Kernels(graph, tuple(Extern(n, "the aten backend fuses nothing") for n in calls))
+
+    def schedule(self, kernels: Kernels) -> Schedule:
+        graph = kernels.graph
+        dies = _last_readers(graph)
+        sharers = _sharers(graph)
+        steps: list[Call | Free] = []
+        for extern in kernels.steps:
+            node = extern.node
+            dead = dies.get(node, [])
+            into = next((d for d in dead if _can_write_into(d, node, dead, sharers)), None)
+            steps.append(Call(node, into))
+            gone = [d for d in dead if d is not into]
+            if not node.users:
+                gone.append(node)
+            if gone:
+                steps.append(Free(tuple(gone)))
+        return Schedule(graph, tuple(steps))
+
+    def emit(self, schedule: Schedule) -> Source:
+        graph = schedule.graph
+        names: dict[str, Any] = dict(graph.constants)
+        printer = _Printer(names)
+        lines = [f"def {graph.name}({', '.join(n.name for n in graph.placeholders)}):", f'    """{_escape(str(graph.signature))}"""']
+        for step in schedule.steps:
+            if isinstance(step, Free):
+                lines.append(f"    {' = '.join(n.name for n in step.nodes)} = None")
+            else:
+                node = step.node
+                comment = f"  # {type_text(node.meta.get('val'))}{' · ' + where_of(node) if where_of(node) else ''}"
+                lines.append(f"    {node.name} = {printer.call(node, step.into)}{comment}")
+                if step.into is not None:
+                    lines.append(f"    {step.into.name} = None")
+        results = "".join(f"{printer.argument(r)}, " for r in graph.results)
+        lines.append(f"    return ({results.rstrip() if results else ''})")
+        return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+    def build(self, source: Source) -> Runnable:
+        return compile_function(source)
+
+
+# ── lifetimes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _last_readers(graph: Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Reader → the values nobody reads after it. A placeholder belongs to the caller's frame, and is dropped here, too."""
+    returned = {r for r in graph.results if isinstance(r, fx.Node)}
+    dies: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[fx.Node] = set(returned)
+    for node in reversed(list(graph.fx.nodes)):
+        if node.op == "call_function":
+            for value in node.all_input_nodes:
+                if value not in seen:
+                    seen.add(value)
+                    if value.op != "get_attr":
+                        dies.setdefault(node, []).append(value)
+    return dies
+
+
+def _sharers(graph: Graph) -> dict[int, list[fx.Node]]:
+    """Memory → the nodes that look at it, in order."""
+    sharers: dict[int, list[fx.Node]] = {}
+    for node in graph.fx.nodes:
+        for storage in storages(node):
+            sharers.setdefault(storage, []).append(node)
+    return sharers
+
+
+def _can_write_into(dying: fx.Node, node: fx.Node, dead: list[fx.Node], sharers: dict[int, list[fx.Node]]) -> bool:
+    """Whether ``node`` may write its result over ``dying``.
+
+    It is the first operand of an op that has an in-place form, looks exactly like the result, is memory of this
+    program alone, and no other value that looks at that memory is alive.
+    """
+    if not node.args or node.args[0] is not dying or is_random(node) or in_place_form(node.target) is None:
+        return False
+    before, after = value_of(dying), value_of(node)
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor) or _look(before) != _look(after):
+        return False
+    if list(node.all_input_nodes).count(dying) != 1 or sum(a is dying for a in (*node.args, *node.kwargs.values())) != 1:
+        return False
+    if any(s > 1 and st == 0 for s, st in zip(before.shape, before.stride(), strict=True)):
+        return False  # an expanded tensor: one element stands for many
+    (memory,) = storages(dying)
+    return sharers[memory] == [dying] and dying.op == "call_function"
+
+
+def _look(t: Tensor) -> tuple[Any, ...]:
+    return (t.shape, t.stride(), t.dtype, t.device)
+
+
+_POINTWISE = frozenset(
+    "abs acos add addcdiv addcmul asin atan atan2 ceil clamp clamp_max clamp_min cos cosh div erf erfc exp exp2 expm1 floor fmod "
+    "hardtanh leaky_relu lerp log log10 log1p log2 masked_fill mul neg pow reciprocal relu remainder round rsqrt sigmoid sign silu "
+    "sin sinh sqrt sub tan tanh tril triu trunc xlogy threshold".split()
+)
+"""Ops whose in-place form computes element by element, so that reading and writing one place is safe."""
+
+
+def in_place_form(op: Any) -> Any:
+    """``aten.mul_.Tensor`` for ``aten.mul.Tensor``; None where there is none with the same arguments."""
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+        return None
+    base = op.__name__.split(".")[0]
+    packet = getattr(torch.ops.aten, base + "_", None) if base in _POINTWISE else None
+    overload = getattr(packet, op._overloadname, None)
+    if overload is None or [a.name for a in overload._schema.arguments] != [a.name for a in op._schema.arguments]:
+        return None
+    return overload
+
+
+# ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Printer:
+    """Prints arguments and calls; the objects it refers to by name go to ``names``."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def call(self, node: fx.Node, into: fx.Node | None) -> str:
+        if node.target is scalar:
+            return self._scalar(node)
+        if getattr(node.target, "__name__", "") == "getitem":
+            return f"{self.argument(node.args[0])}[{node.args[1]}]"
+        op = node.target if into is None else in_place_form(node.target)
+        name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
+        self._names[name] = direct(op)
+        args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]
+        return f"{name}({', '.join(args)})"
+
+    def _scalar(self, node: fx.Node) -> str:
+        """A scalar expression with each symbol replaced by the variable that holds it."""
+        self._names["math"] = math
+        text = str(node.args[0])
+        for symbol, value in node.kwargs.items():
+            text = re.sub(rf"\b{symbol}\b", self.argument(value), text)
+        return text
+
+    def argument(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return str(value.target) if value.op == "get_attr" else value.name
+        if isinstance(value, (list, tuple)):
+            inside = ", ".join(map(self.argument, value))
+            return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        if isinstance(value, float):
+            return repr(value) if value - value == 0 else f"float('{value}')"
+        if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device, complex)):
+            name = re.sub(r"\W+", "_", str(value).removeprefix("torch.")).strip("_")
+            name = name if name.isidentifier() else f"_{name}"
+            self._names[name] = value
+            return name
+        raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', "'")
+

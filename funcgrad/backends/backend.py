@@ -1,0 +1,101 @@
+"""What every backend takes and gives: a Graph becomes Kernels, a Schedule, a Source, and a function of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from attrs import frozen
+from torch import fx
+
+from ..graphs import Graph, call_text, nbytes, type_text, where_of
+from ..show import Code, Doc, Shown, Table, in_bytes
+
+
+@frozen(eq=False)
+class Extern:
+    """One call of a library operator; ``why`` says why it is no fused kernel."""
+
+    node: fx.Node
+    why: str
+
+
+@frozen(eq=False)
+class Kernels(Shown):
+    """What a graph is lowered to, in order. ``graph`` says what goes in and out."""
+
+    graph: Graph
+    steps: tuple[Extern, ...]
+
+    def doc(self) -> Doc:
+        rows = tuple(
+            (s.node.name, call_text(s.node), type_text(s.node.meta.get("val")), s.why, where_of(s.node) or "") for s in self.steps
+        )
+        return Doc(f"kernels of {self.graph.name}: {len(rows)} extern calls", (Table(("", "call", "type", "why", "from"), rows),))
+
+
+@frozen(eq=False)
+class Call:
+    """Run one extern call; ``into`` names a value that dies here and whose memory takes the result."""
+
+    node: fx.Node
+    into: fx.Node | None = None
+
+
+@frozen(eq=False)
+class Free:
+    """Drop the last references to these values."""
+
+    nodes: tuple[fx.Node, ...]
+
+
+@frozen(eq=False)
+class Schedule(Shown):
+    """Calls in order, each value freed right after its last reader."""
+
+    graph: Graph
+    steps: tuple[Call | Free, ...]
+
+    def doc(self) -> Doc:
+        rows: list[tuple[str, ...]] = []
+        for step in self.steps:
+            if isinstance(step, Free):
+                rows.append(("free", ", ".join(n.name for n in step.nodes), "", ""))
+            else:
+                how = f"into {step.into.name}" if step.into else ""
+                rows.append(("call", call_text(step.node), how, in_bytes(nbytes(step.node.meta.get("val")))))
+        calls = sum(isinstance(s, Call) for s in self.steps)
+        reused = sum(isinstance(s, Call) and s.into is not None for s in self.steps)
+        return Doc(
+            f"schedule of {self.graph.name}: {calls} calls, {reused} in place", (Table(("", "what", "memory", "bytes"), tuple(rows)),)
+        )
+
+
+@frozen(eq=False)
+class Source(Shown):
+    """Printed code, and the objects its free names stand for."""
+
+    name: str
+    language: str
+    text: str
+    names: dict[str, Any]
+
+    def doc(self) -> Doc:
+        return Doc(f"{self.name} ({self.language})", (Code(self.text),))
+
+
+Runnable = Callable[..., Sequence[Any]]
+
+
+class Backend(Protocol):
+    """The four steps of a backend. Values in and out of a runnable are those of the graph's signature, in order."""
+
+    name: str
+
+    def lower(self, graph: Graph) -> Kernels: ...
+
+    def schedule(self, kernels: Kernels) -> Schedule: ...
+
+    def emit(self, schedule: Schedule) -> Source: ...
+
+    def build(self, source: Source) -> Runnable: ...

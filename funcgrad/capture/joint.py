@@ -1,0 +1,84 @@
+"""The recorded run: a function on functional fakes becomes a Joint, its results named by slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..errors import TraceError
+from ..graphs import Constant, Graph, Joint, Returned, is_random, storages
+from ..slots import Signature, Slot
+from ..trees import flatten
+from .facts import Facts, Inputs, make_stand_ins
+from .trace import Trace
+
+
+def capture(function: Callable[..., Any], inputs: Inputs, facts: Facts, grad: bool, out_slot: Callable[[str], Slot]) -> Joint:
+    """Trace ``function`` (a forward, or a forward with its backward) into one graph.
+
+    ``grad``: whether inputs keep their ``requires_grad``. ``out_slot`` names a leaf of the result from its path.
+    Raises ``TraceError`` if this run captures other tensors than the dry run did.
+    """
+    trace = Trace(record=True)
+    assert trace.graph is not None
+    stand_ins = make_stand_ins(trace, inputs, grad)
+    for captured in facts.captured:
+        trace.captured_input(captured.slot, captured.read())
+    with torch.set_grad_enabled(grad):
+        result = trace.run(function, *inputs.rebuild(stand_ins))
+    leaves, tree, paths = flatten(result)
+    outs: dict[Slot, Any] = {}
+    returned: list[Slot | Constant] = []
+    for leaf, path in zip(leaves, paths, strict=True):
+        if isinstance(leaf, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            slot = out_slot(path)
+            outs[slot] = trace.result(leaf)
+            returned.append(slot)
+        else:
+            returned.append(Constant(leaf))
+    if len(trace.captured) != len(facts.captured):
+        raise TraceError(
+            "the function used other outside tensors in its second run than in its first",
+            where=next((c.where for c in trace.captured.values() if c.where), None),
+            fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
+        )
+    trace.graph.output(tuple(outs.values()))
+    ins = (*stand_ins, *(c.slot for c in facts.captured), *trace.late)
+    graph = Graph(Signature(ins, tuple(outs)), trace.graph, trace.constants, "joint")
+    simplify(graph)
+    return Joint(graph, Returned(tree, tuple(returned)), tuple(trace.guards()), trace.symbol_slots())
+
+
+def simplify(graph: Graph) -> None:
+    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), and calls nobody reads.
+
+    A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does an alias of an
+    input that is returned: the caller gets a tensor object of its own.
+    """
+    aliases = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
+    output = graph.fx.output_node()
+    outside = set().union(*(storages(n) for n in graph.fx.nodes if n.op in ("placeholder", "get_attr")), frozenset())
+    for node in graph.fx.nodes:
+        if node.op == "call_function" and (node.target in aliases or _is_noop_view(node)):
+            if output not in node.users or not (storages(node) & outside):
+                node.replace_all_uses_with(node.args[0])
+    for node in reversed(list(graph.fx.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users and not _has_effect(node):
+            graph.fx.erase_node(node)
+
+
+def _is_noop_view(node: fx.Node) -> bool:
+    """A view or expand to the very sizes and strides its input has."""
+    if node.target not in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.expand.default):
+        return False
+    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return bool(before.shape == after.shape and before.stride() == after.stride())
+
+
+def _has_effect(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return is_random(node) or (schema is not None and node.target.namespace not in ("aten", "prims", "prim"))  # type: ignore[union-attr]
+

@@ -1,0 +1,458 @@
+"""One run of a function on functional fake tensors, recorded as an fx graph or only watched.
+
+The stack of modes, from the caller down: ``_Lifter`` (a torch-function mode above autograd: a real tensor the function
+closes over is replaced by an input of the trace) · autograd · functionalisation · ``_Tracer`` (records each op) · fake
+tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as
+expressions instead of nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, fx
+
+from ..errors import (
+    CapturedTransformError,
+    DataDependentControlFlowError,
+    DataDependentShapeError,
+    FuncgradError,
+    MutationError,
+    UnsupportedTensorError,
+)
+from ..graphs import scalar, type_text
+from ..slots import Arg, Out, Slot, Tangent, identifier
+from ..tags import Tag, tag
+from ..torch_private import (
+    TRACER_SLOT,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    FunctionalTensor,
+    FunctionalTensorMode,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    TorchDispatchMode,
+    TorchFunctionMode,
+    expression,
+    from_functional,
+    guard_expressions,
+    is_transform_wrapper,
+    make_symbol,
+    next_sequence_number,
+    python_text,
+    running_sequence_number,
+    to_functional,
+    without_modes,
+)
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+_active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
+
+
+def active_trace() -> Trace | None:
+    """The trace that is running in this thread, if any: a compiled function called inside it is inlined."""
+    return _active.get()
+
+
+@attrs.define(eq=False)
+class Lifted:
+    """A real tensor that became an input of the trace: the fake and functional tensors that stand for it."""
+
+    real: Tensor
+    fake: Tensor
+    functional: Tensor
+    where: str | None
+
+
+class Trace:
+    """The inputs, the captured tensors and (if ``record``) the graph of one run.
+
+    Make one, ``input`` the arguments, ``run`` the function on them, then ask for ``result`` of each output.
+    """
+
+    def __init__(self, *, record: bool) -> None:
+        self.env = ShapeEnv()
+        self._fakes = FakeTensorMode(shape_env=self.env)
+        self._functional = FunctionalTensorMode()
+        self._tracer = _Tracer(self)
+        self._symbols: dict[str, str] = {}
+        self.captured: dict[int, Lifted] = {}
+        self.graph = fx.Graph() if record else None
+        self.constants: dict[str, Tensor] = {}
+        self.current_pass = "forward"
+        self.late: list[Tangent] = []
+        self._inputs: list[Tensor] = []
+        self._depth = 0
+        self._nodes: dict[int, fx.Node] = {}
+        self._scalars: dict[str, fx.Node] = {}
+        self._alive: list[Any] = []
+        self._lines: dict[int, str] = {}
+
+    # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def input(self, slot: Slot, real: Tensor, requires_grad: bool) -> Tensor:
+        """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under ``slot``."""
+        lifted = self._lift(real, requires_grad, None)
+        self._placeholder(slot, lifted.fake)
+        return lifted.functional
+
+    def captured_input(self, slot: Slot, real: Tensor) -> Tensor:
+        """As ``input``, for a tensor the function closes over: wherever it meets ``real``, it gets this input."""
+        lifted = self.captured[id(real)] = self._lift(real, real.requires_grad, None)
+        self._placeholder(slot, lifted.fake)
+        return lifted.functional
+
+    def is_input(self, value: Tensor) -> bool:
+        """Whether a tensor in the function's result is, unchanged, one of its inputs or captured tensors."""
+        return not isinstance(value, FunctionalTensor) or any(value is own for own in self._inputs)
+
+    def tangent(self, out: Out, value: Tensor) -> Tensor:
+        """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
+        with without_modes(), self._fakes:
+            fake = torch.empty_like(from_functional(value))
+        with self._fakes, self._functional, torch.no_grad():
+            functional = to_functional(fake)
+        slot = Tangent(out)
+        self.late.append(slot)
+        self._placeholder(slot, fake)
+        return functional
+
+    def mark_start_of_backward(self, tensor: Tensor) -> Tensor:
+        """What is computed from ``tensor`` belongs to the backward pass."""
+        if self.graph is not None:
+            node = self.result(tensor)
+            tag(node, Tag.MUST_BE_IN_BACKWARD, "the gradient of the result with respect to itself: backward starts here")
+        return tensor
+
+    @contextlib.contextmanager
+    def nesting(self) -> Iterator[bool]:
+        """Entered by every definition as it is called; True for the one that is being traced, False for one it calls."""
+        self._depth += 1
+        try:
+            yield self._depth == 1
+        finally:
+            self._depth -= 1
+
+    def symbolic_float(self, slot: Arg, value: float) -> Any:
+        """A symbolic float input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
+        symbol = make_symbol(self.env, str(slot), value)
+        node = self._placeholder(slot, symbol)
+        if node is not None:
+            self._scalars[str(expression(symbol))] = node
+        self._symbols[str(expression(symbol))] = str(slot)
+        return symbol
+
+    def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
+        if self.graph is None:
+            return None
+        first_call = next((n for n in self.graph.nodes if n.op != "placeholder"), self.graph._root)
+        with self.graph.inserting_before(first_call):
+            node = self.graph.placeholder(identifier(slot))
+        node.meta["val"] = value
+        self._remember(value, node)
+        return node
+
+    def _lift(self, real: Tensor, requires_grad: bool, where: str | None) -> Lifted:
+        _require_plain(real, where)
+        with without_modes():
+            # detached: autograd history stays outside, and a Parameter becomes a plain tensor
+            fake = self._fakes.from_tensor(real.detach(), static_shapes=True)
+        with self._fakes, self._functional, torch.no_grad():
+            functional = to_functional(fake)
+        functional.requires_grad_(requires_grad)
+        self._inputs.append(functional)
+        return Lifted(real, fake, functional, where)
+
+    def lift(self, real: Tensor) -> Lifted:
+        """The stand-in for a real tensor met inside the function."""
+        lifted = self.captured.get(id(real))
+        if lifted is None:
+            lifted = self.captured[id(real)] = self._lift(real, real.requires_grad, user_line())
+        return lifted
+
+    # ── run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call the function under the modes; errors that come from tracing get their funcgrad name."""
+        token = _active.set(self)
+        try:
+            with (
+                torch.autograd.set_multithreading_enabled(False),
+                self._fakes,
+                self._tracer,
+                self._functional,
+                _Lifter(self),
+            ):
+                return function(*args, **kwargs)
+        except FuncgradError:
+            raise
+        except Exception as error:
+            named = _named(error)
+            if named is None:
+                raise
+            raise named from error
+        finally:
+            _active.reset(token)
+
+    @contextlib.contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """What is recorded inside belongs to a backward pass."""
+        before, self.current_pass = self.current_pass, "backward"
+        try:
+            yield
+        finally:
+            self.current_pass = before
+
+    def result(self, value: Any) -> Any:
+        """What the graph returns for one leaf of the function's result: a node, or the constant itself."""
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._scalar_node(value)
+        if not isinstance(value, Tensor):
+            return value
+        if not isinstance(value, FunctionalTensor):
+            return self.node(self.lift(value).fake)
+        if active_trace() is self:
+            return self.node(from_functional(value))
+        with self._fakes, self._tracer, self._functional, torch.no_grad():
+            return self.node(from_functional(value))
+
+    def guards(self) -> list[str]:
+        """Conditions on symbolic floats the run relied on, as Python over the symbols' names."""
+        return [python_text(e) for e in guard_expressions(self.env) if {str(s) for s in e.free_symbols} <= self._symbols.keys()]
+
+    def symbol_slots(self) -> dict[str, str]:
+        """Symbol name → the path of the float it stands for."""
+        return dict(self._symbols)
+
+    # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def node(self, fake: Tensor) -> fx.Node:
+        """The node that computes a fake tensor."""
+        return self._nodes[id(fake)]
+
+    def _remember(self, value: Any, node: fx.Node) -> None:
+        self._alive.append(value)  # an id stays unique only while its object lives
+        if isinstance(value, Tensor):
+            self._nodes.setdefault(id(value), node)
+
+    def record(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Append one call. A call that yields no tensor (a size, a device) is metadata and leaves no node."""
+        assert self.graph is not None
+        leaves = out if isinstance(out, (list, tuple)) else [out]
+        if not any(isinstance(v, Tensor) for v in leaves):
+            return
+        node_args = [self._argument(a, op) for a in args]
+        node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
+        meta = {"pass": self.current_pass, "where": self._line()}
+        name = op.__name__.split(".")[0].strip("_") or "call"
+        node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
+        node.meta = {"val": out, **meta}
+        self._remember(out, node)
+        if out is not leaves[0]:
+            for i, value in enumerate(leaves):
+                if isinstance(value, Tensor):
+                    item = self.graph.create_node("call_function", _getitem, (node, i), {}, name=f"{name}_{i}")
+                    item.meta = {"val": value, **meta}
+                    self._remember(value, item)
+
+    def _argument(self, value: Any, op: Any) -> Any:
+        if isinstance(value, Tensor):
+            node = self._nodes.get(id(value))
+            return self._constant(value) if node is None else node
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._scalar_node(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(v, op) for v in value)
+        if isinstance(value, torch.Generator):
+            raise UnsupportedTensorError(
+                f"{op} draws from a torch.Generator of its own", where=user_line(), fix="draw from the default generator (torch.manual_seed)"
+            )
+        return value
+
+    def _constant(self, value: Tensor) -> fx.Node:
+        assert self.graph is not None
+        if isinstance(value, FakeTensor):
+            raise UnsupportedTensorError("a fake tensor from outside the trace was used", where=user_line(), fix="pass it as an argument")
+        name = f"constant{len(self.constants)}"
+        with without_modes():
+            self.constants[name] = value.detach().clone()
+        node = self.graph.create_node("get_attr", name, (), {}, name=name)
+        node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+        self._remember(value, node)
+        return node
+
+    def _scalar_node(self, value: Any) -> Any:
+        expr = expression(value)
+        if not expr.free_symbols:
+            return value.node.pytype(expr)
+        text = python_text(expr)
+        if text not in self._scalars:
+            assert self.graph is not None
+            symbols = {str(s): self._scalars[str(s)] for s in sorted(expr.free_symbols, key=str)}
+            node = self.graph.create_node("call_function", scalar, (text,), symbols, name="scalar")
+            node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+            self._scalars[text] = node
+        return self._scalars[text]
+
+    def _line(self) -> str | None:
+        """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
+        number = running_sequence_number()
+        if number is not None and number in self._lines:
+            return self._lines[number]
+        line = user_line()
+        if line is not None and self.current_pass == "forward":
+            self._lines.setdefault(next_sequence_number() - 1, line)
+        return line
+
+
+def _getitem(values: Sequence[Any], i: int) -> Any:
+    return values[i]
+
+
+_getitem.__name__ = "getitem"
+
+
+class _Tracer(TorchDispatchMode):
+    """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
+
+    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever stands there.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._mode_key = TRACER_SLOT
+        self._trace = trace
+        self.tracer = self
+        self.tensor_tracker: dict[Any, Any] = {}
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        trace = self._trace
+        if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:
+            args = [self._stand_in(a) for a in args]
+        out = func(*args, **kwargs)
+        if trace.graph is not None:
+            trace.record(func, args, kwargs, out)
+        return out
+
+    def _stand_in(self, value: Any) -> Any:
+        """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
+            return self._trace.lift(value).fake
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
+            return type(value)(self._stand_in(v) for v in value)
+        return value
+
+
+class _Lifter(TorchFunctionMode):
+    """Above autograd: replaces each real tensor in a call by the trace's input that stands for it."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*[self._stand_in(a) for a in args], **{k: self._stand_in(v) for k, v in (kwargs or {}).items()})
+
+    def _stand_in(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if isinstance(value, (FunctionalTensor, FakeTensor)):
+                return value
+            if is_transform_wrapper(value):
+                return self._own_level(value)
+            return self._trace.lift(value).functional
+        if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
+            items = [self._stand_in(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+    def _own_level(self, wrapper: Tensor) -> Tensor:
+        """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
+        inner = wrapper
+        while is_transform_wrapper(inner):
+            inner = torch._C._functorch.get_unwrapped(inner)
+        if isinstance(inner, (FunctionalTensor, FakeTensor)):
+            return wrapper
+        raise CapturedTransformError(
+            f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
+            where=user_line(),
+            fix="pass it as an argument of the compiled function",
+        )
+
+
+def _require_plain(tensor: Tensor, where: str | None) -> None:
+    kind = type(tensor)
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UnsupportedTensorError(
+            f"a tensor with layout {tensor.layout} cannot be traced", where=where or user_line(), fix="pass dense (strided) tensors: x.to_dense()"
+        )
+    if kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise UnsupportedTensorError(
+            f"a tensor subclass {kind.__name__} cannot be traced", where=where or user_line(), fix="pass plain tensors: x.as_subclass(torch.Tensor)"
+        )
+
+
+# ── where, and what went wrong ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_user_file(filename: str) -> bool:
+    return not filename.startswith((_HERE, _TORCH, "<"))
+
+
+def user_line() -> str | None:
+    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_user_file(code.co_filename):
+            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def user_line_of(error: BaseException) -> str | None:
+    """``file:line in function: source`` of the caller's innermost line an error passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
+    if not frames:
+        return None
+    last = frames[-1]
+    return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: {last.line}"
+
+
+def _named(error: Exception) -> FuncgradError | None:
+    """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
+    where = user_line_of(error)
+    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)):
+        return DataDependentControlFlowError(
+            "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
+            where=where,
+            fix="write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` "
+            "for a choice between computations, or pass the value as a Python argument",
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return DataDependentShapeError(
+            f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
+            where=where,
+            fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
+        )
+    text = str(error)
+    if isinstance(error, RuntimeError) and ("leaf Variable that requires grad" in text or "mutating a non-functional tensor" in text):
+        return MutationError("the function writes into a tensor it was given", where=where, fix="write into a copy: x = x.clone()")
+    return None

@@ -1,0 +1,101 @@
+"""Every error funcgrad raises. One root; each class is named for the fault and says what, where, what to do.
+
+A class also derives from the builtin a torch user would catch. ``docs/errors.md`` has a section per class
+(wrong code, why, right code); a house test keeps the two in step.
+"""
+
+from __future__ import annotations
+
+
+class FuncgradError(Exception):
+    """Root of all errors raised by funcgrad.
+
+    ``what`` happened, ``where`` in the caller's code (``file:line in function``, or an argument's path),
+    and ``fix``: what to do about it. The message is the three, in that order.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = what, where, fix
+        lines = [what]
+        if where:
+            lines.append(f"  where: {where}")
+        if fix:
+            lines.append(f"  to fix: {fix}")
+        lines.append(f"  more: docs/errors.md#{type(self).__name__.lower()}")
+        super().__init__("\n".join(lines))
+
+
+class OptionError(FuncgradError, ValueError):
+    """An option has no such name or value, or asks for what this version does not do."""
+
+
+class NonScalarOutputError(FuncgradError, RuntimeError):
+    """The function to differentiate returned something else than one floating-point scalar tensor."""
+
+
+class NonDifferentiableArgumentError(FuncgradError, TypeError):
+    """An argument to differentiate holds a leaf that has no gradient: an integer or bool tensor, a Python value."""
+
+
+class ArgumentError(FuncgradError, TypeError):
+    """``argnums`` or ``static_argnums`` name no positional argument of this call, or an argument has no use as an input."""
+
+
+class AuxError(FuncgradError, TypeError):
+    """``has_aux=True``, but the function did not return a pair ``(output, aux)``."""
+
+
+class TreeMismatchError(FuncgradError, ValueError):
+    """Two pytrees that must have one structure differ; ``where`` is the path of the first difference."""
+
+
+class DataDependentControlFlowError(FuncgradError, RuntimeError):
+    """The function asked for the *value* of a tensor while it was traced (``.item()``, ``if tensor:``, ``float(t)``)."""
+
+
+class DataDependentShapeError(FuncgradError, RuntimeError):
+    """An operation's output *shape* depends on tensor values (``nonzero``, boolean indexing, ``unique``)."""
+
+
+class CapturedTransformError(FuncgradError, RuntimeError):
+    """The function closes over a tensor that belongs to an enclosing transform level."""
+
+
+class UnsupportedTransformError(FuncgradError, RuntimeError):
+    """A compiled function was called inside a transform for which it has no rule yet."""
+
+
+class MutationError(FuncgradError, RuntimeError):
+    """The function mutates a tensor it was given, which this version does not carry out."""
+
+
+class AliasContractError(FuncgradError, RuntimeError):
+    """An output shares memory with an input in a way this version does not reproduce."""
+
+
+class UnsupportedTensorError(FuncgradError, TypeError):
+    """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
+
+
+class TraceError(FuncgradError, RuntimeError):
+    """Two traces of one function did not agree: it captured other tensors, or returned another structure."""
+
+
+class GraphError(FuncgradError, RuntimeError):
+    """A graph between two stages breaks a promise; the message shows the nodes around the fault. A defect of funcgrad."""
+
+
+class PartitionError(FuncgradError, RuntimeError):
+    """No split into forward and backward satisfies the tags; both reasons are named."""
+
+
+class RetraceError(FuncgradError, RuntimeError):
+    """A call inside ``fg.no_retrace()`` would have compiled; the message says which part of the key differed."""
+
+
+class CacheTrustError(FuncgradError, RuntimeError):
+    """The cache directory is not safe to read programs from: others may write to it."""
+
+
+class UnresolvedCaptureWarning(UserWarning):
+    """A tensor the function closes over could not be traced back to where it lives; a rebinding would go unnoticed."""

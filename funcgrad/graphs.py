@@ -1,0 +1,336 @@
+"""A Graph is an fx graph of pure ATen calls with a Signature; a Joint is the graph of a forward and its backward.
+
+Both can be printed, run and verified. Everything funcgrad writes on an fx node is read and written here: ``val`` (the
+fake value, torch's own key), ``where`` (the caller's source line) and ``pass`` (recorded in ``"forward"`` or ``"backward"``);
+tags live in ``tags.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, fx
+
+from .draw import Box, Drawing
+from .errors import GraphError
+from .show import Code, Doc, Shown, Table, Text
+from .slots import Signature, Slot
+from .tags import tags_of
+from .trees import Node, Tree, count
+
+_DRAWN_AT_MOST = 80
+_SHORT = {
+    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128",
+    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
+}  # fmt: skip
+
+
+def scalar(expression: str, **symbols: Any) -> Any:
+    """The value of a Python expression over symbolic inputs: the one non-ATen call a graph may hold."""
+    return eval(expression, {"math": math}, symbols)
+
+
+@frozen(eq=False)
+class Graph(Shown):
+    """Pure ATen calls: placeholders in the order of ``signature.ins``, results in the order of ``signature.outs``.
+
+    ``constants`` are tensors made while tracing (``torch.tensor(3.)`` in the function), read by ``get_attr`` nodes.
+    """
+
+    signature: Signature
+    fx: fx.Graph
+    constants: Mapping[str, Tensor]
+    name: str = "graph"
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return self.fx.find_nodes(op="placeholder")
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the graph returns, per slot of ``signature.outs``: a node or a constant."""
+        return tuple(self.fx.output_node().args[0])  # type: ignore[arg-type]
+
+    def result_of(self, slot: Slot) -> Any:
+        """The node (or constant) of one output slot."""
+        return self.results[self.signature.outs.index(slot)]
+
+    def input_of(self, slot: Slot) -> Slot | None:
+        """The input an output slot returns unchanged, or None where it returns something computed."""
+        result = self.result_of(slot)
+        if isinstance(result, fx.Node) and result.op == "placeholder":
+            return self.signature.ins[self.placeholders.index(result)]
+        return None
+
+    def run(self, *values: Any) -> tuple[Any, ...]:
+        """Run node by node on real (or fake) values, one per slot of ``signature.ins``."""
+        if len(values) != len(self.signature.ins):
+            raise GraphError(f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}")
+        env: dict[fx.Node, Any] = dict(zip(self.placeholders, values, strict=True))
+        for node in self.fx.nodes:
+            if node.op == "get_attr":
+                env[node] = self.constants[node.target]
+            elif node.op == "call_function":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = node.target(*args, **kwargs)
+        return tuple(fx.map_arg(self.results, env.__getitem__))
+
+    def doc(self) -> Doc:
+        header = ("", "", "type", "from")
+        return Doc(f"{self.name}{self.signature}", (self.drawing(), Table(header, tuple(_rows(self))), *_constant_parts(self)))
+
+    def drawing(self) -> Drawing:
+        """The graph as boxes and arrows (the first 80 nodes)."""
+        boxes = list(_boxes(self))
+        return Drawing(tuple(boxes[:_DRAWN_AT_MOST]), max(0, len(boxes) - _DRAWN_AT_MOST))
+
+
+@frozen(eq=False)
+class Constant:
+    """A leaf of the function's result that is no tensor: the same Python object on every call."""
+
+    value: Any
+
+
+@frozen(eq=False)
+class Returned:
+    """How the caller's result is put together: its structure, and per leaf the output slot or the constant."""
+
+    tree: Tree
+    leaves: tuple[Slot | Constant, ...]
+
+
+@frozen(eq=False)
+class Joint(Shown):
+    """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
+
+    The outputs of ``graph`` that are ``Grad`` slots belong to the backward pass, the others to the forward pass.
+    ``guards`` are conditions on symbolic floats the trace relied on, as Python over ``symbols`` (name → path).
+    """
+
+    graph: Graph
+    returned: Returned
+    guards: tuple[str, ...] = ()
+    symbols: Mapping[str, str] = {}
+
+    @property
+    def signature(self) -> Signature:
+        return self.graph.signature
+
+    def run(self, *values: Any) -> tuple[Any, ...]:
+        """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""
+        return self.graph.run(*values)
+
+    def returning_child(self, i: int) -> Joint:
+        """The same graph, where the caller gets the ``i``-th child of what the traced function returned."""
+        assert isinstance(self.returned.tree, Node)
+        children = self.returned.tree.children
+        start = sum(map(count, children[:i]))
+        return evolve(self, returned=Returned(children[i], self.returned.leaves[start : start + count(children[i])]))
+
+    def doc(self) -> Doc:
+        nodes = [n for n in self.graph.fx.nodes if n.op == "call_function"]
+        back = sum(pass_of(n) == "backward" for n in nodes)
+        tagged = tuple((n.name, str(tags_of(n))) for n in nodes if tags_of(n).flags)
+        parts = (Doc("tags", (Table(("node", "tags"), tagged),)),) if tagged else ()
+        count = Text(f"{len(nodes) - back} calls in forward, {back} in backward")
+        return Doc("joint", (count, self.graph.doc(), *parts))
+
+
+def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
+    """The part of a graph that computes some of its outputs; it keeps all inputs, and the random draws of the whole."""
+    pairs = [(slot, graph.result_of(slot)) for slot in outs]
+    keep = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if is_random(n)])
+    return verify(copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name))
+
+
+def ancestors(values: Iterable[object], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes some values are computed from, themselves included, not going beyond ``stop`` (which is included)."""
+    found: set[fx.Node] = set()
+    pending = [v for v in values if isinstance(v, fx.Node)]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            if node not in stop:
+                pending.extend(node.all_input_nodes)
+    return found
+
+
+# ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value a node was recorded with."""
+    return node.meta["val"]
+
+
+def where_of(node: fx.Node) -> str | None:
+    """The caller's source line a node comes from."""
+    return node.meta.get("where")
+
+
+def pass_of(node: fx.Node) -> str:
+    """``"forward"`` or ``"backward"``: when the node was recorded."""
+    return str(node.meta.get("pass", "forward"))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a node's value (a tensor, or a flat list or tuple)."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def storages(node: fx.Node) -> set[int]:
+    """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
+    return {t.untyped_storage()._cdata for t in tensors_in(node.meta.get("val"))}
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of the elements of a value."""
+    return sum(t.numel() * t.element_size() for t in tensors_in(value))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws from a random generator."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node only looks at memory of its input (no kernel runs, no byte moves)."""
+    inputs = set().union(*(storages(i) for i in node.all_input_nodes), frozenset())
+    own = storages(node)
+    return node.op == "call_function" and bool(own) and own <= inputs
+
+
+def copy_nodes(
+    graph: Graph, keep: set[fx.Node], placeholders: list[tuple[Slot, fx.Node]], outs: list[tuple[Slot, Any]], name: str
+) -> Graph:
+    """A new Graph of the nodes in ``keep``, in order; ``placeholders`` stand for values that come from outside."""
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for _, node in placeholders:
+        env[node] = new.placeholder(node.name)
+        env[node].meta = dict(node.meta)
+    for node in graph.fx.nodes:
+        if node in keep and node not in env:
+            env[node] = new.node_copy(node, env.__getitem__)
+    new.output(fx.map_arg(tuple(value for _, value in outs), env.__getitem__))
+    used = {n.target for n in env.values() if n.op == "get_attr"}
+    constants = {k: v for k, v in graph.constants.items() if k in used}
+    return Graph(Signature(tuple(s for s, _ in placeholders), tuple(s for s, _ in outs)), new, constants, name)
+
+
+# ── verify ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verify(graph: Graph) -> Graph:
+    """The graph itself, if it keeps every promise; else ``GraphError`` with the ten nodes around the fault.
+
+    Promises: fx's own lint; one placeholder per input slot and they come first; one result per output slot; every call
+    is a scalar expression, a getitem or a functional ATen (or custom) operator; every value is known.
+    """
+    nodes = list(graph.fx.nodes)
+    try:
+        graph.fx.lint()
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise GraphError(f"{graph.name}: {error}\n{graph}") from error
+    if len(graph.placeholders) != len(graph.signature.ins) or nodes[: len(graph.signature.ins)] != graph.placeholders:
+        raise GraphError(f"{graph.name}: placeholders do not stand first, one per input of {graph.signature}")
+    if len(graph.results) != len(graph.signature.outs):
+        raise GraphError(f"{graph.name}: {len(graph.results)} results for {len(graph.signature.outs)} output slots")
+    for i, node in enumerate(nodes):
+        fault = _fault(graph, node)
+        if fault:
+            around = "\n".join(f"  {'→' if n is node else ' '} {n.format_node()}" for n in nodes[max(0, i - 5) : i + 5])
+            raise GraphError(f"{graph.name}: {node.name} {fault}\n{around}", where=where_of(node))
+    return graph
+
+
+def _fault(graph: Graph, node: fx.Node) -> str | None:
+    if node.op in ("placeholder", "output"):
+        return None
+    if node.op == "get_attr":
+        return None if node.target in graph.constants else "reads a constant that is not there"
+    if node.op != "call_function":
+        return f"is a {node.op}; only calls belong here"
+    if "val" not in node.meta:
+        return "has no recorded value"
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return "writes to its inputs; a graph between stages is functional"
+    return None
+
+
+# ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def type_text(value: Any) -> str:
+    """``f32[3, 4]`` for a tensor; dtype and sizes."""
+    if isinstance(value, Tensor):
+        short = str(value.dtype).removeprefix("torch.")
+        return f"{_SHORT.get(short, short)}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(type_text, value))})"
+    return type(value).__name__
+
+
+def call_text(node: fx.Node, name: Callable[[fx.Node], str] = lambda n: n.name) -> str:
+    """``aten.mm(x, w)``: the call of a node as one reads it."""
+    args = [_argument_text(a, name) for a in node.args]
+    args += [f"{k}={_argument_text(v, name)}" for k, v in node.kwargs.items()]
+    return f"{target_text(node)}({', '.join(args)})"
+
+
+def target_text(node: fx.Node) -> str:
+    """``aten.mm`` for ``aten.mm.default``; other overloads are spelt out."""
+    if node.op != "call_function":
+        return str(node.target)
+    text = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    return text.removesuffix(".default")
+
+
+def _argument_text(value: Any, name: Callable[[fx.Node], str]) -> str:
+    if isinstance(value, fx.Node):
+        return name(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_argument_text(v, name) for v in value)}]"
+    return str(value) if isinstance(value, torch.dtype) else repr(value)
+
+
+def _rows(graph: Graph) -> Iterator[tuple[str, ...]]:
+    for node, slot in zip(graph.placeholders, graph.signature.ins, strict=True):
+        yield node.name, f"input {slot}", type_text(node.meta.get("val")), ""
+    current = "forward"
+    for node in graph.fx.nodes:
+        if node.op == "get_attr":
+            yield node.name, "constant", type_text(node.meta.get("val")), ""
+        if node.op == "call_function":
+            if pass_of(node) != current:
+                current = pass_of(node)
+                yield f"── {current}", "", "", ""
+            yield node.name, call_text(node), type_text(node.meta.get("val")), where_of(node) or ""
+    for slot, result in zip(graph.signature.outs, graph.results, strict=True):
+        yield "return", f"{slot} = {result}", "", ""
+
+
+def _constant_parts(graph: Graph) -> tuple[Doc, ...]:
+    small = [f"{name} = {value!r}" for name, value in graph.constants.items() if value.numel() <= 16]
+    return (Doc("constants", (Code("\n".join(small)),)),) if small else ()
+
+
+def _boxes(graph: Graph) -> Iterator[Box]:
+    for node, slot in zip(graph.placeholders, graph.signature.ins, strict=True):
+        yield Box(node.name, str(slot), "input", (), type_text(node.meta.get("val")))
+    for node in graph.fx.nodes:
+        if node.op in ("call_function", "get_attr"):
+            hint = f"{node.name}: {type_text(node.meta.get('val'))} {where_of(node) or ''}"
+            yield Box(node.name, target_text(node).removeprefix("aten."), pass_of(node), tuple(i.name for i in node.all_input_nodes), hint)
+    for slot, result in zip(graph.signature.outs, graph.results, strict=True):
+        if isinstance(result, fx.Node):
+            yield Box(f"out {slot}", str(slot), "output", (result.name,))

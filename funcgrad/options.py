@@ -1,0 +1,99 @@
+"""Options, and the environment: the one place where environment variables are read.
+
+An ``Options`` is frozen and hashable. What a later version will do and this one does not is refused here, by name,
+so that no option is ever accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import platformdirs
+from attrs import field, fields, frozen
+
+from .errors import OptionError
+
+Randomness = Literal["eager", "philox"]
+Numerics = Literal["fast", "eager"]
+
+
+@frozen(kw_only=True)
+class Options:
+    """What a compiled function may be told (keyword arguments of every transform).
+
+    backend: ``"auto"`` or ``"aten"`` (the graph as one Python function of ATen calls). ``"auto"`` picks the fastest one here.
+    static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
+    rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
+    numerics: ``"eager"`` is bit-equal to eager ATen; the aten backend always is.
+    dynamic: ``None`` or ``False``: one program for each set of sizes.
+    memory_budget, policy, donate_argnums, backward_autocast: reserved; any other value than the default raises ``OptionError``.
+
+    Raises ``OptionError`` for an unknown value.
+    """
+
+    backend: str = "auto"
+    dynamic: bool | None = None
+    memory_budget: int | float | str | None = None
+    policy: Any = None
+    backward_autocast: str = "off"
+    static_argnums: tuple[int, ...] = field(default=(), converter=lambda v: (v,) if isinstance(v, int) else tuple(v))
+    donate_argnums: tuple[int, ...] = field(default=(), converter=lambda v: (v,) if isinstance(v, int) else tuple(v))
+    rng: Randomness = "eager"
+    numerics: Numerics = "fast"
+
+    def __attrs_post_init__(self) -> None:
+        _check("backend", self.backend, now=("auto", "aten"), later=("c", "triton"))
+        _check("dynamic", self.dynamic, now=(None, False), later=(True,))
+        _check("rng", self.rng, now=("eager",), later=("philox",))
+        _check("numerics", self.numerics, now=("fast", "eager"))
+        _check("backward_autocast", self.backward_autocast, now=("off",), later=("same_as_forward",))
+        _check("memory_budget", self.memory_budget, now=(None,), rest_is_later=True)
+        _check("policy", self.policy, now=(None,), rest_is_later=True)
+        _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)
+
+
+def make_options(keywords: Mapping[str, Any]) -> Options:
+    """``Options(**keywords)``, with an ``OptionError`` that lists the known names for an unknown one."""
+    known = [a.name for a in fields(Options)]
+    for name in keywords:
+        if name not in known:
+            raise OptionError(f"there is no option {name!r}", fix=f"use one of {', '.join(known)}")
+    return Options(**keywords)
+
+
+def _check(name: str, value: Any, *, now: tuple[Any, ...], later: tuple[Any, ...] = (), rest_is_later: bool = False) -> None:
+    if any(value is v or (type(value) is type(v) and value == v) for v in now):
+        return
+    if rest_is_later or value in later:
+        raise OptionError(f"{name}={value!r} is not available in this version", fix=f"use {name}={now[0]!r}")
+    raise OptionError(f"{name}={value!r} is not a value of this option", fix=f"use one of {', '.join(map(repr, now))}")
+
+
+@frozen
+class Environment:
+    """The environment variables funcgrad reads, as values. Read once, at import."""
+
+    log: int
+    cache_dir: Path | None
+    backend: str | None
+
+
+def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
+    """Read ``FUNCGRAD_LOG`` (0..5), ``FUNCGRAD_CACHE_DIR`` (a folder, or ``off``) and ``FUNCGRAD_BACKEND``.
+
+    Raises ``OptionError`` where a value makes no sense.
+    """
+    level = variables.get("FUNCGRAD_LOG", "0")
+    if level not in ("0", "1", "2", "3", "4", "5"):
+        raise OptionError(f"FUNCGRAD_LOG={level!r}", where="the environment", fix="use 1 (why and how long) to 5 (rewrites)")
+    folder = variables.get("FUNCGRAD_CACHE_DIR", platformdirs.user_cache_dir("funcgrad"))
+    backend = variables.get("FUNCGRAD_BACKEND")
+    if backend is not None:
+        Options(backend=backend)
+    return Environment(log=int(level), cache_dir=None if folder == "off" else Path(folder), backend=backend)
+
+
+ENVIRONMENT = read_environment()

@@ -1,0 +1,1 @@
+"""Split a joint graph into forward and backward: what is saved in between, and why."""

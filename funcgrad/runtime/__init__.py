@@ -1,0 +1,1 @@
+"""Programs: what they are keyed by, where they are kept, and how a call runs."""

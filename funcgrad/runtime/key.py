@@ -1,0 +1,236 @@
+"""The call key: everything a program depends on besides tensor values. Two calls with equal keys share a program.
+
+A key is data (``CallKey``), compared and explained part by part on a miss; ``print_guards`` writes the same comparison as
+straight-line Python for the hot path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import fields, frozen
+from torch import Tensor
+
+from ..capture.facts import Symbolic
+from ..errors import ArgumentError
+from ..show import Doc, Shown, Table
+from ..torch_private import dispatch_bits, dispatch_keys, function_modes, sdpa_flags
+from ..trees import Tree, differences
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@frozen
+class TensorSpec:
+    """What a program knows of an input tensor. ``bits`` tell plain, subclass, conjugated, inference, … apart."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    requires_grad: bool
+    bits: int
+
+    @staticmethod
+    def of(t: Tensor) -> TensorSpec:
+        return TensorSpec(t.dtype, t.device, tuple(t.shape), tuple(t.stride()), t.requires_grad, dispatch_bits(t))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} on {self.device}"
+
+
+@frozen
+class StaticSpec:
+    """A value baked into the program; equal means same type and equal (an object that cannot be compared: the same one)."""
+
+    kind: type
+    value: Any
+
+    def __str__(self) -> str:
+        return repr(self.value)
+
+
+@frozen
+class DynamicSpec:
+    """A float traced as a symbol: any value fits."""
+
+    def __str__(self) -> str:
+        return "any float"
+
+
+LeafSpec = TensorSpec | StaticSpec | DynamicSpec
+
+
+@frozen
+class Ambient:
+    """Global state a trace depends on."""
+
+    grad_mode: bool
+    inference_mode: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+    deterministic: bool
+    default_dtype: torch.dtype
+    attention_kernels: tuple[bool, ...]
+    function_modes: tuple[object, ...]
+
+    @staticmethod
+    def now() -> Ambient:
+        return Ambient(*ambient())
+
+
+def ambient() -> tuple[Any, ...]:
+    """The fields of ``Ambient``, as a plain tuple (what a hot call compares)."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple((d, torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES if torch.is_autocast_enabled(d)),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+        sdpa_flags(),
+        function_modes(),
+    )
+
+
+@frozen
+class CallKey(Shown):
+    """The structure and the leaves of the arguments, which of them share memory, and the ambient state.
+
+    ``aliasing`` has, for each tensor (arguments, then captured), the first tensor that lives in the same memory and, if
+    that is another one, both offsets: programs for inputs that alias differently are different programs.
+    """
+
+    tree: Tree
+    paths: tuple[str, ...]
+    leaves: tuple[LeafSpec, ...]
+    captured: tuple[tuple[str, TensorSpec], ...]
+    aliasing: tuple[tuple[int, int, int], ...]
+    ambient: Ambient
+
+    def doc(self) -> Doc:
+        rows = [(path, str(spec)) for path, spec in zip(self.paths, self.leaves, strict=True)]
+        rows += [(name, str(spec)) for name, spec in self.captured]
+        rows += [(a.name, str(getattr(self.ambient, a.name))) for a in fields(Ambient)]
+        return Doc("key", (Table(("", ""), tuple(rows)),))
+
+
+def spec_of(value: Any, path: str) -> LeafSpec:
+    """The part of the key for one leaf. Raises ``ArgumentError`` for a value that is neither tensor nor comparable."""
+    if isinstance(value, Tensor):
+        return TensorSpec.of(value)
+    if isinstance(value, Symbolic):
+        return DynamicSpec()
+    if type(value).__module__ == "numpy":
+        raise ArgumentError(
+            f"a NumPy {type(value).__name__} is neither a tensor nor a static value", where=path, fix="convert it: torch.from_numpy(x)"
+        )
+    return StaticSpec(type(value), value)
+
+
+def same_static(spec: StaticSpec, value: Any) -> bool:
+    """Whether a leaf is the value a program was made for. NaN equals NaN; an object without ``==`` is compared by identity."""
+    if type(value) is not spec.kind:
+        return False
+    if value is spec.value:
+        return True
+    if isinstance(value, float) and value != value:
+        return bool(spec.value != spec.value)
+    return bool(value == spec.value) and (value != 0 or repr(value) == repr(spec.value))  # 0.0 is not -0.0
+
+
+def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
+    """See ``CallKey``."""
+    first: dict[int, int] = {}
+    pattern: list[tuple[int, int, int]] = []
+    for i, t in enumerate(tensors):
+        j = first.setdefault(t.untyped_storage()._cdata, i)
+        pattern.append((i, 0, 0) if i == j else (j, tensors[j].storage_offset(), t.storage_offset()))
+    return tuple(pattern)
+
+
+def explain(old: CallKey, new: CallKey) -> list[str]:
+    """Which parts of two keys differ, one line each; empty if none does."""
+    lines = [f"{path}: structure was {a}, now {b}" for path, a, b in differences(old.tree, new.tree, "arguments")]
+    if not lines:
+        for path, a, b in zip(old.paths, old.leaves, new.leaves, strict=True):
+            lines += _explain_leaf(path, a, b)
+    was, now = dict(old.captured), dict(new.captured)
+    for name in was.keys() & now.keys():
+        lines += _explain_leaf(name, was[name], now[name])
+    if not lines and old.aliasing != new.aliasing:
+        lines.append("aliasing: other inputs share memory than before")
+    for a in fields(Ambient):
+        x, y = getattr(old.ambient, a.name), getattr(new.ambient, a.name)
+        if x != y:
+            lines.append(f"{a.name.replace('_', ' ')}: was {x}, now {y}")
+    return lines
+
+
+def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[str]:
+    if isinstance(a, TensorSpec) and isinstance(b, TensorSpec):
+        for f in fields(TensorSpec):
+            x, y = getattr(a, f.name), getattr(b, f.name)
+            if x != y:
+                yield f"{path}: tensor kind (subclass, layout, conjugation, inference)" if f.name == "bits" else f"{path}: {f.name} was {x}, now {y}"
+    elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
+        if not same_static(a, b.value):
+            yield f"{path}: value was {a}, now {b}"
+    elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and b.kind is float):
+        yield f"{path}: was {a}, now {b}"
+
+
+def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[str], constants: dict[str, Any], otherwise: str) -> list[str]:
+    """Python lines that run ``otherwise`` unless the variables ``names`` (leaves) and ``captured_names`` fit the key.
+
+    Objects the lines refer to are added to ``constants``.
+    """
+    constants.update(keys=dispatch_keys, ambient=ambient, same_static=same_static, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
+    lines = [f"if ambient() != AMBIENT: {otherwise}"]
+    tensors: list[str] = []
+    for name, spec in zip([*names, *captured_names], [*key.leaves, *(s for _, s in key.captured)], strict=True):
+        if isinstance(spec, TensorSpec):
+            tensors.append(name)
+            lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
+        elif isinstance(spec, DynamicSpec):
+            lines.append(f"if type({name}) is not float: {otherwise}")
+        elif spec.kind in (bool, int, str, type(None)):
+            lines.append(f"if type({name}) is not {spec.kind.__name__} or {name} != {spec.value!r}: {otherwise}")
+        else:
+            constants[f"static_{name}"] = spec
+            lines.append(f"if not same_static(static_{name}, {name}): {otherwise}")
+    if len(tensors) > 1:
+        everything = ", ".join(tensors)
+        if all(i == j for i, (j, _, _) in enumerate(key.aliasing)):
+            memory = ", ".join(f"{t}.untyped_storage()._cdata" for t in tensors)
+            lines.append(f"if len({{{memory}}}) != {len(tensors)}: {otherwise}")
+        else:
+            constants.update(aliasing=aliasing, ALIASING=key.aliasing)
+            lines.append(f"if aliasing(({everything})) != ALIASING: {otherwise}")
+    return lines
+
+
+def _fields_of(state: Ambient) -> tuple[Any, ...]:
+    return tuple(getattr(state, a.name) for a in fields(Ambient))
+
+
+def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> str:
+    dtype = str(spec.dtype).removeprefix("torch.")
+    device = str(spec.device).replace(":", "_")
+    constants[dtype], constants[device] = spec.dtype, spec.device
+    return (
+        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {spec.shape} or {name}.stride() != {spec.stride}"
+        f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
+    )
+
+
+def symbol_values(guards: Sequence[str], symbols: Mapping[str, str], name_of: Mapping[str, str]) -> list[str]:
+    """Guards over symbols as conditions over the variables that hold the floats."""
+    import re
+
+    conditions: list[str] = []
+    for guard in guards:
+        for symbol, path in symbols.items():
+            guard = re.sub(rf"\b{symbol}\b", name_of[path], guard)
+        conditions.append(guard)
+    return conditions

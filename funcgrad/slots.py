@@ -1,0 +1,99 @@
+"""Slots: what a value *is*, never where it sits; a Signature lists them, each once.
+
+``str(slot)`` is what messages and printed graphs show; ``identifier(slot)`` is its name in generated code.
+"""
+
+from __future__ import annotations
+
+import re
+
+from attrs import field, frozen
+
+from .errors import GraphError
+
+
+@frozen
+class Arg:
+    """A leaf of the caller's arguments; ``path`` reads as code: ``params['w'][0]``."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@frozen
+class Captured:
+    """A tensor the function closes over, an input by reference; ``name`` reads as code: ``model.layer.weight``."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@frozen
+class Out:
+    """A leaf of the function's result."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"out{self.path}"
+
+
+@frozen
+class Grad:
+    """The gradient of an input."""
+
+    of: Arg | Captured
+
+    def __str__(self) -> str:
+        return f"grad({self.of})"
+
+
+@frozen
+class Tangent:
+    """The incoming gradient (cotangent) of an output; AOTAutograd's name for it."""
+
+    of: Out
+
+    def __str__(self) -> str:
+        return f"tangent({self.of})"
+
+
+@frozen
+class Saved:
+    """An intermediate value kept between forward and backward; ``name`` is its name in the joint graph."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"saved({self.name})"
+
+
+Slot = Arg | Captured | Out | Grad | Tangent | Saved
+
+
+def identifier(slot: Slot) -> str:
+    """A Python identifier that reads like the slot (not unique: the printer numbers clashes)."""
+    return re.sub(r"\W+", "_", str(slot)).strip("_") or "value"
+
+
+def _once(_: object, attribute: object, slots: tuple[Slot, ...]) -> None:
+    seen: set[Slot] = set()
+    for slot in slots:
+        if slot in seen:
+            raise GraphError(f"the slot {slot} appears twice in one signature")
+        seen.add(slot)
+
+
+@frozen
+class Signature:
+    """The inputs and outputs of a graph, in order; a slot appears once on each side."""
+
+    ins: tuple[Slot, ...] = field(validator=_once)
+    outs: tuple[Slot, ...] = field(validator=_once)
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.ins))}) -> ({', '.join(map(str, self.outs))})"

@@ -1,0 +1,70 @@
+"""Tags: what the partition may do with a node. ``tag()`` is the only writer and rejects contradictions.
+
+A node carries one frozen ``Tags(flags, why)``; the reasons are what the partition page and the errors show.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import frozen
+from torch.fx import Node
+
+from .errors import PartitionError
+
+_KEY = "tags"
+
+
+class Tag(enum.Flag):
+    """What must hold for a node when the joint graph is split."""
+
+    NONE = 0
+    MUST_SAVE = enum.auto()
+    """If backward needs it, it is saved: it is never computed a second time."""
+    PREFER_RECOMPUTE = enum.auto()
+    MUST_BE_IN_FORWARD = enum.auto()
+    MUST_BE_IN_BACKWARD = enum.auto()
+
+
+_CONTRADICTIONS = (
+    (Tag.MUST_BE_IN_FORWARD, Tag.MUST_BE_IN_BACKWARD),
+    (Tag.MUST_SAVE, Tag.PREFER_RECOMPUTE),
+    (Tag.MUST_SAVE, Tag.MUST_BE_IN_BACKWARD),
+)
+
+
+@frozen
+class Tags:
+    """The flags of one node with the reason for each."""
+
+    flags: Tag = Tag.NONE
+    why: tuple[tuple[Tag, str], ...] = ()
+
+    def reason(self, flag: Tag) -> str:
+        return "; ".join(text for f, text in self.why if f & flag)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{f.name}: {text}" for f, text in self.why)
+
+
+def tags_of(node: Node) -> Tags:
+    """The tags of a node; an untagged node has none."""
+    tags = node.meta.get(_KEY)
+    return tags if isinstance(tags, Tags) else Tags()
+
+
+def tag(node: Node, flag: Tag, why: str) -> None:
+    """Add ``flag`` to ``node`` with its reason. Raises ``PartitionError`` naming both reasons if it contradicts one there."""
+    old = tags_of(node)
+    if flag in old.flags:
+        return
+    flags = old.flags | flag
+    for a, b in _CONTRADICTIONS:
+        if a in flags and b in flags:
+            new = Tags(flags, (*old.why, (flag, why)))
+            raise PartitionError(
+                f"{node.name} cannot be both {a.name} ({new.reason(a)}) and {b.name} ({new.reason(b)})",
+                where=node.meta.get("where"),
+                fix="remove one of the two reasons",
+            )
+    node.meta[_KEY] = Tags(flags, (*old.why, (flag, why)))

@@ -1,0 +1,222 @@
+"""Every private torch name funcgrad touches, with the versions it was seen in (2.11, 2.13; 2.15 where said).
+
+Nothing else in the package may import a private torch name (a house test). What stands here is thin: a name, or a
+function that gives a private name one clear meaning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
+    "GuardOnDataDependentSymNode",
+    "ShapeEnv",
+    "TorchDispatchMode",
+    "TorchFunctionMode",
+    "UnsupportedFakeTensorException",
+]
+
+TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY
+"""The place in the stack of dispatch modes between functionalisation (above) and fake tensors (below)."""
+
+
+# ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+dispatch_keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
+
+
+def dispatch_bits(tensor: torch.Tensor) -> int:
+    """One int that tells apart plain, subclass, sparse, quantized, conjugated, negated, inference and wrapped tensors."""
+    bits: int = dispatch_keys(tensor).raw_repr()
+    return bits
+
+
+def is_transform_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a torch.func transform (vmap, grad, jvp) wraps this tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def transform_depth() -> int:
+    """How many torch.func transform levels are active."""
+    stack = torch._C._functorch.get_interpreter_stack()
+    return 0 if stack is None else len(stack)
+
+
+transform_active: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+"""Truthy inside a torch.func transform; 30 ns."""
+
+
+def has_forward_dual(tensor: torch.Tensor) -> bool:
+    """Whether the tensor carries a forward-mode tangent (torch.autograd.forward_ad)."""
+    return bool(torch._C._is_fwd_grad_enabled()) and torch.autograd.forward_ad._current_level >= 0 and (
+        torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    )
+
+
+# ── functionalisation ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def to_functional(fake: torch.Tensor) -> torch.Tensor:
+    """A functional tensor over a fake one. Needs an active FunctionalTensorMode."""
+    functional: torch.Tensor = FunctionalTensor.to_functional(fake)
+    return functional
+
+
+def from_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """The fake tensor below a functional one, with pending mutations applied."""
+    if not isinstance(tensor, FunctionalTensor):
+        return tensor
+    torch._sync(tensor)
+    fake: torch.Tensor = torch._from_functional_tensor(tensor.elem)
+    return fake
+
+
+def is_mutated(tensor: torch.Tensor) -> str | None:
+    """How a functional tensor was mutated: ``"data"``, ``"metadata"``, ``"storage"``, or None."""
+    if not isinstance(tensor, FunctionalTensor):
+        return None
+    elem = tensor.elem
+    if torch._functionalize_was_storage_changed(elem):
+        return "storage"
+    if torch._functionalize_has_metadata_mutation(elem):
+        return "metadata"
+    torch._sync(tensor)
+    return "data" if torch._functionalize_has_data_mutation(elem) else None
+
+
+# ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes
+"""Inside, no dispatch mode is active: real tensors may be touched in the middle of a trace."""
+
+function_modes_depth: Callable[[], int] = torch._C._len_torch_function_stack
+
+
+def function_modes() -> tuple[object, ...]:
+    """The active torch-function modes; a default device counts by its device, another mode as itself."""
+    stack = torch.overrides._get_current_function_mode_stack()
+    return tuple(m.device if isinstance(m, torch.utils._device.DeviceContext) else m for m in stack)
+
+
+def foreign_trace_active(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether another tracer (make_fx, torch.export, AOTAutograd, a fake mode) is running us."""
+    if torch._C._get_dispatch_mode(TRACER_SLOT) is not None:
+        return True
+    return any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def direct(op: Any) -> Callable[..., Any]:
+    """The C++ entry of an operator overload, without the Python frame around it (0.2 µs a call)."""
+    call = op._op if isinstance(op, torch._ops.OpOverload) else op
+    return call  # type: ignore[no-any-return]
+
+
+below_autograd: Callable[[], contextlib.AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
+
+
+def sdpa_flags() -> tuple[bool, ...]:
+    """Which scaled-dot-product-attention kernels are allowed; the choice among them is made while tracing."""
+    c = torch._C
+    return (c._get_flash_sdp_enabled(), c._get_math_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_cudnn_sdp_enabled())
+
+
+# ── autograd ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def next_sequence_number() -> int:
+    """The number the next autograd node will get: ties a forward op to the backward ops it causes."""
+    number: int = torch.autograd._get_sequence_nr()
+    return number
+
+
+def running_sequence_number() -> int | None:
+    """The number of the autograd node that runs now, or None outside a backward pass."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+# ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_symbol(env: ShapeEnv, name: str, value: float) -> torch.SymFloat:
+    """A symbolic float whose current value is ``value``; comparisons on it leave guards in ``env``."""
+    from torch._dynamo.source import ConstantSource  # importing torch._dynamo costs a second: only for symbolic floats
+
+    source = ConstantSource(name)
+    symbol = env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)  # type: ignore[arg-type]
+    return env.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[return-value]
+
+
+def expression(value: Any) -> Any:
+    """The sympy expression behind a SymInt, SymFloat or SymBool."""
+    return value.node.expr
+
+
+def guard_expressions(env: ShapeEnv) -> list[Any]:
+    """The sympy conditions a trace relied on."""
+    return [guard.expr for guard in env.guards]
+
+
+def python_text(expr: Any) -> str:
+    """A sympy expression as Python."""
+    text: str = PythonPrinter().doprint(expr)
+    return text
+
+
+# ── pytrees ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@frozen
+class Registered:
+    """A container type registered with torch's pytree."""
+
+    flatten: Callable[[Any], tuple[Sequence[Any], Any]]
+    unflatten: Callable[[Sequence[Any], Any], Any]
+    with_keys: Callable[[Any], tuple[Sequence[tuple[Any, Any]], Any]] | None
+
+    def steps(self, value: Any, n: int) -> Iterator[str]:
+        """How each child is reached, as code."""
+        if self.with_keys is None:
+            return (f"[{i}]" for i in range(n))
+        return (pytree.keystr((key,)) for key, _ in self.with_keys(value)[0])
+
+
+_registered: dict[type, Registered] = {}
+
+
+def registered_container(kind: type) -> Registered | None:
+    """The registration of a type, or None. Seen: ``SUPPORTED_NODES`` in 2.11, 2.13."""
+    found = _registered.get(kind)
+    if found is None and kind in pytree.SUPPORTED_NODES:
+        entry = pytree.SUPPORTED_NODES[kind]
+        found = _registered[kind] = Registered(entry.flatten_fn, entry.unflatten_fn, entry.flatten_with_keys_fn)
+    return found

@@ -1,0 +1,317 @@
+"""Definitions: what each transform means, in plain differentiable PyTorch over pytrees.
+
+A definition can be called as it is: that is what a compiled function does inside another trace, and what it is checked
+against. The spine traces a definition like any function; all it asks besides is how results are named, and whose
+closure to search for captured tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..capture.trace import active_trace
+from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
+from ..slots import Arg, Captured, Grad, Out, Slot
+from ..trees import Tree, flatten, unflatten
+
+
+class Definition(Protocol):
+    """What the spine needs to know of a transform."""
+
+    @property
+    def root(self) -> Callable[..., Any]:
+        """The caller's function."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    @property
+    def splits(self) -> bool:
+        """Whether a result that must be differentiable is computed in two halves (else its derivative is compiled when asked for)."""
+
+    def argument_names(self, n: int) -> list[str]:
+        """Names of ``n`` positional arguments."""
+
+    def out_slot(self, path: str) -> Slot:
+        """What the leaf of the result at ``path`` is."""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A readable name for messages."""
+    inner = getattr(function, "func", function)  # functools.partial
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def argument_names(function: Callable[..., Any], n: int) -> list[str]:
+    """The names of ``n`` positional arguments as the function's signature has them; ``args[i]`` where it has none."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    return [names[i] if i < len(names) else f"{rest}[{i - len(names)}]" for i in range(n)]
+
+
+@frozen
+class Plain:
+    """The function itself (``jit``)."""
+
+    root: Callable[..., Any]
+    splits: bool = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _nesting():
+            return self.root(*args, **kwargs)
+
+    def argument_names(self, n: int) -> list[str]:
+        return argument_names(self.root, n)
+
+    def out_slot(self, path: str) -> Slot:
+        return Out(path)
+
+
+@frozen
+class Gradient:
+    """Reverse-mode gradient of a scalar function; ``order`` says which of ``"value"`` and ``"grads"`` are returned.
+
+    With ``has_aux``, ``aux`` goes with the value if there is one (``((value, aux), grads)``), else with the gradients;
+    torch.func's order ``("grads", "value")`` gives ``(grads, (value, aux))``.
+    """
+
+    root: Callable[..., Any]
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+    order: tuple[str, ...]
+    splits: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        differentiable = torch.is_grad_enabled()
+        with _nesting() as traced, torch.enable_grad():
+            positions = self._positions(len(args))
+            prepared, wrt, trees = list(args), [], []
+            for i in positions:
+                leaves, tree, paths = flatten(args[i], argument_names(self.root, len(args))[i])
+                fresh = [_variable(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
+                prepared[i] = unflatten(fresh, tree)
+                wrt.append(fresh)
+                trees.append(tree)
+            value, aux = self._split(self.root(*prepared, **kwargs))
+            grads = self._gradients(value, wrt, trees, differentiable, traced)
+            result = self._arrange(value, aux, grads)
+        return _detach_unless(result, [v for leaves in wrt for v in leaves] if differentiable else None)
+
+    def argument_names(self, n: int) -> list[str]:
+        return argument_names(self.root, n)
+
+    def out_slot(self, path: str) -> Slot:
+        """``grads`` leaves are gradients of the arguments they belong to; all others are outputs."""
+        inside = path
+        if len(self.order) == 2 or self.has_aux:
+            first = "grads" if self.order[0] == "grads" else "value"
+            if inside.startswith("[0]") != (first == "grads"):
+                return Out(path)
+            inside = inside[3:]
+        if isinstance(self.argnums, tuple):
+            k, _, inside = inside[1:].partition("]")
+            return Grad(Arg(self._argument_name(self.argnums[int(k)]) + inside))
+        return Grad(Arg(self._argument_name(self.argnums) + inside))
+
+    def _argument_name(self, i: int) -> str:
+        return argument_names(self.root, i + 1)[i] if i >= 0 else f"args[{i}]"
+
+    def _positions(self, n: int) -> list[int]:
+        wanted = self.argnums if isinstance(self.argnums, tuple) else (self.argnums,)
+        for i in wanted:
+            if not -n <= i < n:
+                raise ArgumentError(
+                    f"argnums={self.argnums!r}, but {name_of(self.root)} was called with {n} positional arguments",
+                    fix="name the argument to differentiate by its position; keyword arguments are not differentiated",
+                )
+        positions = [i % n for i in wanted]
+        if len(set(positions)) != len(positions):
+            raise ArgumentError(f"argnums={self.argnums!r} names an argument twice", fix="name each argument once")
+        return positions
+
+    def _split(self, result: Any) -> tuple[Tensor, Any]:
+        aux = None
+        if self.has_aux:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise AuxError(
+                    f"has_aux=True, but {name_of(self.root)} returned {_describe(result)}", where=name_of(self.root), fix="return (loss, aux)"
+                )
+            result, aux = result
+        if not isinstance(result, Tensor) or result.ndim != 0 or not result.is_floating_point():
+            advice = "has_aux=True for a pair (loss, aux), .sum() or .mean() for many losses"
+            raise NonScalarOutputError(
+                f"only a scalar floating-point tensor has a gradient, but {name_of(self.root)} returned {_describe(result)}",
+                where=_definition_line(self.root),
+                fix=advice,
+            )
+        return result, aux
+
+    def _gradients(self, value: Tensor, wrt: list[list[Tensor]], trees: list[Tree], differentiable: bool, traced: bool) -> Any:
+        flat = [leaf for leaves in wrt for leaf in leaves]
+        with _backward_pass(traced) as mark:
+            if value.requires_grad and flat:
+                seed = mark(torch.ones_like(value))
+                found = torch.autograd.grad(value, flat, seed, create_graph=differentiable, allow_unused=True)
+            else:
+                found = tuple(None for _ in flat)
+            filled = iter([torch.zeros_like(x) if g is None else g for x, g in zip(flat, found, strict=True)])
+        grads = [unflatten([next(filled) for _ in leaves], tree) for leaves, tree in zip(wrt, trees, strict=True)]
+        return tuple(grads) if isinstance(self.argnums, tuple) else grads[0]
+
+    def _arrange(self, value: Tensor, aux: Any, grads: Any) -> Any:
+        if self.order == ("grads",):
+            return (grads, aux) if self.has_aux else grads
+        parts = {"value": (value, aux) if self.has_aux else value, "grads": grads}
+        return tuple(parts[name] for name in self.order)
+
+
+@frozen
+class Pullback:
+    """A definition's vector-Jacobian product: ``(args, kwargs, tangents) → (gradients, captured gradients)``.
+
+    ``wrt`` are the paths in ``(args, kwargs)`` of the leaves to differentiate; captured tensors that require grad are
+    differentiated, too, in the order the function meets them. ``slots`` name both, in that order. ``tangents`` has a tensor
+    for each output that requires grad and is not itself an input; a gradient is None where nothing depends on the input.
+    With ``tangents=None`` each tangent becomes an input of the trace, and the result comes first: the form that is split.
+    """
+
+    inner: Definition
+    wrt: tuple[str, ...]
+    slots: tuple[Arg | Captured, ...]
+    splits: bool = False
+
+    @property
+    def root(self) -> Callable[..., Any]:
+        return self.inner.root
+
+    def __call__(self, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None) -> Any:
+        trace = active_trace()
+        assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"
+        differentiable = torch.is_grad_enabled() and tangents is not None
+        with _nesting() as traced, torch.enable_grad():
+            leaves, tree, paths = flatten((args, kwargs))
+            place = {path: i for i, path in enumerate(paths)}
+            if tangents is not None:
+                for path in self.wrt:
+                    leaves[place[path]] = _variable(leaves[place[path]], path)
+            args, kwargs = unflatten(leaves, tree)
+            result = self.inner(*args, **kwargs)
+            captured = [c.functional for c in trace.captured.values() if c.functional.requires_grad]
+            targets = [leaves[place[path]] for path in self.wrt] + captured
+            outs = self._active(result, targets)
+            with _backward_pass(traced) as mark:
+                incoming = [trace.tangent(Out(p), v) for v, p in outs] if tangents is None else tangents
+                found = torch.autograd.grad(
+                    [v for v, _ in outs], targets, [mark(t) for t in incoming], create_graph=differentiable, allow_unused=True
+                )
+        gradients = (found[: len(self.wrt)], found[len(self.wrt) :])
+        return (result, *gradients) if tangents is None else gradients
+
+    def _active(self, result: Any, inputs: list[Tensor]) -> list[tuple[Tensor, str]]:
+        """The outputs a gradient comes in for, with their paths."""
+        trace = active_trace()
+        assert trace is not None
+        leaves, _, paths = flatten(result)
+        return [
+            (v, p)
+            for v, p in zip(leaves, paths, strict=True)
+            if isinstance(v, Tensor) and v.requires_grad and not trace.is_input(v) and not any(v is i for i in inputs)
+        ]
+
+    def argument_names(self, n: int) -> list[str]:
+        return ["args", "kwargs", "tangents"]
+
+    def out_slot(self, path: str) -> Slot:
+        """For the explicit form, whose result is two tuples of gradients."""
+        group, i = (int(number) for number in re.findall(r"\[(\d+)\]", path))
+        return Grad(self.slots[i + group * len(self.wrt)])
+
+    def split_out_slot(self, path: str) -> Slot:
+        """For the form that is split, whose result comes first."""
+        if path.startswith("[0]"):
+            return Out(path[3:])
+        group, rest = int(path[1]) - 1, path[3:]
+        return self.out_slot(f"[{group}]{rest}")
+
+
+@contextlib.contextmanager
+def _nesting() -> Iterator[bool]:
+    """Marks that a definition runs; True for the one a trace was started for."""
+    trace = active_trace()
+    with contextlib.nullcontext(False) if trace is None else trace.nesting() as traced:
+        yield traced
+
+
+@contextlib.contextmanager
+def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
+    """If the definition is the traced one, tells the trace that backward begins; yields what marks its first tensors."""
+    trace = active_trace()
+    if trace is not None and traced:
+        with trace.backward_pass():
+            yield trace.mark_start_of_backward
+    else:
+        yield lambda tensor: tensor
+
+
+def _variable(leaf: Any, path: str) -> Tensor:
+    """A fresh tensor to differentiate with respect to: gradients do not reach it by any other way."""
+    if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+        raise NonDifferentiableArgumentError(
+            f"{path} is {_describe(leaf)}, which has no gradient",
+            where=path,
+            fix="convert it with .float(), or pass it as an argument that is not in argnums",
+        )
+    return leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_()
+
+
+def _detach_unless(result: Any, variables: list[Tensor] | None) -> Any:
+    """The result without the history that ends in ``variables`` alone; with None, without any.
+
+    What also depends on a tensor from outside that requires grad keeps its history: it can be differentiated again.
+    """
+    leaves, tree, _ = flatten(result)
+    known: dict[Any, bool] = {}
+    own = {id(v) for v in variables or ()}
+
+    def from_outside(tensor: Tensor) -> bool:
+        return variables is not None and (tensor.grad_fn is None or _reaches_other(tensor.grad_fn, own, known))
+
+    return unflatten([v.detach() if isinstance(v, Tensor) and v.requires_grad and not from_outside(v) else v for v in leaves], tree)
+
+
+def _reaches_other(start: Any, own: set[int], known: dict[Any, bool]) -> bool:
+    """Whether the autograd graph below a node ends in a leaf that is not one of ``own`` (ids). ``known`` is filled."""
+    stack = [start]
+    while stack:
+        node = stack[-1]
+        below = [n for n, _ in node.next_functions if n is not None]
+        unknown = [n for n in below if n not in known]
+        if unknown:
+            stack += unknown
+            continue
+        leaf = getattr(node, "variable", None)
+        known[node] = any(known[n] for n in below) or (leaf is not None and id(leaf) not in own)
+        stack.pop()
+    return known[start]
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+
+
+def _definition_line(function: Callable[..., Any]) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno} in {code.co_name}"
