@@ -34,6 +34,17 @@ def scalar(expression: str, **symbols: Any) -> Any:
     return eval(expression, {"math": math}, symbols)
 
 
+def require_false(condition: Tensor, message: str) -> None:
+    """A check on values, made when the program runs: raises ``ValueError(message)`` where the condition is true."""
+    if condition:
+        raise ValueError(message)
+
+
+def getitem(values: Sequence[Any], i: int) -> Any:
+    """One of an op's several results."""
+    return values[i]
+
+
 @frozen(eq=False)
 class Graph(Shown):
     """Pure ATen calls: placeholders in the order of ``signature.ins``, results in the order of ``signature.outs``.
@@ -125,6 +136,12 @@ class Joint(Shown):
         """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""
         return self.graph.run(*values)
 
+    def broken_guards(self, values: Mapping[str, Any]) -> list[str]:
+        """The guards that do not hold for these floats (by path), with the path in place of the symbol."""
+        symbols = {symbol: values[path] for symbol, path in self.symbols.items()}
+        broken = [g for g in self.guards if not scalar(g, **symbols)]
+        return [f"{', '.join(p for s, p in self.symbols.items() if s in g)}: {g} no longer holds" for g in broken]
+
     def returning_child(self, i: int) -> Joint:
         """The same graph, where the caller gets the ``i``-th child of what the traced function returned."""
         assert isinstance(self.returned.tree, Node)
@@ -142,9 +159,9 @@ class Joint(Shown):
 
 
 def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
-    """The part of a graph that computes some of its outputs; it keeps all inputs, and the random draws of the whole."""
+    """The part of a graph that computes some of its outputs; it keeps all inputs, and every call that has an effect."""
     pairs = [(slot, graph.result_of(slot)) for slot in outs]
-    keep = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if is_random(n)])
+    keep = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if has_effect(n)])
     return verify(copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name))
 
 
@@ -201,8 +218,25 @@ def is_random(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+def has_effect(node: fx.Node) -> bool:
+    """Whether a call must run though nobody reads its result: a random draw, a check, an operator that is not torch's own."""
+    if node.op != "call_function":
+        return False
+    own = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims", "prim")
+    return own or node.target is require_false or is_random(node)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.target is getitem
+
+
 def is_view(node: fx.Node) -> bool:
-    """Whether the node only looks at memory of its input (no kernel runs, no byte moves)."""
+    """Whether the node only looks at memory of its input (no kernel runs, no byte moves).
+
+    An element taken from an op's several results is a view if the op itself only looks (``split``), else a value of its own.
+    """
+    if is_getitem(node):
+        return is_view(node.all_input_nodes[0])
     inputs = set().union(*(storages(i) for i in node.all_input_nodes), frozenset())
     own = storages(node)
     return node.op == "call_function" and bool(own) and own <= inputs

@@ -84,7 +84,8 @@ def has_forward_dual(tensor: torch.Tensor) -> bool:
 
 def to_functional(fake: torch.Tensor) -> torch.Tensor:
     """A functional tensor over a fake one. Needs an active FunctionalTensorMode."""
-    functional: torch.Tensor = FunctionalTensor.to_functional(fake)
+    with torch._C.DisableTorchFunction():  # the wrapper is made of pieces no function mode should see
+        functional: torch.Tensor = FunctionalTensor.to_functional(fake)
     return functional
 
 
@@ -92,8 +93,9 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     """The fake tensor below a functional one, with pending mutations applied."""
     if not isinstance(tensor, FunctionalTensor):
         return tensor
-    torch._sync(tensor)
-    fake: torch.Tensor = torch._from_functional_tensor(tensor.elem)
+    with torch._C.DisableTorchFunction():
+        torch._sync(tensor)
+        fake: torch.Tensor = torch._from_functional_tensor(tensor.elem)
     return fake
 
 
@@ -129,6 +131,18 @@ def foreign_trace_active(tensors: Sequence[torch.Tensor]) -> bool:
     if torch._C._get_dispatch_mode(TRACER_SLOT) is not None:
         return True
     return any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
+
+
+@contextlib.contextmanager
+def causal_mask_unknown() -> Iterator[None]:
+    """Inside, nn.Transformer does not read the values of a mask to find out whether it is causal (a hint for speed only)."""
+    module = torch.nn.modules.transformer
+    original = module._detect_is_causal_mask
+    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        module._detect_is_causal_mask = original
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graphs import Graph, is_random, scalar, storages, type_text, value_of, where_of
+from ..graphs import Graph, is_getitem, is_random, scalar, storages, type_text, value_of, where_of
 from ..torch_private import direct
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Source
 from .build import compile_function
@@ -49,7 +49,7 @@ class AtenBackend:
     def emit(self, schedule: Schedule) -> Source:
         graph = schedule.graph
         names: dict[str, Any] = dict(graph.constants)
-        printer = _Printer(names)
+        printer = _Printer(names, {n.name for n in graph.fx.nodes})
         lines = [f"def {graph.name}({', '.join(n.name for n in graph.placeholders)}):", f'    """{_escape(str(graph.signature))}"""']
         for step in schedule.steps:
             if isinstance(step, Free):
@@ -144,17 +144,25 @@ def in_place_form(op: Any) -> Any:
 class _Printer:
     """Prints arguments and calls; the objects it refers to by name go to ``names``."""
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], taken: set[str]) -> None:
         self._names = names
+        self._taken = taken
+
+    def name(self, like: str, value: Any) -> str:
+        """A name for an object, that no variable of the program has."""
+        name = re.sub(r"\W+", "_", like).strip("_")
+        while name in self._taken or not name.isidentifier():
+            name = f"_{name}"
+        self._names[name] = value
+        return name
 
     def call(self, node: fx.Node, into: fx.Node | None) -> str:
         if node.target is scalar:
             return self._scalar(node)
-        if getattr(node.target, "__name__", "") == "getitem":
+        if is_getitem(node):
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
         op = node.target if into is None else in_place_form(node.target)
-        name = re.sub(r"\W", "_", str(op).removesuffix(".default"))
-        self._names[name] = direct(op)
+        name = self.name(str(op).removesuffix(".default") if hasattr(op, "_schema") else op.__name__, direct(op))
         args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]
         return f"{name}({', '.join(args)})"
 
@@ -177,10 +185,7 @@ class _Printer:
         if isinstance(value, float):
             return repr(value) if value - value == 0 else f"float('{value}')"
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device, complex)):
-            name = re.sub(r"\W+", "_", str(value).removeprefix("torch.")).strip("_")
-            name = name if name.isidentifier() else f"_{name}"
-            self._names[name] = value
-            return name
+            return self.name(str(value).removeprefix("torch."), value)
         raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import TraceError
-from ..graphs import Constant, Graph, Joint, Returned, is_random, storages
+from ..graphs import Constant, Graph, Joint, Returned, has_effect, storages
 from ..slots import Signature, Slot
 from ..trees import flatten
 from .facts import Facts, Inputs, make_stand_ins
@@ -66,7 +66,7 @@ def simplify(graph: Graph) -> None:
             if output not in node.users or not (storages(node) & outside):
                 node.replace_all_uses_with(node.args[0])
     for node in reversed(list(graph.fx.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not _has_effect(node):
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.fx.erase_node(node)
 
 
@@ -76,9 +76,3 @@ def _is_noop_view(node: fx.Node) -> bool:
         return False
     before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
     return bool(before.shape == after.shape and before.stride() == after.stride())
-
-
-def _has_effect(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return is_random(node) or (schema is not None and node.target.namespace not in ("aten", "prims", "prim"))  # type: ignore[union-attr]
-

@@ -28,7 +28,7 @@ from ..errors import (
     MutationError,
     UnsupportedTensorError,
 )
-from ..graphs import scalar, type_text
+from ..graphs import getitem, require_false, scalar, type_text
 from ..slots import Arg, Out, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
@@ -43,6 +43,7 @@ from ..torch_private import (
     ShapeEnv,
     TorchDispatchMode,
     TorchFunctionMode,
+    causal_mask_unknown,
     expression,
     from_functional,
     guard_expressions,
@@ -54,6 +55,7 @@ from ..torch_private import (
     to_functional,
     without_modes,
 )
+from .outside import FAKE_RESULTS, VALUE_CHECKS
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -84,7 +86,7 @@ class Trace:
 
     def __init__(self, *, record: bool) -> None:
         self.env = ShapeEnv()
-        self._fakes = FakeTensorMode(shape_env=self.env)
+        self.fakes = FakeTensorMode(shape_env=self.env)
         self._functional = FunctionalTensorMode()
         self._tracer = _Tracer(self)
         self._symbols: dict[str, str] = {}
@@ -94,6 +96,7 @@ class Trace:
         self.current_pass = "forward"
         self.late: list[Tangent] = []
         self._inputs: list[Tensor] = []
+        self.checks: str | None = None
         self._depth = 0
         self._nodes: dict[int, fx.Node] = {}
         self._scalars: dict[str, fx.Node] = {}
@@ -120,9 +123,10 @@ class Trace:
 
     def tangent(self, out: Out, value: Tensor) -> Tensor:
         """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
-        with without_modes(), self._fakes:
-            fake = torch.empty_like(from_functional(value))
-        with self._fakes, self._functional, torch.no_grad():
+        own = from_functional(value)  # under the trace's modes: it may replay views, which must be recorded
+        with without_modes(), self.fakes:
+            fake = torch.empty_like(own)
+        with self.fakes, self._functional, torch.no_grad():
             functional = to_functional(fake)
         slot = Tangent(out)
         self.late.append(slot)
@@ -168,8 +172,8 @@ class Trace:
         _require_plain(real, where)
         with without_modes():
             # detached: autograd history stays outside, and a Parameter becomes a plain tensor
-            fake = self._fakes.from_tensor(real.detach(), static_shapes=True)
-        with self._fakes, self._functional, torch.no_grad():
+            fake = self.fakes.from_tensor(real.detach(), static_shapes=True)
+        with self.fakes, self._functional, torch.no_grad():
             functional = to_functional(fake)
         functional.requires_grad_(requires_grad)
         self._inputs.append(functional)
@@ -190,10 +194,11 @@ class Trace:
         try:
             with (
                 torch.autograd.set_multithreading_enabled(False),
-                self._fakes,
+                self.fakes,
                 self._tracer,
                 self._functional,
                 _Lifter(self),
+                causal_mask_unknown(),
             ):
                 return function(*args, **kwargs)
         except FuncgradError:
@@ -225,7 +230,7 @@ class Trace:
             return self.node(self.lift(value).fake)
         if active_trace() is self:
             return self.node(from_functional(value))
-        with self._fakes, self._tracer, self._functional, torch.no_grad():
+        with self.fakes, self._tracer, self._functional, torch.no_grad():
             return self.node(from_functional(value))
 
     def guards(self) -> list[str]:
@@ -247,6 +252,12 @@ class Trace:
         if isinstance(value, Tensor):
             self._nodes.setdefault(id(value), node)
 
+    def require_false(self, condition: Tensor, message: str) -> None:
+        """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
+        if self.graph is not None:
+            node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
+            node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
+
     def record(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Append one call. A call that yields no tensor (a size, a device) is metadata and leaves no node."""
         assert self.graph is not None
@@ -263,7 +274,7 @@ class Trace:
         if out is not leaves[0]:
             for i, value in enumerate(leaves):
                 if isinstance(value, Tensor):
-                    item = self.graph.create_node("call_function", _getitem, (node, i), {}, name=f"{name}_{i}")
+                    item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{name}_{i}")
                     item.meta = {"val": value, **meta}
                     self._remember(value, item)
 
@@ -317,13 +328,6 @@ class Trace:
         return line
 
 
-def _getitem(values: Sequence[Any], i: int) -> Any:
-    return values[i]
-
-
-_getitem.__name__ = "getitem"
-
-
 class _Tracer(TorchDispatchMode):
     """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
 
@@ -347,7 +351,16 @@ class _Tracer(TorchDispatchMode):
         trace = self._trace
         if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:
             args = [self._stand_in(a) for a in args]
-        out = func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
+            trace.require_false(args[0], trace.checks)
+            return False
+        try:
+            out = func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if func not in FAKE_RESULTS:
+                raise
+            with trace.fakes:
+                out = FAKE_RESULTS[func](*args, **kwargs)
         if trace.graph is not None:
             trace.record(func, args, kwargs, out)
         return out
@@ -369,7 +382,13 @@ class _Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*[self._stand_in(a) for a in args], **{k: self._stand_in(v) for k, v in (kwargs or {}).items()})
+        args = [self._stand_in(a) for a in args]
+        kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
+        self._trace.checks = VALUE_CHECKS.get(func)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._trace.checks = None
 
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -453,6 +472,11 @@ def _named(error: Exception) -> FuncgradError | None:
             fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
         )
     text = str(error)
+    if isinstance(error, RuntimeError) and "its data is not allocated yet" in text:
+        return DataDependentControlFlowError(
+            "an operation reads the values of a tensor on its way, which are not known while it is traced", where=where, fix="pass the "
+            "values as Python numbers (ctc_loss: lengths as tuples of ints)",
+        )  # fmt: skip
     if isinstance(error, RuntimeError) and ("leaf Variable that requires grad" in text or "mutating a non-functional tensor" in text):
         return MutationError("the function writes into a tensor it was given", where=where, fix="write into a copy: x = x.clone()")
     return None

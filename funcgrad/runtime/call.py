@@ -69,8 +69,8 @@ def print_call(
     out_names = {slot: names.fresh(identifier(slot)) for slot in kernel_outs}
     targets = "".join(f"{n}, " for n in out_names.values())
     run = f"{targets}= kernel({arguments})" if targets else f"kernel({arguments})"
+    constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad)
     for layer in layers:
-        constants["autocast"] = torch.autocast
         run = f"with {layer.context}: {run}"
     lines.append(run)
     results = _result_names(joint, out_names, variables, constants)

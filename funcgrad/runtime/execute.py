@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
+from ..torch_private import below_autograd
 
 Pullback = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 
@@ -48,7 +49,9 @@ class Differentiable:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Differentiable, *inputs: Any) -> tuple[Any, ...]:
-        values = program.forward(*inputs)
+        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
+        with below_autograd(), torch.enable_grad():
+            values = program.forward(*inputs)
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
         kept = [inputs[i] for i in program.kept_inputs] + list(saved)
         ctx.program = program
@@ -79,8 +82,11 @@ class _Apply(torch.autograd.Function):
 
 
 def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The incoming gradient in the layout backward was compiled for."""
-    if tangent.stride() == strides:
+    """The incoming gradient in the layout backward was compiled for.
+
+    Where a kernel's output has another rank than its meta function says (multilabel_margin_loss), it is taken as it is.
+    """
+    if tangent.stride() == strides or tangent.dim() != len(strides):
         return tangent
     return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
 

@@ -164,6 +164,8 @@ class Compiled:
                 lines.append(f"{c.slot}: is no longer there")
         if not lines:
             lines += explain(program.key, self._key(inputs, captured))
+        values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
+        lines += [] if lines else program.joint.broken_guards(values)
         for constant in program.watched:
             now = constant.origin.read()
             if type(now) is not type(constant.value) or now != constant.value:
@@ -217,7 +219,7 @@ class Compiled:
                 key = self._key(inputs, [(str(c.slot), c.read()) for c in facts.captured])
                 modules = watch_modules(facts, definition.root)
             with stages("layers"):
-                layers = plan_layers(tuple(device for device, _ in key.ambient.autocast))
+                layers = plan_layers(tuple(device for device, _ in key.ambient.autocast), not grad and not definition.splits)
             with stages("capture"):
                 joint = trace_joint(definition, inputs, facts, grad)
             with stages("tag"):

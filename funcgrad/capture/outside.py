@@ -1,0 +1,33 @@
+"""Calls the trace does not look into: what torch's own library asks of tensor *values*, answered without them.
+
+A few library functions read values where nothing but a check or a hint depends on them. The caller could not rewrite
+that code, so it is answered here; a value read in the caller's own code is an error that names the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+VALUE_CHECKS: dict[Any, str] = {F.gaussian_nll_loss: "var has negative entry/entries"}
+"""Functions that read values only to reject them (``if tensor: raise``), with the message of the ValueError they raise.
+
+While one runs under the trace, each value it reads is taken to be false, and checked when the program runs."""
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Sizes of ``_ctc_loss``: the second result is a table for its own backward, as long as the longest target at most."""
+    steps, batch = log_probs.shape[0], log_probs.shape[1]
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
+
+
+FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten._ctc_loss.default: _ctc_loss,
+    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+}
+"""Ops with a size that depends on values, but only in a result that nothing but their own backward reads."""
