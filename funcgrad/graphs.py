@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from attrs import evolve, frozen
+from torch import Tag as OpTag
 from torch import Tensor, fx
 
 from .draw import Box, Drawing
@@ -20,6 +20,7 @@ from .errors import GraphError
 from .show import Code, Doc, Shown, Table, Text
 from .slots import Signature, Slot
 from .tags import tags_of
+from .torch_private import is_operator, returns_nothing, storage_id, writes_inputs
 from .trees import Node, Tree, count
 
 _DRAWN_AT_MOST = 80
@@ -205,7 +206,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def storages(node: fx.Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
-    return {t.untyped_storage()._cdata for t in tensors_in(node.meta.get("val"))}
+    return {storage_id(t) for t in tensors_in(node.meta.get("val"))}
 
 
 def nbytes(value: Any) -> int:
@@ -215,15 +216,16 @@ def nbytes(value: Any) -> int:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a random generator."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_operator(node.target) and OpTag.nondeterministic_seeded in node.target.tags
 
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a call must run though nobody reads its result: a random draw, a check, an operator that is not torch's own."""
     if node.op != "call_function":
         return False
-    own = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims", "prim")
-    return own or node.target is require_false or is_random(node)
+    if is_operator(node.target):
+        return is_random(node) or returns_nothing(node.target) or node.target.namespace not in ("aten", "prims", "prim")  # type: ignore[union-attr]
+    return node.target is require_false
 
 
 def is_getitem(node: fx.Node) -> bool:
@@ -295,8 +297,7 @@ def _fault(graph: Graph, node: fx.Node) -> str | None:
         return f"is a {node.op}; only calls belong here"
     if "val" not in node.meta:
         return "has no recorded value"
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable:
+    if writes_inputs(node.target):
         return "writes to its inputs; a graph between stages is functional"
     return None
 
@@ -325,7 +326,7 @@ def target_text(node: fx.Node) -> str:
     """``aten.mm`` for ``aten.mm.default``; other overloads are spelt out."""
     if node.op != "call_function":
         return str(node.target)
-    text = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    text = str(node.target) if is_operator(node.target) else getattr(node.target, "__name__", str(node.target))
     return text.removesuffix(".default")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -79,6 +80,19 @@ def has_forward_dual(tensor: torch.Tensor) -> bool:
     )
 
 
+def storage_id(tensor: torch.Tensor) -> int:
+    """Identity of the memory a tensor lives in."""
+    identity: int = tensor.untyped_storage()._cdata
+    return identity
+
+
+def unwrap_transform(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor below every torch.func wrapper."""
+    while is_transform_wrapper(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
 # ── functionalisation ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -87,6 +101,21 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
     with torch._C.DisableTorchFunction():  # the wrapper is made of pieces no function mode should see
         functional: torch.Tensor = FunctionalTensor.to_functional(fake)
     return functional
+
+
+def make_functional_mode(intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]) -> FunctionalTensorMode:
+    """A functionalisation mode that first offers each op to ``intercept``; an op it takes is not functionalised.
+
+    The method is replaced on the instance: a subclass would not be found by the rules of higher-order operators.
+    """
+    mode = FunctionalTensorMode()
+    original = mode.__torch_dispatch__
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return None if intercept(func, args, kwargs or {}) else original(func, types, args, kwargs)
+
+    mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
+    return mode
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,9 +177,35 @@ def causal_mask_unknown() -> Iterator[None]:
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def is_operator(target: Any) -> bool:
+    """Whether a call's target is an operator overload (``aten.mul.Tensor``), not a Python function."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def overload_name(op: Any) -> str:
+    """``"Tensor"`` of ``aten.mul.Tensor``."""
+    name: str = op._overloadname
+    return name
+
+
+def argument_names(op: Any) -> list[str]:
+    """The names of an operator's arguments."""
+    return [a.name for a in op._schema.arguments]
+
+
+def writes_inputs(op: Any) -> bool:
+    """Whether an operator's schema says it mutates an argument."""
+    return is_operator(op) and bool(op._schema.is_mutable)
+
+
+def returns_nothing(op: Any) -> bool:
+    """Whether an operator is called for its effect alone (a check)."""
+    return is_operator(op) and not op._schema.returns
+
+
 def direct(op: Any) -> Callable[..., Any]:
     """The C++ entry of an operator overload, without the Python frame around it (0.2 µs a call)."""
-    call = op._op if isinstance(op, torch._ops.OpOverload) else op
+    call = op._op if is_operator(op) else op
     return call  # type: ignore[no-any-return]
 
 

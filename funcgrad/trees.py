@@ -203,6 +203,7 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
     """Python lines that take the container in variable ``name`` apart, binding its leaves to ``leaf_names``.
 
     Objects the lines refer to are added to ``constants`` (name → object); where the structure differs, ``otherwise`` runs.
+    Variables for containers inside have a double underscore, which ``leaf_names`` must not have.
     """
     if isinstance(tree, Leaf):
         return [f"{leaf_names[0]} = {name}"]
@@ -211,7 +212,7 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
     ends = list(itertools.accumulate(map(count, tree.children), initial=0))
     names = [leaf_names[start:end] for start, end in itertools.pairwise(ends)]
     parts = [
-        own[0] if isinstance(child, Leaf) else f"{name}_{i}"
+        own[0] if isinstance(child, Leaf) else f"{name}__{i}"
         for i, (child, own) in enumerate(zip(tree.children, names, strict=True))
     ]
     unpack = "".join(f"{part}, " for part in parts)
@@ -224,7 +225,7 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
         lines.append(f"if len({name}) != {len(parts)}: {otherwise}")
         lines += [f"{unpack}= {name}"] if parts else []
     elif registered is not None:
-        children, context = f"{name}_children", f"{name}_context"
+        children, context = f"{name}__children", f"{name}__context"
         lines.append(f"{children}, {context} = {_constant(constants, registered.flatten)}({name})")
         lines.append(f"if len({children}) != {len(parts)} or {context} != {_constant(constants, tree.context)}: {otherwise}")
         lines += [f"{unpack}= {children}"] if parts else []

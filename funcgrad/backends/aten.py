@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from ..errors import GraphError
 from ..graphs import Graph, is_getitem, is_random, scalar, storages, type_text, value_of, where_of
-from ..torch_private import direct
+from ..torch_private import argument_names, direct, is_operator, overload_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Source
 from .build import compile_function
 
@@ -128,14 +128,12 @@ _POINTWISE = frozenset(
 
 def in_place_form(op: Any) -> Any:
     """``aten.mul_.Tensor`` for ``aten.mul.Tensor``; None where there is none with the same arguments."""
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+    if not is_operator(op) or op.namespace != "aten":
         return None
     base = op.__name__.split(".")[0]
     packet = getattr(torch.ops.aten, base + "_", None) if base in _POINTWISE else None
-    overload = getattr(packet, op._overloadname, None)
-    if overload is None or [a.name for a in overload._schema.arguments] != [a.name for a in op._schema.arguments]:
-        return None
-    return overload
+    overload = getattr(packet, overload_name(op), None)
+    return overload if overload is not None and argument_names(overload) == argument_names(op) else None
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,9 +147,9 @@ class _Printer:
         self._taken = taken
 
     def name(self, like: str, value: Any) -> str:
-        """A name for an object, that no variable of the program has."""
-        name = re.sub(r"\W+", "_", like).strip("_")
-        while name in self._taken or not name.isidentifier():
+        """A name for an object, that neither a variable of the program nor another object has."""
+        name = re.sub(r"\W+", "_", like)
+        while name in self._taken or not name.isidentifier() or self._names.get(name, value) is not value:
             name = f"_{name}"
         self._names[name] = value
         return name
@@ -162,7 +160,7 @@ class _Printer:
         if is_getitem(node):
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
         op = node.target if into is None else in_place_form(node.target)
-        name = self.name(str(op).removesuffix(".default") if hasattr(op, "_schema") else op.__name__, direct(op))
+        name = self.name(str(op).removesuffix(".default") if is_operator(op) else op.__name__, direct(op))
         args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]
         return f"{name}({', '.join(args)})"
 

@@ -32,8 +32,11 @@ class Symbolic:
 class Inputs:
     """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
 
-    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static.
+    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of the
+    positional arguments.
     """
+
+    names: tuple[str, ...]
 
     leaves: tuple[Any, ...]
     slots: tuple[Arg, ...]

@@ -38,7 +38,6 @@ from ..torch_private import (
     FakeTensor,
     FakeTensorMode,
     FunctionalTensor,
-    FunctionalTensorMode,
     GuardOnDataDependentSymNode,
     ShapeEnv,
     TorchDispatchMode,
@@ -48,12 +47,16 @@ from ..torch_private import (
     from_functional,
     guard_expressions,
     is_transform_wrapper,
+    make_functional_mode,
     make_symbol,
     next_sequence_number,
     python_text,
+    returns_nothing,
     running_sequence_number,
     to_functional,
+    unwrap_transform,
     without_modes,
+    writes_inputs,
 )
 from .outside import FAKE_RESULTS, VALUE_CHECKS
 
@@ -87,7 +90,7 @@ class Trace:
     def __init__(self, *, record: bool) -> None:
         self.env = ShapeEnv()
         self.fakes = FakeTensorMode(shape_env=self.env)
-        self._functional = FunctionalTensorMode()
+        self._functional = make_functional_mode(self._effect)
         self._tracer = _Tracer(self)
         self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
@@ -252,6 +255,16 @@ class Trace:
         if isinstance(value, Tensor):
             self._nodes.setdefault(id(value), node)
 
+    def _effect(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Record an op that is called for its effect alone (a check of linalg) before functionalisation, which has no rule for it."""
+        if not returns_nothing(op) or writes_inputs(op):
+            return False
+        if self.graph is not None:
+            values = [self.node(from_functional(a)) if isinstance(a, Tensor) else a for a in args]
+            node = self.graph.create_node("call_function", op, tuple(values), dict(kwargs), name="check")
+            node.meta = {"val": None, "pass": self.current_pass, "where": self._line()}
+        return True
+
     def require_false(self, condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
         if self.graph is not None:
@@ -404,9 +417,7 @@ class _Lifter(TorchFunctionMode):
 
     def _own_level(self, wrapper: Tensor) -> Tensor:
         """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
-        inner = wrapper
-        while is_transform_wrapper(inner):
-            inner = torch._C._functorch.get_unwrapped(inner)
+        inner = unwrap_transform(wrapper)
         if isinstance(inner, (FunctionalTensor, FakeTensor)):
             return wrapper
         raise CapturedTransformError(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -163,7 +164,7 @@ class _Names:
         self._used = {"args", "kwargs", "root", "kernel", "value", "own", "MISS", "Tensor", "keys", "ambient", "aliasing"}
 
     def fresh(self, like: str) -> str:
-        base = "".join(c if c.isalnum() else "_" for c in like).strip("_") or "value"
+        base = re.sub(r"[\W_]+", "_", like).strip("_") or "value"
         base = base if base.isidentifier() else f"v_{base}"
         name, i = base, 1
         while name in self._used or not name.isidentifier() or keyword.iskeyword(name):

@@ -6,6 +6,7 @@ straight-line Python for the hot path.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..capture.facts import Symbolic
 from ..errors import ArgumentError
 from ..show import Doc, Shown, Table
-from ..torch_private import dispatch_bits, dispatch_keys, function_modes, sdpa_flags
+from ..torch_private import dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
 from ..trees import Tree, differences
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -101,6 +102,7 @@ class CallKey(Shown):
     that is another one, both offsets: programs for inputs that alias differently are different programs.
     """
 
+    names: tuple[str, ...]
     tree: Tree
     paths: tuple[str, ...]
     leaves: tuple[LeafSpec, ...]
@@ -144,14 +146,14 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
     first: dict[int, int] = {}
     pattern: list[tuple[int, int, int]] = []
     for i, t in enumerate(tensors):
-        j = first.setdefault(t.untyped_storage()._cdata, i)
+        j = first.setdefault(storage_id(t), i)
         pattern.append((i, 0, 0) if i == j else (j, tensors[j].storage_offset(), t.storage_offset()))
     return tuple(pattern)
 
 
 def explain(old: CallKey, new: CallKey) -> list[str]:
     """Which parts of two keys differ, one line each; empty if none does."""
-    lines = [f"{path}: structure was {a}, now {b}" for path, a, b in differences(old.tree, new.tree, "arguments")]
+    lines = [f"{_shown(path, new.names)}: structure was {a}, now {b}" for path, a, b in differences(old.tree, new.tree, "")]
     if not lines:
         for path, a, b in zip(old.paths, old.leaves, new.leaves, strict=True):
             lines += _explain_leaf(path, a, b)
@@ -165,6 +167,14 @@ def explain(old: CallKey, new: CallKey) -> list[str]:
         if x != y:
             lines.append(f"{a.name.replace('_', ' ')}: was {x}, now {y}")
     return lines
+
+
+def _shown(path: str, names: Sequence[str]) -> str:
+    """``params['w']`` for the path ``[0][0]['w']`` in ``(args, kwargs)``."""
+    match = re.match(r"\[0\]\[(\d+)\]|\[1\]\['(\w+)'\]", path)
+    if not match:
+        return "keyword arguments" if path.startswith("[1]") else "positional arguments"
+    return (match[2] or names[int(match[1])]) + path[match.end() :]
 
 
 def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[str]:
@@ -226,8 +236,6 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
 
 def symbol_values(guards: Sequence[str], symbols: Mapping[str, str], name_of: Mapping[str, str]) -> list[str]:
     """Guards over symbols as conditions over the variables that hold the floats."""
-    import re
-
     conditions: list[str] = []
     for guard in guards:
         for symbol, path in symbols.items():

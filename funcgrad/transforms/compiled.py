@@ -7,6 +7,7 @@ table of contents of everything that happens when none does.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -144,14 +145,14 @@ class Compiled:
         positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
         keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
         both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
-        return Inputs(tuple(leaves), tuple(map(Arg, paths)), both)
+        return Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
 
     def _key(self, inputs: Inputs, captured: Sequence[tuple[str, Any]]) -> CallKey:
         paths = tuple(slot.path for slot in inputs.slots)
         leaves = tuple(spec_of(leaf, path) for leaf, path in zip(inputs.leaves, paths, strict=True))
         tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
         specs = tuple((name, TensorSpec.of(t)) for name, t in captured)
-        return CallKey(inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now())
+        return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now())
 
     def _why_not(self, program: Program, inputs: Inputs) -> list[str]:
         """Why a program does not fit: differences of the keys, and of what the function closes over."""
@@ -200,7 +201,7 @@ class Compiled:
             before = dict(zip(program.key.paths, program.key.leaves, strict=True))
             symbols = {p for p, spec in before.items() if not isinstance(spec, (TensorSpec, StaticSpec))}
             changed = {line.split(": value was")[0] for line in self._why_not(program, inputs)}
-            floats = {p for p, v in here.items() if type(v) is float}
+            floats = {p for p, v in here.items() if type(v) is float and v and math.isfinite(v)}  # symbols know no -0.0, inf, nan
             if changed <= floats:
                 varying |= changed | (symbols & floats)
         leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]

@@ -207,15 +207,19 @@ class Pullback:
                     leaves[place[path]] = _variable(leaves[place[path]], path)
             args, kwargs = unflatten(leaves, tree)
             result = self.inner(*args, **kwargs)
-            captured = [c.functional for c in trace.captured.values() if c.functional.requires_grad]
-            targets = [leaves[place[path]] for path in self.wrt] + captured
+            captured = [c for c in trace.captured.values() if c.functional.requires_grad]
+            targets = [leaves[place[path]] for path in self.wrt] + [c.functional for c in captured]
             outs = self._active(result, targets)
             with _backward_pass(traced) as mark:
                 incoming = [trace.tangent(Out(p), v) for v, p in outs] if tangents is None else tangents
+                # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
+                reals = [c.real for c in captured]
                 found = torch.autograd.grad(
-                    [v for v, _ in outs], targets, [mark(t) for t in incoming], create_graph=differentiable, allow_unused=True
+                    [v for v, _ in outs], targets + reals, [mark(t) for t in incoming], create_graph=differentiable, allow_unused=True
                 )
-        gradients = (found[: len(self.wrt)], found[len(self.wrt) :])
+                n, m = len(self.wrt), len(captured)
+                of_captured = tuple(map(_sum, found[n : n + m], found[n + m :]))
+        gradients = (found[:n], of_captured)
         return (result, *gradients) if tangents is None else gradients
 
     def _active(self, result: Any, inputs: list[Tensor]) -> list[tuple[Tensor, str]]:
@@ -304,6 +308,10 @@ def _reaches_other(start: Any, own: set[int], known: dict[Any, bool]) -> bool:
         known[node] = any(known[n] for n in below) or (leaf is not None and id(leaf) not in own)
         stack.pop()
     return known[start]
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b
 
 
 def _describe(value: Any) -> str:

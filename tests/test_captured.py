@@ -1,0 +1,222 @@
+"""Tensors a function closes over are inputs by reference: updates in place and rebindings are seen, wherever they live."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import funcgrad as fg
+
+WEIGHT = torch.ones(3)
+SCALE = 2.0
+MODEL = torch.nn.Linear(3, 2)
+TABLE = {"a": [torch.ones(3)], "b": (torch.ones(3),)}
+
+
+def check(f, x, change, *, compiles=True):
+    """Same result as eager before and after ``change``; the change compiles again, or does not."""
+    c = fg.jit(f)
+    torch.testing.assert_close(c(x), f(x))
+    change()
+    torch.testing.assert_close(c(x), f(x))
+    assert c.cache_info().misses == (2 if compiles else 1)
+    torch.testing.assert_close(c(x), f(x))
+
+
+X = torch.randn(3)
+
+
+def test_closure_cell():
+    w = torch.ones(3)
+
+    def f(x):
+        return x * w
+
+    def rebind():
+        nonlocal w
+        w = torch.full((3,), 5.0)
+
+    check(f, X, rebind, compiles=False)  # another tensor of the same kind: the same program reads it
+
+
+def test_in_place_update():
+    w = torch.ones(3)
+    check(lambda x: x * w, X, lambda: w.mul_(3), compiles=False)
+
+
+def test_global(monkeypatch):
+    check(lambda x: x * WEIGHT, X, lambda: monkeypatch.setitem(globals(), "WEIGHT", torch.zeros(3)), compiles=False)
+
+
+def test_global_of_a_helper(monkeypatch):
+    def helper(x):
+        return x * WEIGHT
+
+    check(lambda x: helper(x) + 1, X, lambda: monkeypatch.setitem(globals(), "WEIGHT", torch.zeros(3)), compiles=False)
+
+
+def test_default_argument():
+    def f(x, w=torch.ones(3)):  # noqa: B008
+        return x * w
+
+    check(f, X, lambda: setattr(f, "__defaults__", (torch.zeros(3),)), compiles=False)
+
+
+def test_container():
+    check(lambda x: x * TABLE["a"][0] + TABLE["b"][0], X, lambda: TABLE["a"].__setitem__(0, torch.zeros(3)), compiles=False)
+
+
+def test_bound_self():
+    class Model:
+        def __init__(self):
+            self.w = torch.ones(3)
+
+        def f(self, x):
+            return x * self.w
+
+    m = Model()
+    check(m.f, X, lambda: setattr(m, "w", torch.zeros(3)), compiles=False)
+
+
+def test_module_parameter_and_layer():
+    m = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    check(m, X, lambda: setattr(m[0], "weight", torch.nn.Parameter(torch.zeros(4, 3))), compiles=False)
+    check(lambda x: m(x), X, lambda: m.__setitem__(0, torch.nn.Linear(3, 4)))  # another module object
+
+
+def test_another_shape_compiles():
+    w = [torch.ones(3)]
+    check(lambda x: (x * w[0]).sum(), X, lambda: w.__setitem__(0, torch.ones(())))
+
+
+def test_it_is_gone():
+    holder = {"w": torch.ones(3)}
+    c = fg.jit(lambda x: x * holder["w"] if "w" in holder else x)
+    c(X)
+    del holder["w"]
+    torch.testing.assert_close(c(X), X)
+
+
+class TestPythonValues:
+    def test_closure_global_and_default(self, monkeypatch):
+        k = 2.0
+
+        def f(x, d=1.0):
+            return x * k * SCALE * d
+
+        def rebind():
+            nonlocal k
+            k = 3.0
+
+        check(f, X, rebind)
+        check(f, X, lambda: monkeypatch.setitem(globals(), "SCALE", 7.0))
+        check(f, X, lambda: setattr(f, "__defaults__", (9.0,)))
+
+    def test_training_flag_and_plain_attributes(self):
+        m = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).eval()
+        c = fg.jit(m)
+        torch.testing.assert_close(c(X), m(X))
+        m.train()
+        torch.manual_seed(0)
+        found = c(X)
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, m(X))
+        m[1].p = 0.0
+        torch.testing.assert_close(c(X), m(X))
+
+    def test_a_function_that_counts_its_traces_compiles_once(self):
+        traces = 0
+
+        def f(x):
+            nonlocal traces
+            traces += 1
+            return x * 2
+
+        c = fg.jit(f)
+        for _ in range(3):
+            c(X)
+        assert c.cache_info().misses == 1
+
+
+def test_gradients_reach_captured_parameters():
+    m = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 1))
+    expected = torch.autograd.grad(m(X).sum(), list(m.parameters()))
+    c = fg.jit(lambda x: m(x).sum())
+    for _ in range(2):
+        found = torch.autograd.grad(c(X), list(m.parameters()))
+        torch.testing.assert_close(found, expected)
+
+
+def test_gradients_reach_parameters_given_to_a_custom_function():
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return g * w, (g * x).sum()
+
+    w = torch.nn.Parameter(torch.tensor(2.0))
+    f = lambda x: (Scale.apply(x, w) * w).sum()  # noqa: E731
+    expected = torch.autograd.grad(f(X), w)
+    torch.testing.assert_close(torch.autograd.grad(fg.jit(f)(X), w), expected)
+
+
+def test_training_with_an_in_place_optimizer():
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x, y = torch.randn(16, 3), torch.randn(16, 1)
+    losses = []
+    for i, m in enumerate(models):
+        loss = lambda x, y, m=m: F.mse_loss(m(x), y)  # noqa: E731
+        step = fg.jit(loss) if i else loss
+        optimizer = torch.optim.Adam(m.parameters(), lr=0.01)
+        history = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            value = step(x, y)
+            value.backward()
+            optimizer.step()
+            history.append(value.detach())
+        losses.append(torch.stack(history))
+    torch.testing.assert_close(losses[1], losses[0])
+
+
+def test_a_captured_tensor_among_the_results():
+    w = torch.nn.Parameter(torch.ones(3))
+    out = fg.jit(lambda x: (x * w, w))(X)
+    assert out[1] is w
+    out[1].sum().backward()
+    torch.testing.assert_close(w.grad, torch.ones(3))
+
+
+def test_an_unresolved_capture_warns_and_reads_the_object():
+    hidden = iter([torch.ones(3)] * 4)
+
+    def f(x):
+        return x * next(hidden)
+
+    with pytest.warns(fg.UnresolvedCaptureWarning, match=r"f32\[3\].*test_captured.py"):
+        torch.testing.assert_close(fg.jit(f)(X), X)
+
+
+def test_a_program_does_not_keep_the_first_tensors_alive():
+    import gc
+    import weakref
+
+    w = torch.ones(3)
+    x = torch.randn(3)
+    f = lambda x: (x * w).sum()  # noqa: E731
+    c = fg.grad_compiled(f)
+    c(x)
+    watch = weakref.ref(x)
+    del x
+    gc.collect()
+    assert watch() is None
+    watch = weakref.ref(w)
+    w = torch.zeros(3)
+    gc.collect()
+    assert watch() is None
