@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 from torch import Tag as OpTag
-from torch import Tensor, fx
+from torch import Tensor, dtype, fx
 
 from .draw import Box, Drawing
 from .errors import GraphError
@@ -335,7 +335,7 @@ def _argument_text(value: Any, name: Callable[[fx.Node], str]) -> str:
         return name(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_argument_text(v, name) for v in value)}]"
-    return str(value) if isinstance(value, torch.dtype) else repr(value)
+    return str(value) if isinstance(value, dtype) else repr(value)
 
 
 def _rows(graph: Graph) -> Iterator[tuple[str, ...]]:

@@ -100,6 +100,7 @@ class Trace:
         self.late: list[Tangent] = []
         self._inputs: list[Tensor] = []
         self.checks: str | None = None
+        self.keeps_real = False
         self._depth = 0
         self._nodes: dict[int, fx.Node] = {}
         self._scalars: dict[str, fx.Node] = {}
@@ -222,6 +223,15 @@ class Trace:
             yield
         finally:
             self.current_pass = before
+
+    @contextlib.contextmanager
+    def real_tensors_kept(self) -> Iterator[None]:
+        """Inside, a call may be given real tensors: they are not replaced by the inputs that stand for them."""
+        self.keeps_real = True
+        try:
+            yield
+        finally:
+            self.keeps_real = False
 
     def result(self, value: Any) -> Any:
         """What the graph returns for one leaf of the function's result: a node, or the constant itself."""
@@ -395,6 +405,8 @@ class _Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._trace.keeps_real:
+            return func(*args, **(kwargs or {}))
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
         self._trace.checks = VALUE_CHECKS.get(func)

@@ -213,10 +213,10 @@ class Pullback:
             with _backward_pass(traced) as mark:
                 incoming = [trace.tangent(Out(p), v) for v, p in outs] if tangents is None else tangents
                 # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
-                reals = [c.real for c in captured]
-                found = torch.autograd.grad(
-                    [v for v, _ in outs], targets + reals, [mark(t) for t in incoming], create_graph=differentiable, allow_unused=True
-                )
+                targets += [c.real for c in captured]
+                seeds = [mark(t) for t in incoming]
+                with trace.real_tensors_kept():
+                    found = torch.autograd.grad([v for v, _ in outs], targets, seeds, create_graph=differentiable, allow_unused=True)
                 n, m = len(self.wrt), len(captured)
                 of_captured = tuple(map(_sum, found[n : n + m], found[n + m :]))
         gradients = (found[:n], of_captured)
