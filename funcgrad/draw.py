@@ -80,7 +80,7 @@ def _edge(x0: float, y0: float, x1: float, y1: float) -> str:
 def _rectangle(box: Box, x: float, y: float, w: float) -> str:
     colour = _COLOURS[box.group]
     return (
-        f'<g><title>{html.escape(box.hint or box.label)}</title>'
+        f"<g><title>{html.escape(box.hint or box.label)}</title>"
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{_HEIGHT}" rx="4" fill="{colour}" fill-opacity=".22" stroke="{colour}"/>'
         f'<text x="{x + w / 2:.0f}" y="{y + 15:.0f}" text-anchor="middle">{html.escape(box.label)}</text></g>'
     )

@@ -12,16 +12,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from attrs import evolve, frozen
-from torch import Tag as OpTag
 from torch import Tensor, dtype, fx
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
 
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, Text
 from .slots import Signature, Slot
 from .tags import tags_of
-from .torch_private import is_operator, returns_nothing, storage_id, writes_inputs
-from .trees import Node, Tree, count
+from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
+from .trees import Node as Container
+from .trees import Tree, count
 
 _DRAWN_AT_MOST = 80
 _SHORT = {
@@ -54,12 +56,12 @@ class Graph(Shown):
     """
 
     signature: Signature
-    fx: fx.Graph
+    fx: FxGraph
     constants: Mapping[str, Tensor]
     name: str = "graph"
 
     @property
-    def placeholders(self) -> list[fx.Node]:
+    def placeholders(self) -> list[Node]:
         return self.fx.find_nodes(op="placeholder")
 
     @property
@@ -74,7 +76,7 @@ class Graph(Shown):
     def input_of(self, slot: Slot) -> Slot | None:
         """The input an output slot returns unchanged, or None where it returns something computed."""
         result = self.result_of(slot)
-        if isinstance(result, fx.Node) and result.op == "placeholder":
+        if isinstance(result, Node) and result.op == "placeholder":
             return self.signature.ins[self.placeholders.index(result)]
         return None
 
@@ -82,7 +84,7 @@ class Graph(Shown):
         """Run node by node on real (or fake) values, one per slot of ``signature.ins``."""
         if len(values) != len(self.signature.ins):
             raise GraphError(f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}")
-        env: dict[fx.Node, Any] = dict(zip(self.placeholders, values, strict=True))
+        env: dict[Node, Any] = dict(zip(self.placeholders, values, strict=True))
         for node in self.fx.nodes:
             if node.op == "get_attr":
                 env[node] = self.constants[node.target]
@@ -145,7 +147,7 @@ class Joint(Shown):
 
     def returning_child(self, i: int) -> Joint:
         """The same graph, where the caller gets the ``i``-th child of what the traced function returned."""
-        assert isinstance(self.returned.tree, Node)
+        assert isinstance(self.returned.tree, Container)
         children = self.returned.tree.children
         start = sum(map(count, children[:i]))
         return evolve(self, returned=Returned(children[i], self.returned.leaves[start : start + count(children[i])]))
@@ -166,10 +168,10 @@ def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
     return verify(copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name))
 
 
-def ancestors(values: Iterable[object], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
+def ancestors(values: Iterable[object], stop: Collection[Node] = ()) -> set[Node]:
     """The nodes some values are computed from, themselves included, not going beyond ``stop`` (which is included)."""
-    found: set[fx.Node] = set()
-    pending = [v for v in values if isinstance(v, fx.Node)]
+    found: set[Node] = set()
+    pending = [v for v in values if isinstance(v, Node)]
     while pending:
         node = pending.pop()
         if node not in found:
@@ -182,17 +184,17 @@ def ancestors(values: Iterable[object], stop: Collection[fx.Node] = ()) -> set[f
 # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def value_of(node: fx.Node) -> Any:
+def value_of(node: Node) -> Any:
     """The fake value a node was recorded with."""
     return node.meta["val"]
 
 
-def where_of(node: fx.Node) -> str | None:
+def where_of(node: Node) -> str | None:
     """The caller's source line a node comes from."""
     return node.meta.get("where")
 
 
-def pass_of(node: fx.Node) -> str:
+def pass_of(node: Node) -> str:
     """``"forward"`` or ``"backward"``: when the node was recorded."""
     return str(node.meta.get("pass", "forward"))
 
@@ -204,7 +206,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
 
 
-def storages(node: fx.Node) -> set[int]:
+def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
     return {storage_id(t) for t in tensors_in(node.meta.get("val"))}
 
@@ -214,25 +216,25 @@ def nbytes(value: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors_in(value))
 
 
-def is_random(node: fx.Node) -> bool:
+def is_random(node: Node) -> bool:
     """Whether the node draws from a random generator."""
-    return is_operator(node.target) and OpTag.nondeterministic_seeded in node.target.tags
+    return is_operator(node.target) and draws_random(node.target)
 
 
-def has_effect(node: fx.Node) -> bool:
+def has_effect(node: Node) -> bool:
     """Whether a call must run though nobody reads its result: a random draw, a check, an operator that is not torch's own."""
     if node.op != "call_function":
         return False
     if is_operator(node.target):
-        return is_random(node) or returns_nothing(node.target) or node.target.namespace not in ("aten", "prims", "prim")  # type: ignore[union-attr]
+        return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
     return node.target is require_false
 
 
-def is_getitem(node: fx.Node) -> bool:
+def is_getitem(node: Node) -> bool:
     return node.target is getitem
 
 
-def is_view(node: fx.Node) -> bool:
+def is_view(node: Node) -> bool:
     """Whether the node only looks at memory of its input (no kernel runs, no byte moves).
 
     An element taken from an op's several results is a view if the op itself only looks (``split``), else a value of its own.
@@ -244,12 +246,10 @@ def is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(own) and own <= inputs
 
 
-def copy_nodes(
-    graph: Graph, keep: set[fx.Node], placeholders: list[tuple[Slot, fx.Node]], outs: list[tuple[Slot, Any]], name: str
-) -> Graph:
+def copy_nodes(graph: Graph, keep: set[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str) -> Graph:
     """A new Graph of the nodes in ``keep``, in order; ``placeholders`` stand for values that come from outside."""
     new = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
+    env: dict[Node, Node] = {}
     for _, node in placeholders:
         env[node] = new.placeholder(node.name)
         env[node].meta = dict(node.meta)
@@ -288,7 +288,7 @@ def verify(graph: Graph) -> Graph:
     return graph
 
 
-def _fault(graph: Graph, node: fx.Node) -> str | None:
+def _fault(graph: Graph, node: Node) -> str | None:
     if node.op in ("placeholder", "output"):
         return None
     if node.op == "get_attr":
@@ -315,23 +315,21 @@ def type_text(value: Any) -> str:
     return type(value).__name__
 
 
-def call_text(node: fx.Node, name: Callable[[fx.Node], str] = lambda n: n.name) -> str:
+def call_text(node: Node, name: Callable[[Node], str] = lambda n: n.name) -> str:
     """``aten.mm(x, w)``: the call of a node as one reads it."""
     args = [_argument_text(a, name) for a in node.args]
     args += [f"{k}={_argument_text(v, name)}" for k, v in node.kwargs.items()]
-    return f"{target_text(node)}({', '.join(args)})"
+    return f"{target_text(node.target)}({', '.join(args)})"
 
 
-def target_text(node: fx.Node) -> str:
+def target_text(target: Any) -> str:
     """``aten.mm`` for ``aten.mm.default``; other overloads are spelt out."""
-    if node.op != "call_function":
-        return str(node.target)
-    text = str(node.target) if is_operator(node.target) else getattr(node.target, "__name__", str(node.target))
+    text = str(target) if is_operator(target) else getattr(target, "__name__", str(target))
     return text.removesuffix(".default")
 
 
-def _argument_text(value: Any, name: Callable[[fx.Node], str]) -> str:
-    if isinstance(value, fx.Node):
+def _argument_text(value: Any, name: Callable[[Node], str]) -> str:
+    if isinstance(value, Node):
         return name(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_argument_text(v, name) for v in value)}]"
@@ -365,7 +363,9 @@ def _boxes(graph: Graph) -> Iterator[Box]:
     for node in graph.fx.nodes:
         if node.op in ("call_function", "get_attr"):
             hint = f"{node.name}: {type_text(node.meta.get('val'))} {where_of(node) or ''}"
-            yield Box(node.name, target_text(node).removeprefix("aten."), pass_of(node), tuple(i.name for i in node.all_input_nodes), hint)
+            yield Box(
+                node.name, target_text(node.target).removeprefix("aten."), pass_of(node), tuple(i.name for i in node.all_input_nodes), hint
+            )
     for slot, result in zip(graph.signature.outs, graph.results, strict=True):
-        if isinstance(result, fx.Node):
+        if isinstance(result, Node):
             yield Box(f"out {slot}", str(slot), "output", (result.name,))

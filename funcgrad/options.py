@@ -7,7 +7,7 @@ so that no option is ever accepted and ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,10 @@ from .errors import OptionError
 
 Randomness = Literal["eager", "philox"]
 Numerics = Literal["fast", "eager"]
+
+
+def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
 
 
 @frozen(kw_only=True)
@@ -39,8 +43,8 @@ class Options:
     memory_budget: int | float | str | None = None
     policy: Any = None
     backward_autocast: str = "off"
-    static_argnums: tuple[int, ...] = field(default=(), converter=lambda v: (v,) if isinstance(v, int) else tuple(v))
-    donate_argnums: tuple[int, ...] = field(default=(), converter=lambda v: (v,) if isinstance(v, int) else tuple(v))
+    static_argnums: tuple[int, ...] = field(default=(), converter=_positions)
+    donate_argnums: tuple[int, ...] = field(default=(), converter=_positions)
     rng: Randomness = "eager"
     numerics: Numerics = "fast"
 

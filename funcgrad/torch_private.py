@@ -23,8 +23,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
@@ -61,23 +62,6 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
 def is_transform_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a torch.func transform (vmap, grad, jvp) wraps this tensor."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def transform_depth() -> int:
-    """How many torch.func transform levels are active."""
-    stack = torch._C._functorch.get_interpreter_stack()
-    return 0 if stack is None else len(stack)
-
-
-transform_active: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-"""Truthy inside a torch.func transform; 30 ns."""
-
-
-def has_forward_dual(tensor: torch.Tensor) -> bool:
-    """Whether the tensor carries a forward-mode tangent (torch.autograd.forward_ad)."""
-    return bool(torch._C._is_fwd_grad_enabled()) and torch.autograd.forward_ad._current_level >= 0 and (
-        torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
-    )
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -123,7 +107,7 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, FunctionalTensor):
         return tensor
     with torch._C.DisableTorchFunction():
-        torch._sync(tensor)
+        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         fake: torch.Tensor = torch._from_functional_tensor(tensor.elem)
     return fake
 
@@ -137,8 +121,8 @@ def is_mutated(tensor: torch.Tensor) -> str | None:
         return "storage"
     if torch._functionalize_has_metadata_mutation(elem):
         return "metadata"
-    torch._sync(tensor)
-    return "data" if torch._functionalize_has_data_mutation(elem) else None
+    torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+    return "data" if torch._functionalize_has_data_mutation(elem) else None  # type: ignore[attr-defined]
 
 
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,12 +130,10 @@ def is_mutated(tensor: torch.Tensor) -> str | None:
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes
 """Inside, no dispatch mode is active: real tensors may be touched in the middle of a trace."""
 
-function_modes_depth: Callable[[], int] = torch._C._len_torch_function_stack
-
 
 def function_modes() -> tuple[object, ...]:
     """The active torch-function modes; a default device counts by its device, another mode as itself."""
-    stack = torch.overrides._get_current_function_mode_stack()
+    stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return tuple(m.device if isinstance(m, torch.utils._device.DeviceContext) else m for m in stack)
 
 
@@ -180,6 +162,16 @@ def causal_mask_unknown() -> Iterator[None]:
 def is_operator(target: Any) -> bool:
     """Whether a call's target is an operator overload (``aten.mul.Tensor``), not a Python function."""
     return isinstance(target, torch._ops.OpOverload)
+
+
+def draws_random(op: Any) -> bool:
+    """Whether an operator draws from a random generator."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def is_torchs_own(op: Any) -> bool:
+    """Whether an operator is one of PyTorch's (functional where its schema says so), not a custom one."""
+    return op.namespace in ("aten", "prims", "prim")
 
 
 def overload_name(op: Any) -> str:
@@ -223,7 +215,7 @@ def sdpa_flags() -> tuple[bool, ...]:
 
 def next_sequence_number() -> int:
     """The number the next autograd node will get: ties a forward op to the backward ops it causes."""
-    number: int = torch.autograd._get_sequence_nr()
+    number: int = _get_sequence_nr()
     return number
 
 

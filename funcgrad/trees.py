@@ -111,7 +111,7 @@ def _close(node: Node, children: Sequence[Any]) -> Any:
 
 def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
     """An instance of a dataclass or attrs class with these fields, without running ``__init__`` (it may validate or compute)."""
-    value = kind.__new__(kind)
+    value: Any = object.__new__(kind)
     for name, child in zip(names, children, strict=True):
         object.__setattr__(value, name, child)
     return value
@@ -211,10 +211,7 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
         return [f"if {name} is not None: {otherwise}"]
     ends = list(itertools.accumulate(map(count, tree.children), initial=0))
     names = [leaf_names[start:end] for start, end in itertools.pairwise(ends)]
-    parts = [
-        own[0] if isinstance(child, Leaf) else f"{name}__{i}"
-        for i, (child, own) in enumerate(zip(tree.children, names, strict=True))
-    ]
+    parts = [own[0] if isinstance(child, Leaf) else f"{name}__{i}" for i, (child, own) in enumerate(zip(tree.children, names, strict=True))]
     unpack = "".join(f"{part}, " for part in parts)
     registered = registered_container(tree.kind) if tree.kind not in (dict, list, tuple) else None
     lines = [f"if type({name}) is not {_constant(constants, tree.kind)}: {otherwise}"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graphs import Graph, is_getitem, is_random, scalar, storages, type_text, value_of, where_of
+from ..graphs import Graph, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
 from ..torch_private import argument_names, direct, is_operator, overload_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Source
 from .build import compile_function
@@ -56,7 +56,7 @@ class AtenBackend:
                 lines.append(f"    {' = '.join(n.name for n in step.nodes)} = None")
             else:
                 node = step.node
-                comment = f"  # {type_text(node.meta.get('val'))}{' · ' + where_of(node) if where_of(node) else ''}"
+                comment = f"  # {type_text(node.meta.get('val'))}{_from(node)}"
                 lines.append(f"    {node.name} = {printer.call(node, step.into)}{comment}")
                 if step.into is not None:
                     lines.append(f"    {step.into.name} = None")
@@ -65,7 +65,8 @@ class AtenBackend:
         return Source(graph.name, "python", "\n".join(lines) + "\n", names)
 
     def build(self, source: Source) -> Runnable:
-        return compile_function(source)
+        function: Runnable = compile_function(source)
+        return function
 
 
 # ── lifetimes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,7 +161,7 @@ class _Printer:
         if is_getitem(node):
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
         op = node.target if into is None else in_place_form(node.target)
-        name = self.name(str(op).removesuffix(".default") if is_operator(op) else op.__name__, direct(op))
+        name = self.name(target_text(op), direct(op))
         args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]
         return f"{name}({', '.join(args)})"
 
@@ -187,6 +188,10 @@ class _Printer:
         raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
 
 
+def _from(node: fx.Node) -> str:
+    where = where_of(node)
+    return f" · {where}" if where else ""
+
+
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', "'")
-

@@ -28,9 +28,7 @@ class Kernels(Shown):
     steps: tuple[Extern, ...]
 
     def doc(self) -> Doc:
-        rows = tuple(
-            (s.node.name, call_text(s.node), type_text(s.node.meta.get("val")), s.why, where_of(s.node) or "") for s in self.steps
-        )
+        rows = tuple((s.node.name, call_text(s.node), type_text(s.node.meta.get("val")), s.why, where_of(s.node) or "") for s in self.steps)
         return Doc(f"kernels of {self.graph.name}: {len(rows)} extern calls", (Table(("", "call", "type", "why", "from"), rows),))
 
 

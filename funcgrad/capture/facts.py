@@ -103,9 +103,7 @@ class Facts(Shown):
 
     def doc(self) -> Doc:
         rows = [(str(slot), kind, "requires grad" if grad else "") for slot, kind, grad in self.inputs]
-        rows += [
-            (str(c.slot), c.type, "captured" + (", requires grad" if c.requires_grad else "")) for c in self.captured
-        ]
+        rows += [(str(c.slot), c.type, "captured" + (", requires grad" if c.requires_grad else "")) for c in self.captured]
         outs = [(f"out{o.path}", o.type, "requires grad" if o.requires_grad else "") for o in self.outputs]
         return Doc("facts", (Text("inputs"), Table(("", "", ""), tuple(rows)), Text("outputs"), Table(("", "", ""), tuple(outs))))
 
@@ -119,7 +117,7 @@ def observe(function: Callable[..., Any], inputs: Inputs, grad: bool, root: Call
     trace = Trace(record=False)
     stand_ins = make_stand_ins(trace, inputs, grad)
     args, kwargs = inputs.rebuild(stand_ins)
-    with _watch_modules() as modules, torch.set_grad_enabled(grad):
+    with _ModuleWatch() as modules, torch.set_grad_enabled(grad):
         result = trace.run(function, args, kwargs)
     captured = _resolve(root, trace)
     named = [(str(slot), stand_ins[slot]) for slot in stand_ins]
@@ -183,7 +181,7 @@ def _fresh(name: str, found: Sequence[CapturedTensor]) -> Captured:
     return slot
 
 
-class _watch_modules:
+class _ModuleWatch:
     """Collects the modules called inside, each once."""
 
     def __enter__(self) -> list[torch.nn.Module]:

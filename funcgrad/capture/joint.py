@@ -46,7 +46,7 @@ def capture(function: Callable[..., Any], inputs: Inputs, facts: Facts, grad: bo
             fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
         )
     trace.graph.output(tuple(outs.values()))
-    ins = (*stand_ins, *(c.slot for c in facts.captured), *trace.late)
+    ins: tuple[Slot, ...] = (*stand_ins, *(c.slot for c in facts.captured), *trace.late)
     graph = Graph(Signature(ins, tuple(outs)), trace.graph, trace.constants, "joint")
     simplify(graph)
     return Joint(graph, Returned(tree, tuple(returned)), tuple(trace.guards()), trace.symbol_slots())
@@ -62,9 +62,9 @@ def simplify(graph: Graph) -> None:
     output = graph.fx.output_node()
     outside = set().union(*(storages(n) for n in graph.fx.nodes if n.op in ("placeholder", "get_attr")), frozenset())
     for node in graph.fx.nodes:
-        if node.op == "call_function" and (node.target in aliases or _is_noop_view(node)):
-            if output not in node.users or not (storages(node) & outside):
-                node.replace_all_uses_with(node.args[0])
+        same = node.op == "call_function" and (node.target in aliases or _is_noop_view(node))
+        if same and (output not in node.users or not (storages(node) & outside)):
+            node.replace_all_uses_with(node.args[0])
     for node in reversed(list(graph.fx.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.fx.erase_node(node)

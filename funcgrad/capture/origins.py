@@ -67,7 +67,7 @@ def scalar_constants(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
     pending: list[tuple[Any, tuple[str, ...], str]] = [(function, (), "")]
     seen: set[int] = set()
     while pending:
-        value, steps, name = pending.pop()
+        value, steps, _ = pending.pop()
         if id(value) in seen:
             continue
         seen.add(id(value))

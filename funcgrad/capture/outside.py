@@ -11,13 +11,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-
-VALUE_CHECKS: dict[Any, str] = {F.gaussian_nll_loss: "var has negative entry/entries"}
+VALUE_CHECKS: dict[Any, str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
 """Functions that read values only to reject them (``if tensor: raise``), with the message of the ValueError they raise.
 
 While one runs under the trace, each value it reads is taken to be false, and checked when the program runs."""
+
+
+def _with_lengths_as_tensors(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
+    """ctc_loss makes a tensor of lengths given as ints in C++ and reads it at once: give it tensors from the start."""
+
+    def call(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *rest: Any, **more: Any) -> Any:
+        lengths = [v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.int64) for v in (input_lengths, target_lengths)]
+        return ctc_loss(log_probs, targets, *lengths, *rest, **more)
+
+    return call
+
+
+REWRITES: dict[Any, Callable[..., Any]] = {f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)}
+"""Functions called in another way while tracing, with the same meaning."""
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

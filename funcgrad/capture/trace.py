@@ -9,9 +9,6 @@ expressions instead of nodes.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -22,10 +19,7 @@ from torch import Tensor, fx
 
 from ..errors import (
     CapturedTransformError,
-    DataDependentControlFlowError,
-    DataDependentShapeError,
     FuncgradError,
-    MutationError,
     UnsupportedTensorError,
 )
 from ..graphs import getitem, require_false, scalar, type_text
@@ -33,12 +27,10 @@ from ..slots import Arg, Out, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
     TRACER_SLOT,
-    DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     FunctionalTensor,
-    GuardOnDataDependentSymNode,
     ShapeEnv,
     TorchDispatchMode,
     TorchFunctionMode,
@@ -58,10 +50,8 @@ from ..torch_private import (
     without_modes,
     writes_inputs,
 )
-from .outside import FAKE_RESULTS, VALUE_CHECKS
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .where import named_error, user_line
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
 
@@ -208,7 +198,7 @@ class Trace:
         except FuncgradError:
             raise
         except Exception as error:
-            named = _named(error)
+            named = named_error(error)
             if named is None:
                 raise
             raise named from error
@@ -311,7 +301,9 @@ class Trace:
             return type(value)(self._argument(v, op) for v in value)
         if isinstance(value, torch.Generator):
             raise UnsupportedTensorError(
-                f"{op} draws from a torch.Generator of its own", where=user_line(), fix="draw from the default generator (torch.manual_seed)"
+                f"{op} draws from a torch.Generator of its own",
+                where=user_line(),
+                fix="draw from the default generator (torch.manual_seed)",
             )
         return value
 
@@ -334,7 +326,7 @@ class Trace:
         text = python_text(expr)
         if text not in self._scalars:
             assert self.graph is not None
-            symbols = {str(s): self._scalars[str(s)] for s in sorted(expr.free_symbols, key=str)}
+            symbols: dict[str, Any] = {str(s): self._scalars[str(s)] for s in sorted(expr.free_symbols, key=str)}
             node = self.graph.create_node("call_function", scalar, (text,), symbols, name="scalar")
             node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
             self._scalars[text] = node
@@ -351,7 +343,7 @@ class Trace:
         return line
 
 
-class _Tracer(TorchDispatchMode):
+class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
 
     It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever stands there.
@@ -360,7 +352,7 @@ class _Tracer(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._mode_key = TRACER_SLOT
         self._trace = trace
         self.tracer = self
@@ -411,7 +403,7 @@ class _Lifter(TorchFunctionMode):
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
-            return func(*args, **kwargs)
+            return REWRITES.get(func, func)(*args, **kwargs)
         finally:
             self._trace.checks = None
 
@@ -443,63 +435,13 @@ def _require_plain(tensor: Tensor, where: str | None) -> None:
     kind = type(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedTensorError(
-            f"a tensor with layout {tensor.layout} cannot be traced", where=where or user_line(), fix="pass dense (strided) tensors: x.to_dense()"
+            f"a tensor with layout {tensor.layout} cannot be traced",
+            where=where or user_line(),
+            fix="pass dense (strided) tensors: x.to_dense()",
         )
     if kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnsupportedTensorError(
-            f"a tensor subclass {kind.__name__} cannot be traced", where=where or user_line(), fix="pass plain tensors: x.as_subclass(torch.Tensor)"
+            f"a tensor subclass {kind.__name__} cannot be traced",
+            where=where or user_line(),
+            fix="pass plain tensors: x.as_subclass(torch.Tensor)",
         )
-
-
-# ── where, and what went wrong ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _is_user_file(filename: str) -> bool:
-    return not filename.startswith((_HERE, _TORCH, "<"))
-
-
-def user_line() -> str | None:
-    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if _is_user_file(code.co_filename):
-            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def user_line_of(error: BaseException) -> str | None:
-    """``file:line in function: source`` of the caller's innermost line an error passed through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
-    if not frames:
-        return None
-    last = frames[-1]
-    return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: {last.line}"
-
-
-def _named(error: Exception) -> FuncgradError | None:
-    """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
-    where = user_line_of(error)
-    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)):
-        return DataDependentControlFlowError(
-            "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
-            where=where,
-            fix="write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` "
-            "for a choice between computations, or pass the value as a Python argument",
-        )
-    if isinstance(error, DynamicOutputShapeException):
-        return DataDependentShapeError(
-            f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
-            where=where,
-            fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
-        )
-    text = str(error)
-    if isinstance(error, RuntimeError) and "its data is not allocated yet" in text:
-        return DataDependentControlFlowError(
-            "an operation reads the values of a tensor on its way, which are not known while it is traced", where=where, fix="pass the "
-            "values as Python numbers (ctc_loss: lengths as tuples of ints)",
-        )  # fmt: skip
-    if isinstance(error, RuntimeError) and ("leaf Variable that requires grad" in text or "mutating a non-functional tensor" in text):
-        return MutationError("the function writes into a tensor it was given", where=where, fix="write into a copy: x = x.clone()")
-    return None

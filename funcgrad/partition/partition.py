@@ -10,6 +10,7 @@ it is a view, which costs nothing; a free node may be computed from saved values
 from __future__ import annotations
 
 import math
+
 from attrs import frozen
 from torch import Tensor, fx
 

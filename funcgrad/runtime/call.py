@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..backends.build import compile_function
 from ..backends.backend import Runnable, Source
+from ..backends.build import compile_function
 from ..capture.facts import Facts
 from ..capture.origins import Origin
 from ..graphs import Constant, Joint
@@ -59,7 +59,8 @@ def print_call(
     chains = _Chains(names)
     reads = _print_reads(facts, captured_names, watched, modules, chains, constants, otherwise)
     if reads:
-        lines += ["try:", *(f"    {line}" for line in reads), "except (AttributeError, KeyError, IndexError, ValueError):", f"    {otherwise}"]
+        gone = "except (AttributeError, KeyError, IndexError, ValueError):"
+        lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
     lines += print_guards(key, leaf_names, captured_names, constants, otherwise)
     for condition in symbol_values(joint.guards, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
         constants["math"] = math

@@ -42,7 +42,7 @@ class Differentiable:
     pullback: Pullback
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        outs: tuple[Any, ...] = _Apply.apply(self, *inputs)
+        outs: tuple[Any, ...] = _Apply.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
 

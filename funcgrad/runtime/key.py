@@ -147,7 +147,7 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
     pattern: list[tuple[int, int, int]] = []
     for i, t in enumerate(tensors):
         j = first.setdefault(storage_id(t), i)
-        pattern.append((i, 0, 0) if i == j else (j, tensors[j].storage_offset(), t.storage_offset()))
+        pattern.append((i, 0, 0) if i == j else (j, int(tensors[j].storage_offset()), int(t.storage_offset())))
     return tuple(pattern)
 
 
@@ -162,10 +162,10 @@ def explain(old: CallKey, new: CallKey) -> list[str]:
         lines += _explain_leaf(name, was[name], now[name])
     if not lines and old.aliasing != new.aliasing:
         lines.append("aliasing: other inputs share memory than before")
-    for a in fields(Ambient):
-        x, y = getattr(old.ambient, a.name), getattr(new.ambient, a.name)
+    for attribute in fields(Ambient):
+        x, y = getattr(old.ambient, attribute.name), getattr(new.ambient, attribute.name)
         if x != y:
-            lines.append(f"{a.name.replace('_', ' ')}: was {x}, now {y}")
+            lines.append(f"{attribute.name.replace('_', ' ')}: was {x}, now {y}")
     return lines
 
 
@@ -182,7 +182,8 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[str]:
         for f in fields(TensorSpec):
             x, y = getattr(a, f.name), getattr(b, f.name)
             if x != y:
-                yield f"{path}: tensor kind (subclass, layout, conjugation, inference)" if f.name == "bits" else f"{path}: {f.name} was {x}, now {y}"
+                kind = "tensor kind (subclass, layout, conjugation, inference)"
+                yield f"{path}: {kind}" if f.name == "bits" else f"{path}: {f.name} was {x}, now {y}"
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not same_static(a, b.value):
             yield f"{path}: value was {a}, now {b}"

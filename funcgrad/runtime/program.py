@@ -50,9 +50,7 @@ def unchanged(
 ) -> tuple[tuple[Watched, ...], tuple[WatchedModule, ...]]:
     """Without the values the trace itself changed: a function that counts its calls does not ask to be traced for each."""
     values = tuple(Watched(origin, value) for origin, value in baked if origin.read() is value or origin.read() == value)
-    return values, tuple(
-        evolve(m, attributes={k: v for k, v in m.attributes.items() if m.module.__dict__.get(k) == v}) for m in modules
-    )
+    return values, tuple(evolve(m, attributes={k: v for k, v in m.attributes.items() if m.module.__dict__.get(k) == v}) for m in modules)
 
 
 @frozen(eq=False)

@@ -35,7 +35,7 @@ from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
 from ..slots import Arg
 from ..torch_private import foreign_trace_active, is_transform_wrapper
-from ..trees import LEAF, Node, flatten
+from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 from .halves import differentiable, graphs_to_run, outs_to_run, pullback_of, trace_joint
 
@@ -133,7 +133,7 @@ class Compiled:
             raise ArgumentError(f"static_argnums names position {out_of_range[0]}, but there are {len(args)} positional arguments")
         leaves: list[Any] = []
         paths: list[str] = []
-        children = []
+        children: list[Tree] = []
         names = self._definition.argument_names(len(args))
         for i, (name, arg) in enumerate(zip(names, args, strict=True)):
             own, tree, own_paths = ([arg], LEAF, [name]) if i in static else flatten(arg, name)

@@ -145,7 +145,9 @@ class Gradient:
         if self.has_aux:
             if not isinstance(result, tuple) or len(result) != 2:
                 raise AuxError(
-                    f"has_aux=True, but {name_of(self.root)} returned {_describe(result)}", where=name_of(self.root), fix="return (loss, aux)"
+                    f"has_aux=True, but {name_of(self.root)} returned {_describe(result)}",
+                    where=_definition_line(self.root),
+                    fix="return (loss, aux)",
                 )
             result, aux = result
         if not isinstance(result, Tensor) or result.ndim != 0 or not result.is_floating_point():
@@ -162,9 +164,9 @@ class Gradient:
         with _backward_pass(traced) as mark:
             if value.requires_grad and flat:
                 seed = mark(torch.ones_like(value))
-                found = torch.autograd.grad(value, flat, seed, create_graph=differentiable, allow_unused=True)
+                found: Sequence[Tensor | None] = torch.autograd.grad(value, flat, seed, create_graph=differentiable, allow_unused=True)
             else:
-                found = tuple(None for _ in flat)
+                found = [None for _ in flat]
             filled = iter([torch.zeros_like(x) if g is None else g for x, g in zip(flat, found, strict=True)])
         grads = [unflatten([next(filled) for _ in leaves], tree) for leaves, tree in zip(wrt, trees, strict=True)]
         return tuple(grads) if isinstance(self.argnums, tuple) else grads[0]

@@ -87,4 +87,3 @@ def differentiable(
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if slot in grads),
         pullback=derivative,
     )
-

@@ -1,0 +1,67 @@
+"""Where in the caller's code something happened, and the funcgrad name of what went wrong while tracing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import torch
+
+from ..errors import DataDependentControlFlowError, DataDependentShapeError, FuncgradError, MutationError
+from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def _is_user_file(filename: str) -> bool:
+    return not filename.startswith((_HERE, _TORCH, "<"))
+
+
+def user_line() -> str | None:
+    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _is_user_file(code.co_filename):
+            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def user_line_of(error: BaseException) -> str | None:
+    """``file:line in function: source`` of the caller's innermost line an error passed through."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
+    if not frames:
+        return None
+    last = frames[-1]
+    return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: {last.line}"
+
+
+def named_error(error: Exception) -> FuncgradError | None:
+    """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
+    where = user_line_of(error)
+    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)):
+        return DataDependentControlFlowError(
+            "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
+            where=where,
+            fix="write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` "
+            "for a choice between computations, or pass the value as a Python argument",
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return DataDependentShapeError(
+            f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
+            where=where,
+            fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
+        )
+    text = str(error)
+    if isinstance(error, RuntimeError) and "its data is not allocated yet" in text:
+        return DataDependentControlFlowError(
+            "an operation reads the values of a tensor on its way, which are not known while it is traced",
+            where=where,
+            fix="pass the values as Python numbers, or compute what depends on them outside",
+        )  # fmt: skip
+    if isinstance(error, RuntimeError) and ("leaf Variable that requires grad" in text or "mutating a non-functional tensor" in text):
+        return MutationError("the function writes into a tensor it was given", where=where, fix="write into a copy: x = x.clone()")
+    return None
