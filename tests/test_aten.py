@@ -1,0 +1,186 @@
+"""The aten backend: printed programs, what is written in place, and when memory is freed."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from functions import CASES
+
+import funcgrad as fg
+from funcgrad.backends.aten import AtenBackend, in_place_form
+from funcgrad.backends.backend import Call
+from funcgrad.trees import flatten
+
+
+def tensors(tree):
+    return [v for v in flatten(tree)[0] if isinstance(v, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_printed_program_equals_the_graph_and_leaves_inputs_alone(name):
+    f, make = CASES[name]
+    args = make()
+    program = fg.value_and_grad_compiled(f).program(*args)
+    graph = program.kernels[0].graph
+    backend = AtenBackend()
+    run = backend.build(backend.emit(backend.schedule(backend.lower(graph))))
+    inputs = tensors(args)
+    before = [t.clone() for t in inputs]
+    for _ in range(2):  # constants of the graph, too, must survive a run
+        torch.testing.assert_close(run(*inputs), graph.run(*inputs), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(inputs, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_golden_program():
+    def loss(p, x):
+        return (torch.tanh(x @ p["w"] + p["b"]) ** 2).mean()
+
+    program = fg.grad_compiled(loss).program({"w": torch.ones(4, 3), "b": torch.ones(3)}, torch.ones(5, 4))
+    text = "\n".join(line.split("  #")[0] for line in program.sources[0].text.splitlines())
+    assert_expected_inline(
+        text,
+        """\
+def joint(p_w, p_b, x):
+    \"""(p['w'], p['b'], x) -> (grad(p['w']), grad(p['b']))\"""
+    mm = aten_mm(x, p_w)
+    p_w = None
+    add = aten_add__Tensor(mm, p_b)
+    mm = None
+    p_b = None
+    tanh = aten_tanh_(add)
+    add = None
+    pow_1 = aten_pow_Tensor_Scalar(tanh, 2)
+    mean = aten_mean(pow_1)
+    pow_1 = None
+    ones_like = aten_ones_like(mean, pin_memory=False)
+    mean = None
+    expand = aten_expand(ones_like, [5, 3])
+    ones_like = None
+    div = aten_div_Scalar(expand, 15)
+    expand = None
+    pow_2 = aten_pow_Tensor_Scalar(tanh, 1.0)
+    mul = aten_mul__Scalar(pow_2, 2.0)
+    pow_2 = None
+    mul_1 = aten_mul__Tensor(div, mul)
+    div = None
+    mul = None
+    tanh_backward = aten_tanh_backward(mul_1, tanh)
+    mul_1 = tanh = None
+    sum_1 = aten_sum_dim_IntList(tanh_backward, [0], True)
+    view = aten_view(sum_1, [3])
+    sum_1 = None
+    t = aten_t(x)
+    x = None
+    mm_1 = aten_mm(t, tanh_backward)
+    t = tanh_backward = None
+    return (mm_1, view,)""",
+    )
+
+
+def test_golden_call():
+    program = fg.grad_compiled(lambda p, k: (p["w"] * k).sum()).program({"w": torch.ones(4)}, 2)
+    bits = program.key.leaves[0].bits
+    assert_expected_inline(
+        program.call.text.replace(str(bits), "BITS"),
+        """\
+def call(args, kwargs):
+    if len(args) != 2: return MISS
+    args__0, k, = args
+    if type(args__0) is not dict: return MISS
+    if list(args__0) != list_3: return MISS
+    p_w, = args__0.values()
+    if kwargs: return MISS
+    if ambient() != AMBIENT: return MISS
+    if not isinstance(p_w, Tensor) or p_w.dtype is not float32 or p_w.shape != (4,) or p_w.stride() != (1,) or p_w.requires_grad is not False or p_w.device != cpu or keys(p_w).raw_repr() != BITS: return MISS
+    if type(k) is not int or k != 2: return MISS
+    grad_p_w, = kernel(p_w)
+    return {'w': grad_p_w}
+""",  # noqa: E501
+    )
+
+
+def in_place(program):
+    return [s.node.name for s in program.schedule[0].steps if isinstance(s, Call) and s.into is not None]
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (lambda x: x.exp().sin(), True),
+        (lambda x: x.sin(), False),  # x is the caller's
+        (lambda x: (lambda a: (a, a.sin()))(x.exp()), False),  # a is returned
+        (lambda x: (lambda a: a.sin() + a)(x.exp()), "only the sum"),  # a is read again
+        (lambda x: (lambda a: a * a.t())(x.exp()), False),  # a view of a is read by the same op
+        (lambda x: (lambda a: (a[0], a.sin()))(x.exp()), False),  # a view of a is returned
+        (lambda x: x[:1].exp().expand(4, 4) * 2, False),  # one element stands for many
+        (lambda x: x.exp().double() * x, "only the product"),
+        (lambda x: x.exp() > 0, False),  # the result has another dtype
+    ],
+)
+def test_what_is_written_in_place(f, expected):
+    x = torch.rand(4, 4)
+    program = fg.jit(f).program(x)
+    names = in_place(program)
+    if isinstance(expected, str):
+        assert len(names) == 1 and ("add" in names[0] or "mul" in names[0])
+    else:
+        assert bool(names) == expected
+    torch.testing.assert_close(fg.jit(f)(x), f(x))
+
+
+def test_in_place_forms_have_the_same_arguments():
+    aten = torch.ops.aten
+    assert in_place_form(aten.mul.Tensor) is aten.mul_.Tensor
+    assert in_place_form(aten.mm.default) is None
+    assert in_place_form(aten.bernoulli.p) is None
+
+
+def test_values_are_freed_after_their_last_reader():
+    """A weak reference taken by a custom operator early in a program is dead when a later operator runs."""
+    seen = []
+
+    @torch.library.custom_op("funcgrad_test::note", mutates_args=())
+    def note(x: torch.Tensor, first: bool) -> torch.Tensor:
+        if first:
+            seen.append(weakref.ref(x))
+        else:
+            gc.collect()
+            seen.append([r() is None for r in seen])
+        return x.clone()
+
+    note.register_fake(lambda x, first: torch.empty_like(x))
+
+    def f(x):
+        a = x.exp()
+        b = note(a, True)
+        c = b.sum()
+        return note(c, False)
+
+    seen.clear()
+    fg.jit(f)(torch.ones(3))
+    assert seen[-1] == [True]
+
+
+def test_a_custom_operator_nobody_reads_runs_once_in_order():
+    calls = []
+
+    @torch.library.custom_op("funcgrad_test::effect", mutates_args=())
+    def effect(x: torch.Tensor, label: str) -> torch.Tensor:
+        calls.append(label)
+        return x.clone()
+
+    effect.register_fake(lambda x, label: torch.empty_like(x))
+
+    def f(x):
+        effect(x, "first")
+        y = effect(x, "second") * x
+        effect(x, "third")
+        return y.sum()
+
+    c = fg.grad_compiled(lambda x: f(x.detach()) * x.sum())
+    c.program(torch.ones(3))
+    assert calls == []
+    c(torch.ones(3))
+    assert calls == ["first", "second", "third"]

@@ -1,0 +1,157 @@
+"""The minimum cut and the split: exact, under tags, and every forward op runs once."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from functions import CASES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import funcgrad as fg
+from funcgrad.capture.tagging import tag_joint
+from funcgrad.graphs import has_effect, is_view, pass_of, value_of
+from funcgrad.partition.cut import minimum_cut
+from funcgrad.partition.partition import partition
+from funcgrad.slots import Grad
+from funcgrad.tags import Tag, tag, tags_of
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_minimum_cut_is_the_smallest_of_all(data):
+    """Against all 2^n cuts of small networks."""
+    n = data.draw(st.integers(2, 7))
+    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+    capacity = st.integers(0, 10**10) | st.just(math.inf)
+    edges = data.draw(st.dictionaries(st.sampled_from(pairs), capacity, max_size=12))
+
+    def cost(side):
+        return sum(c for (a, b), c in edges.items() if a in side and b not in side)
+
+    cuts = [{0, *rest} for k in range(n - 1) for rest in itertools.combinations(range(2, n), k)]
+    best = min(map(cost, cuts))
+    if best == math.inf:
+        with pytest.raises(ValueError, match="must not be cut"):
+            minimum_cut(edges, 0, 1, n)
+        return
+    side = minimum_cut(edges, 0, 1, n)
+    assert 0 in side and 1 not in side
+    # capacities are scaled to int32: exact to one part in 2^28 of their sum
+    assert cost(side) <= best + sum(c for c in edges.values() if c != math.inf) / 2**28 + len(edges)
+
+
+def programs():
+    for name, (f, make) in CASES.items():
+        yield pytest.param(f, make, id=name)
+
+
+def joint_of(f, make):
+    args = make()
+    value = f(*args)
+    if not (isinstance(value, torch.Tensor) and value.ndim == 0):
+        pytest.skip("not a loss")
+    return fg.value_and_grad_compiled(f).program(*args).joint
+
+
+@pytest.mark.parametrize(("f", "make"), programs())
+def test_no_forward_op_runs_twice(f, make):
+    """Only views stand in both halves; every effect and every random draw stands in exactly one."""
+    split = partition(joint_of(f, make))
+    halves = [[n for n in g.fx.nodes if n.op == "call_function"] for g in (split.forward, split.backward)]
+    twice = {n.name for n in halves[0]} & {n.name for n in halves[1]}
+    by_name = {n.name: n for half in halves for n in half}
+    assert all(is_view(by_name[name]) for name in twice)
+    assert not any(has_effect(by_name[name]) for name in twice)
+
+
+def small_joint(data):
+    """A random chain of pointwise ops and reductions with its gradient."""
+    steps = data.draw(st.lists(st.sampled_from(["sin", "exp", "mul", "relu", "mm", "t"]), min_size=1, max_size=4))
+
+    def f(x, w):
+        for step in steps:
+            x = {"sin": x.sin, "exp": x.exp, "relu": x.relu, "t": x.t, "mul": lambda x=x: x * w, "mm": lambda x=x: x @ w}[step]()
+        return x.sum()
+
+    return fg.grad_compiled(f, argnums=(0, 1)).program(torch.randn(3, 3), torch.randn(3, 3)).joint
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_saved_bytes_are_minimal(data):
+    """Against all sets of intermediates from which backward can be computed without running a forward op again."""
+    joint = small_joint(data)
+    split = partition(joint)
+    graph = joint.graph
+    outs = [v for s, v in zip(graph.signature.outs, graph.results, strict=True) if isinstance(s, Grad)]
+    forward_ops = {n.name for n in split.forward.fx.nodes if n.op == "call_function"}
+    first = next(n for n in graph.fx.nodes if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags)
+    incoming = {first}
+    for n in graph.fx.nodes:
+        if any(i in incoming for i in n.all_input_nodes):
+            incoming.add(n)
+    known = [n for n in graph.fx.nodes if n.op == "call_function" and n not in incoming and not is_view(n)]
+    required = {n.name for n in known if n.name in forward_ops and pass_of(n) == "forward"}
+
+    def allowed(saved):
+        """Whether backward needs no forward op besides what is saved."""
+        pending, seen = [v for v in outs if isinstance(v, torch.fx.Node)], set()
+        while pending:
+            n = pending.pop()
+            if n in seen or n.name in saved:
+                continue
+            seen.add(n)
+            if n.name in required:
+                return False
+            pending += n.all_input_nodes
+        return True
+
+    size = {n.name: value_of(n).numel() * value_of(n).element_size() for n in known}
+    chosen = {k.slot.name for k in split.saved if hasattr(k.slot, "name")}
+    assert allowed(chosen)
+    for k in range(len(known) + 1):
+        for saved in itertools.combinations(size, k):
+            if allowed(set(saved)):
+                assert sum(size[s] for s in chosen) <= sum(size[s] for s in saved) + 0
+    assert split.saved_bytes <= sum(size[s] for s in chosen)
+
+
+def test_a_mask_is_saved_instead_of_the_float_it_comes_from():
+    split = fg.grad_compiled(lambda x: torch.where((x * 2) > 1, x.exp() * 0 + x * 3, -x).sum()).program(torch.randn(100)).partition
+    assert split.saved_bytes <= 200
+
+
+def test_dropout_mask_is_drawn_in_forward_and_saved():
+    program = fg.grad_compiled(lambda x: torch.nn.functional.dropout(x.exp(), 0.5).sum()).program(torch.randn(10))
+    draws = [n for n in program.joint.graph.fx.nodes if "bernoulli" in n.name]
+    assert len(draws) == 1
+    assert tags_of(draws[0]).flags == Tag.MUST_SAVE | Tag.MUST_BE_IN_FORWARD
+    assert "generator" in tags_of(draws[0]).reason(Tag.MUST_BE_IN_FORWARD)
+    assert any("bernoulli" in n.name for n in program.partition.forward.fx.nodes)
+    assert not any(n.op == "call_function" and "bernoulli" in n.name for n in program.partition.backward.fx.nodes)
+
+
+def test_contradicting_tags_name_both_reasons():
+    joint = fg.grad_compiled(lambda x: x.exp().sum()).program(torch.randn(3)).joint
+    node = next(n for n in joint.graph.fx.nodes if n.name == "exp")
+    tag(node, Tag.MUST_BE_IN_FORWARD, "reason one")
+    with pytest.raises(fg.PartitionError, match=r"(?s)reason one.*reason two"):
+        tag(node, Tag.MUST_BE_IN_BACKWARD, "reason two")
+    assert Tag.MUST_BE_IN_BACKWARD not in tags_of(node).flags
+
+
+def test_a_forward_value_that_needs_backward_is_an_error():
+    joint = tag_joint(fg.value_and_grad_compiled(lambda x: x.exp().sum()).program(torch.randn(3)).joint)
+    node = next(n for n in joint.graph.fx.nodes if n.name == "exp")
+    tag(node, Tag.MUST_BE_IN_BACKWARD, "a test says so")
+    with pytest.raises(fg.PartitionError, match="an output of the function needs it.*a test says so"):
+        partition(joint)
+
+
+def test_every_saved_value_has_a_reason_and_a_line():
+    split = fg.jit(lambda x, w: (x @ w).tanh().sin().sum()).program(torch.randn(3, 4, requires_grad=True), torch.randn(4, 2)).partition
+    assert split.saved and all(k.why for k in split.saved)
+    assert all("test_partition.py" in k.where for k in split.saved if k.nbytes)
+    assert "fewest bytes" in str(split)

@@ -1,0 +1,88 @@
+"""Random numbers: for one seed, compiled functions draw exactly what eager PyTorch draws (``rng="eager"``)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import funcgrad as fg
+
+X = torch.randn(64, 8)
+
+
+def both(f, c, *args, seed=7):
+    torch.manual_seed(seed)
+    expected, after = f(*args), torch.rand(3)
+    torch.manual_seed(seed)
+    found, found_after = c(*args), torch.rand(3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(found_after, after, rtol=0, atol=0)  # the generator is left where eager leaves it
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.dropout(x, 0.3),
+        lambda x: F.dropout(F.dropout(x, 0.3) + 1, 0.9) * torch.rand_like(x),
+        lambda x: F.alpha_dropout(x, 0.2),
+        lambda x: F.feature_dropout(x[None], 0.4) if hasattr(F, "feature_dropout") else F.dropout1d(x[None], 0.4),
+        lambda x: x + torch.randn(8) + torch.randint(5, (8,)) + torch.randperm(8),
+        lambda x: F.rrelu(x, training=True),
+        lambda x: F.gumbel_softmax(x),
+        lambda x: torch.empty_like(x).uniform_() + torch.zeros(8).normal_(1, 2).exponential_(),
+        lambda x: torch.multinomial(x.exp(), 3) + torch.bernoulli(x.sigmoid())[:, :3] + torch.normal(x, 1.0)[:, :3],
+    ],
+)
+def test_the_same_draws(f):
+    c = fg.jit(f)
+    for seed in range(3):
+        both(f, c, X, seed=seed)
+    assert c.cache_info().misses == 1
+
+
+def test_a_draw_nobody_reads_still_advances_the_generator():
+    def f(x):
+        torch.rand(5)
+        return x * torch.rand(8)
+
+    both(f, fg.jit(f), X)
+
+
+def test_gradients_use_the_forward_mask():
+    def loss(x, w):
+        return F.dropout(F.dropout(x @ w, 0.5).relu(), 0.5).square().sum()
+
+    w = torch.randn(8, 16)
+
+    def eager(x, w):
+        w = w.clone().requires_grad_()
+        value = loss(x, w)
+        return value.detach(), torch.autograd.grad(value, w)[0]
+
+    both(eager, fg.value_and_grad_compiled(loss, argnums=1), X, w)
+
+    def by_backward(x, w):
+        w = w.clone().requires_grad_()
+        value = fg.jit(loss)(x, w)
+        return value.detach(), torch.autograd.grad(value, w)[0]
+
+    both(eager, by_backward, X, w)
+
+
+def test_attention_dropout():
+    q = torch.randn(2, 2, 8, 4)
+    f = lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.3, is_causal=True)  # noqa: E731
+    both(f, fg.jit(f), q)
+    both(lambda q: torch.func.grad(lambda q: f(q).sum())(q), fg.grad_compiled(lambda q: f(q).sum()), q)
+
+
+def test_compiling_draws_nothing():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    fg.value_and_grad_compiled(lambda x: F.dropout(x).sum()).program(X)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_generator_of_ones_own_is_an_error():
+    g = torch.Generator()
+    with pytest.raises(fg.UnsupportedTensorError, match=r"torch.Generator.*\n.*test_random.py"):
+        fg.jit(lambda x: x + torch.rand(8, generator=g))(X)
