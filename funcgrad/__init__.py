@@ -1,7 +1,6 @@
 """funcgrad: JAX-style functional transforms for PyTorch, compiled from one joint graph of forward and backward."""
 
 from .errors import (
-    AliasContractError,
     ArgumentError,
     AuxError,
     CacheTrustError,
@@ -32,7 +31,6 @@ from .trees import tree_map
 __version__ = "0.1.0"
 
 __all__ = [
-    "AliasContractError",
     "ArgumentError",
     "AuxError",
     "CacheTrustError",

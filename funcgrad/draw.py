@@ -46,10 +46,11 @@ def svg(drawing: Drawing) -> str:
         x = float(_PAD)
         for box in sorted(rows[depth], key=lambda b: _barycentre(b, place)):
             w = max(len(box.label), 2) * _CHAR + 14
+            x = max(x, _barycentre(box, place) - w / 2) if depth else x
             place[box.name] = (x, _PAD + depth * (_HEIGHT + _GAP_Y), w)
             x += w + _GAP_X
         width = max(width, x)
-    height = _PAD * 2 + len(rows) * (_HEIGHT + _GAP_Y) + (18 if drawing.omitted else 0)
+    height = _PAD * 2 + len(rows) * (_HEIGHT + _GAP_Y) - _GAP_Y + (18 if drawing.omitted else 0)
     lines: list[str] = []
     for box in drawing.boxes:
         x, y, w = place[box.name]
@@ -74,7 +75,8 @@ def _barycentre(box: Box, place: dict[str, tuple[float, float, float]]) -> float
 def _edge(x0: float, y0: float, x1: float, y1: float) -> str:
     middle = (y0 + y1) / 2
     path = f"M{x0:.0f} {y0:.0f}C{x0:.0f} {middle:.0f} {x1:.0f} {middle:.0f} {x1:.0f} {y1:.0f}"
-    return f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity=".35"/>'
+    head = f"M{x1 - 3:.0f} {y1 - 5:.0f}L{x1:.0f} {y1:.0f}L{x1 + 3:.0f} {y1 - 5:.0f}"
+    return f'<path d="{path}{head}" fill="none" stroke="currentColor" stroke-opacity=".35"/>'
 
 
 def _rectangle(box: Box, x: float, y: float, w: float) -> str:

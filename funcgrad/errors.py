@@ -69,11 +69,7 @@ class MutationError(FuncgradError, RuntimeError):
     """The function mutates a tensor it was given, which this version does not carry out."""
 
 
-class AliasContractError(FuncgradError, RuntimeError):
-    """An output shares memory with an input in a way this version does not reproduce."""
-
-
-class UnsupportedTensorError(FuncgradError, TypeError):
+class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
 
 

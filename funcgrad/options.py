@@ -21,7 +21,10 @@ Numerics = Literal["fast", "eager"]
 
 
 def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
+    positions = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not all(type(p) is int for p in positions):
+        raise OptionError(f"{value!r} names no positions of arguments", fix="pass an int, or a tuple of ints")
+    return positions  # type: ignore[return-value]
 
 
 @frozen(kw_only=True)
@@ -71,7 +74,7 @@ def make_options(keywords: Mapping[str, Any]) -> Options:
 def _check(name: str, value: Any, *, now: tuple[Any, ...], later: tuple[Any, ...] = (), rest_is_later: bool = False) -> None:
     if any(value is v or (type(value) is type(v) and value == v) for v in now):
         return
-    if rest_is_later or value in later:
+    if rest_is_later or any(value is v or (type(value) is type(v) and value == v) for v in later):
         raise OptionError(f"{name}={value!r} is not available in this version", fix=f"use {name}={now[0]!r}")
     raise OptionError(f"{name}={value!r} is not a value of this option", fix=f"use one of {', '.join(map(repr, now))}")
 

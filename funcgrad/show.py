@@ -86,10 +86,12 @@ def _align(table: Table) -> str:
 _STYLE = """
 .funcgrad{font-family:system-ui,sans-serif;color:inherit;line-height:1.4}
 .funcgrad summary{font-weight:600;cursor:pointer;margin:.3em 0}
-.funcgrad pre{background:rgba(128,128,128,.12);color:inherit;padding:.6em;border-radius:4px;overflow:auto;margin:.3em 0}
+.funcgrad pre{background:rgba(128,128,128,.12);color:inherit;padding:.6em;border-radius:4px;overflow:auto;margin:.3em 0;
+  font-family:ui-monospace,monospace!important;font-size:.92em}
+.funcgrad tr{background:none!important}
 .funcgrad table{border-collapse:collapse;font-size:.92em;margin:.3em 0}
-.funcgrad th,.funcgrad td{text-align:left;padding:.15em .7em;border-bottom:1px solid rgba(128,128,128,.35);
-  background:none;color:inherit;font-family:ui-monospace,monospace;white-space:pre}
+.funcgrad th,.funcgrad td{text-align:left!important;vertical-align:top;padding:.15em .7em;
+  border-bottom:1px solid rgba(128,128,128,.35);background:none!important;color:inherit;font-family:ui-monospace,monospace;white-space:pre}
 .funcgrad svg text{fill:currentColor;font:11px ui-monospace,monospace}
 .funcgrad section{margin-left:1em}
 """.replace("\n", "")

@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -64,6 +65,20 @@ def is_transform_wrapper(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no torch.func transform is active. Seen in 2.11, 2.13."""
+    return temporarily_clear_interpreter_stack()
+
+
+def transform_active() -> bool:
+    """Whether a torch.func transform is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+STORAGE_ID = "{}.untyped_storage()._cdata"
+"""``storage_id`` of a variable, as Python."""
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Identity of the memory a tensor lives in."""
     identity: int = tensor.untyped_storage()._cdata
@@ -110,6 +125,16 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
         torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         fake: torch.Tensor = torch._from_functional_tensor(tensor.elem)
     return fake
+
+
+def is_bare_functional(value: torch.Tensor) -> bool:
+    """Whether a tensor is the C++ half of a functional tensor, which torch's own methods (``tolist``) take out."""
+    return bool(torch._is_functional_tensor(value))
+
+
+def fake_mode_of(tensor: torch.Tensor) -> Any:
+    """The fake mode a functional tensor lives in; None for any other tensor."""
+    return getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None) if isinstance(tensor, FunctionalTensor) else None
 
 
 def is_mutated(tensor: torch.Tensor) -> str | None:
@@ -226,6 +251,11 @@ def running_sequence_number() -> int | None:
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_environment() -> ShapeEnv:
+    """An environment for symbolic floats, in which reading a value from a tensor stays an error."""
+    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
 def make_symbol(env: ShapeEnv, name: str, value: float) -> torch.SymFloat:

@@ -203,7 +203,8 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
     """Python lines that take the container in variable ``name`` apart, binding its leaves to ``leaf_names``.
 
     Objects the lines refer to are added to ``constants`` (name → object); where the structure differs, ``otherwise`` runs.
-    What stands at a leaf is not looked at: whoever compares leaves with a key sees a container there. Variables for containers inside have a double underscore, which ``leaf_names`` must not have.
+    What stands at a leaf is not looked at: whoever compares leaves with a key sees a container there.
+    Variables for containers inside have a double underscore, which ``leaf_names`` must not have.
     """
     if isinstance(tree, Leaf):
         return [f"{leaf_names[0]} = {name}"]

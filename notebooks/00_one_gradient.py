@@ -26,8 +26,6 @@ import torch
 
 import funcgrad as fg
 
-torch.manual_seed(0)
-
 # %% [markdown]
 # ## A function, and its gradient
 #
@@ -41,6 +39,7 @@ def loss(params, x):
     return (hidden @ params["w2"]).square().mean()
 
 
+torch.manual_seed(0)
 params = {"w1": torch.randn(8, 16), "b1": torch.zeros(16), "w2": torch.randn(16, 1)}
 x = torch.randn(4, 8)
 
@@ -104,8 +103,8 @@ for name in params:
 # ### The partition
 #
 # The partition cuts the joint graph into a forward and a backward half, and lists what the one saves for the other: how
-# many bytes, from which line, and why. A gradient runs both halves as one program, so that the cut is only the plan of
-# what is kept and what is computed again.
+# many bytes, from which line, and why. What is alive anyway, such as an argument, costs nothing to save. A gradient runs
+# both halves as one program, so that the cut is only the plan of what is kept and what is computed again.
 
 # %%
 p.partition

@@ -55,7 +55,7 @@ def test_global_of_a_helper(monkeypatch):
 
 
 def test_default_argument():
-    def f(x, w=torch.ones(3)):  # noqa: B008
+    def f(x, w=torch.ones(3)):
         return x * w
 
     check(f, X, lambda: setattr(f, "__defaults__", (torch.zeros(3),)), compiles=False)

@@ -107,7 +107,7 @@ def test_joint_equals_forward_then_backward(name):
         equal(values[slot], value)
 
 
-SECOND_ORDER = ["square", "transcendental", "logs", "rosenbrock", "dict_mlp", "layer_norm", "softmaxes", "pairwise", "logistic_regression", "solve"]
+SECOND_ORDER = "square transcendental logs rosenbrock dict_mlp layer_norm softmaxes pairwise logistic_regression solve".split()
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
@@ -356,7 +356,8 @@ def test_random_programs(data):
         "inplace": lambda a, b: a.clone().mul_(b).add_(1),
     }
     n = data.draw(st.integers(1, 8))
-    steps = [(data.draw(st.sampled_from(sorted(ops))), data.draw(st.integers(0, 2 + i)), data.draw(st.integers(0, 2 + i))) for i in range(n)]
+    draw = data.draw
+    steps = [(draw(st.sampled_from(sorted(ops))), draw(st.integers(0, 2 + i)), draw(st.integers(0, 2 + i))) for i in range(n)]
 
     def f(inputs):
         values = list(inputs)

@@ -28,8 +28,15 @@ class Kernels(Shown):
     steps: tuple[Extern, ...]
 
     def doc(self) -> Doc:
-        rows = tuple((s.node.name, call_text(s.node), type_text(s.node.meta.get("val")), s.why, where_of(s.node) or "") for s in self.steps)
-        return Doc(f"kernels of {self.graph.name}: {len(rows)} extern calls", (Table(("", "call", "type", "why", "from"), rows),))
+        reasons = sorted({step.why for step in self.steps})
+        said_once = len(reasons) == 1
+        rows = [
+            (n.name, call_text(n), type_text(n.meta.get("val")), where_of(n) or "", "" if said_once else step.why)
+            for step in self.steps
+            for n in (step.node,)
+        ]
+        title = f"kernels of {self.graph.name}: {len(rows)} extern calls" + (f" ({reasons[0]})" if said_once else "")
+        return Doc(title, (Table(("", "call", "type", "from", ""), tuple(rows)),))
 
 
 @frozen(eq=False)

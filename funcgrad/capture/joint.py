@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import TraceError
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, storages
 from ..slots import Signature, Slot
 from ..trees import flatten
@@ -20,7 +19,7 @@ def capture(function: Callable[..., Any], inputs: Inputs, facts: Facts, grad: bo
     """Trace ``function`` (a forward, or a forward with its backward) into one graph.
 
     ``grad``: whether inputs keep their ``requires_grad``. ``out_slot`` names a leaf of the result from its path.
-    Raises ``TraceError`` if this run captures other tensors than the dry run did.
+    Raises ``TraceError`` if this run meets a tensor the dry run did not.
     """
     trace = Trace(record=True)
     assert trace.graph is not None
@@ -39,12 +38,6 @@ def capture(function: Callable[..., Any], inputs: Inputs, facts: Facts, grad: bo
             returned.append(slot)
         else:
             returned.append(Constant(leaf))
-    if len(trace.captured) != len(facts.captured):
-        raise TraceError(
-            "the function used other outside tensors in its second run than in its first",
-            where=next((c.where for c in trace.captured.values() if c.where), None),
-            fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
-        )
     trace.graph.output(tuple(outs.values()))
     ins: tuple[Slot, ...] = (*stand_ins, *(c.slot for c in facts.captured), *trace.late)
     graph = Graph(Signature(ins, tuple(outs)), trace.graph, trace.constants, "joint")

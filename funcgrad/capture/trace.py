@@ -1,7 +1,7 @@
 """One run of a function on functional fake tensors, recorded as an fx graph or only watched.
 
-The stack of modes, from the caller down: ``_Lifter`` (a torch-function mode above autograd: a real tensor the function
-closes over is replaced by an input of the trace) · autograd · functionalisation · ``_Tracer`` (records each op) · fake
+The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function
+closes over is replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake
 tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as
 expressions instead of nodes.
 """
@@ -18,39 +18,35 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import (
-    CapturedTransformError,
     FuncgradError,
+    TraceError,
     UnsupportedTensorError,
 )
 from ..graphs import getitem, require_false, scalar, type_text
 from ..slots import Arg, Out, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
-    TRACER_SLOT,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     FunctionalTensor,
     ShapeEnv,
-    TorchDispatchMode,
-    TorchFunctionMode,
     causal_mask_unknown,
     expression,
     from_functional,
     guard_expressions,
-    is_transform_wrapper,
+    make_environment,
     make_functional_mode,
     make_symbol,
     next_sequence_number,
+    outside_transforms,
     python_text,
     returns_nothing,
     running_sequence_number,
     to_functional,
-    unwrap_transform,
     without_modes,
     writes_inputs,
 )
-from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .modes import Lifter, Tracer
 from .where import named_error, user_line
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
@@ -78,10 +74,10 @@ class Trace:
     """
 
     def __init__(self, *, record: bool) -> None:
-        self.env = ShapeEnv()
-        self.fakes = FakeTensorMode(shape_env=self.env)
-        self._functional = make_functional_mode(self._effect)
-        self._tracer = _Tracer(self)
+        self._env: ShapeEnv | None = None
+        self.fakes = FakeTensorMode()
+        self.functional = make_functional_mode(self._effect)
+        self._tracer = Tracer(self)
         self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
         self.graph = fx.Graph() if record else None
@@ -120,7 +116,7 @@ class Trace:
         own = from_functional(value)  # under the trace's modes: it may replay views, which must be recorded
         with without_modes(), self.fakes:
             fake = torch.empty_like(own)
-        with self.fakes, self._functional, torch.no_grad():
+        with self.fakes, self.functional, torch.no_grad():
             functional = to_functional(fake)
         slot = Tangent(out)
         self.late.append(slot)
@@ -131,6 +127,7 @@ class Trace:
         """What is computed from ``tensor`` belongs to the backward pass."""
         if self.graph is not None:
             node = self.result(tensor)
+            node.meta["where"] = None  # no line of the caller's says this
             tag(node, Tag.MUST_BE_IN_BACKWARD, "the gradient of the result with respect to itself: backward starts here")
         return tensor
 
@@ -145,7 +142,9 @@ class Trace:
 
     def symbolic_float(self, slot: Arg, value: float) -> Any:
         """A symbolic float input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
-        symbol = make_symbol(self.env, str(slot), value)
+        if self._env is None:  # only for symbols: with an environment, values read from tensors would become symbols, too
+            self._env = self.fakes.shape_env = make_environment()
+        symbol = make_symbol(self._env, str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
             self._scalars[str(expression(symbol))] = node
@@ -155,27 +154,34 @@ class Trace:
     def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
         if self.graph is None:
             return None
-        first_call = next((n for n in self.graph.nodes if n.op != "placeholder"), self.graph._root)
-        with self.graph.inserting_before(first_call):
+        calls = [n for n in self.graph.nodes if n.op != "placeholder"]
+        with self.graph.inserting_before(calls[0]) if calls else contextlib.nullcontext():
             node = self.graph.placeholder(identifier(slot))
         node.meta["val"] = value
         self._remember(value, node)
         return node
 
     def _lift(self, real: Tensor, requires_grad: bool, where: str | None) -> Lifted:
-        _require_plain(real, where)
+        require_plain(real, where)
         with without_modes():
             # detached: autograd history stays outside, and a Parameter becomes a plain tensor
             fake = self.fakes.from_tensor(real.detach(), static_shapes=True)
-        with self.fakes, self._functional, torch.no_grad():
-            functional = to_functional(fake)
-        functional.requires_grad_(requires_grad)
+        with outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
+            with self.fakes, self.functional, torch.no_grad():
+                functional = to_functional(fake)
+            functional.requires_grad_(requires_grad)
         self._inputs.append(functional)
         return Lifted(real, fake, functional, where)
 
     def lift(self, real: Tensor) -> Lifted:
         """The stand-in for a real tensor met inside the function."""
         lifted = self.captured.get(id(real))
+        if lifted is None and self.graph is not None:
+            raise TraceError(
+                f"the function used another outside tensor ({type_text(real)}) in its second run than in its first",
+                where=user_line(),
+                fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
+            )
         if lifted is None:
             lifted = self.captured[id(real)] = self._lift(real, real.requires_grad, user_line())
         return lifted
@@ -190,8 +196,8 @@ class Trace:
                 torch.autograd.set_multithreading_enabled(False),
                 self.fakes,
                 self._tracer,
-                self._functional,
-                _Lifter(self),
+                self.functional,
+                Lifter(self),
                 causal_mask_unknown(),
             ):
                 return function(*args, **kwargs)
@@ -233,12 +239,14 @@ class Trace:
             return self.node(self.lift(value).fake)
         if active_trace() is self:
             return self.node(from_functional(value))
-        with self.fakes, self._tracer, self._functional, torch.no_grad():
+        with self.fakes, self._tracer, self.functional, torch.no_grad():
             return self.node(from_functional(value))
 
     def guards(self) -> list[str]:
         """Conditions on symbolic floats the run relied on, as Python over the symbols' names."""
-        return [python_text(e) for e in guard_expressions(self.env) if {str(s) for s in e.free_symbols} <= self._symbols.keys()]
+        if self._env is None:
+            return []
+        return [python_text(e) for e in guard_expressions(self._env) if {str(s) for s in e.free_symbols} <= self._symbols.keys()]
 
     def symbol_slots(self) -> dict[str, str]:
         """Symbol name → the path of the float it stands for."""
@@ -343,101 +351,13 @@ class Trace:
         return line
 
 
-class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
-
-    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever stands there.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._mode_key = TRACER_SLOT
-        self._trace = trace
-        self.tracer = self
-        self.tensor_tracker: dict[Any, Any] = {}
-
-    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **(kwargs or {}))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        trace = self._trace
-        if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:
-            args = [self._stand_in(a) for a in args]
-        if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
-            trace.require_false(args[0], trace.checks)
-            return False
-        try:
-            out = func(*args, **kwargs)
-        except DynamicOutputShapeException:
-            if func not in FAKE_RESULTS:
-                raise
-            with trace.fakes:
-                out = FAKE_RESULTS[func](*args, **kwargs)
-        if trace.graph is not None:
-            trace.record(func, args, kwargs, out)
-        return out
-
-    def _stand_in(self, value: Any) -> Any:
-        """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
-        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
-            return self._trace.lift(value).fake
-        if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
-            return type(value)(self._stand_in(v) for v in value)
-        return value
-
-
-class _Lifter(TorchFunctionMode):
-    """Above autograd: replaces each real tensor in a call by the trace's input that stands for it."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__()
-        self._trace = trace
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._trace.keeps_real:
-            return func(*args, **(kwargs or {}))
-        args = [self._stand_in(a) for a in args]
-        kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
-        self._trace.checks = VALUE_CHECKS.get(func)
-        try:
-            return REWRITES.get(func, func)(*args, **kwargs)
-        finally:
-            self._trace.checks = None
-
-    def _stand_in(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if isinstance(value, (FunctionalTensor, FakeTensor)):
-                return value
-            if is_transform_wrapper(value):
-                return self._own_level(value)
-            return self._trace.lift(value).functional
-        if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
-            items = [self._stand_in(v) for v in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        return value
-
-    def _own_level(self, wrapper: Tensor) -> Tensor:
-        """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
-        inner = unwrap_transform(wrapper)
-        if isinstance(inner, (FunctionalTensor, FakeTensor)):
-            return wrapper
-        raise CapturedTransformError(
-            f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
-            where=user_line(),
-            fix="pass it as an argument of the compiled function",
-        )
-
-
-def _require_plain(tensor: Tensor, where: str | None) -> None:
+def require_plain(tensor: Tensor, where: str | None) -> None:
     kind = type(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedTensorError(
-            f"a tensor with layout {tensor.layout} cannot be traced",
+            f"a {'quantized tensor' if tensor.is_quantized else f'tensor with layout {tensor.layout}'} cannot be traced",
             where=where or user_line(),
-            fix="pass dense (strided) tensors: x.to_dense()",
+            fix=f"pass dense floating-point tensors: x.{'dequantize' if tensor.is_quantized else 'to_dense'}()",
         )
     if kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnsupportedTensorError(

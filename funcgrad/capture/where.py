@@ -19,13 +19,18 @@ def _is_user_file(filename: str) -> bool:
     return not filename.startswith((_HERE, _TORCH, "<"))
 
 
+def short_name(filename: str) -> str:
+    """The name of a source file as a reader knows it; the file of a notebook cell has no name worth showing."""
+    return "cell" if "ipykernel" in filename else os.path.basename(filename)
+
+
 def user_line() -> str | None:
     """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if _is_user_file(code.co_filename):
-            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+            return f"{short_name(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
@@ -36,12 +41,13 @@ def user_line_of(error: BaseException) -> str | None:
     if not frames:
         return None
     last = frames[-1]
-    return f"{os.path.basename(last.filename)}:{last.lineno} in {last.name}: {last.line}"
+    return f"{short_name(last.filename)}:{last.lineno} in {last.name}: {last.line}"
 
 
 def named_error(error: Exception) -> FuncgradError | None:
     """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
     where = user_line_of(error)
+    text = str(error)
     if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)):
         return DataDependentControlFlowError(
             "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
@@ -49,13 +55,18 @@ def named_error(error: Exception) -> FuncgradError | None:
             fix="write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` "
             "for a choice between computations, or pass the value as a Python argument",
         )
+    if (isinstance(error, RuntimeError) and ".numpy() is not supported" in text) or "Can't call numpy()" in text:
+        return DataDependentControlFlowError(
+            "the function asked for the values of a tensor as a NumPy array, which are not known while it is traced",
+            where=where,
+            fix="compute with torch functions, or convert outside of the function",
+        )
     if isinstance(error, DynamicOutputShapeException):
         return DataDependentShapeError(
             f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
             where=where,
             fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
         )
-    text = str(error)
     if isinstance(error, RuntimeError) and "its data is not allocated yet" in text:
         return DataDependentControlFlowError(
             "an operation reads the values of a tensor on its way, which are not known while it is traced",

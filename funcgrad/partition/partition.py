@@ -1,25 +1,28 @@
 """The split: a minimum cut over bytes, under tags, gives what is saved; the two halves are copied out of the joint graph.
 
-A node of the joint graph is
-*backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of the function needs it, and
-*free* otherwise: a free node may stand in either half. A forward node is not computed a second time in backward unless
-it is a view, which costs nothing; a free node may be computed from saved values in backward, where that saves bytes
-(the classic case: save the mask, not the float it was compared from).
+A node of the joint graph is *backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of the
+function needs it, and *free* otherwise: a free node may stand in either half. A forward node is not computed a second time
+in backward unless it is a view, which costs nothing; a free node may be computed from saved values in backward, where that
+saves bytes (the classic case: save the mask, not the float it was compared from).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import PartitionError
-from ..graphs import Graph, Joint, ancestors, copy_nodes, is_view, nbytes, type_text, value_of, verify, where_of
+from ..graphs import Graph, Joint, ancestors, call_text, copy_nodes, is_view, nbytes, type_text, value_of, verify, where_of
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Arg, Captured, Grad, Saved, Slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
+
+_RULES = "minimum cut 1"
+"""Part of every fingerprint: changed whenever the rules below choose differently."""
 
 
 @frozen
@@ -44,6 +47,8 @@ class Partition(Shown):
     forward: Graph
     backward: Graph
     saved: tuple[Kept, ...]
+    kept: frozenset[str]
+    """The names of the nodes the cut goes through."""
 
     @property
     def saved_bytes(self) -> int:
@@ -61,12 +66,26 @@ class Partition(Shown):
         )
 
 
-def partition(joint: Joint) -> Partition:
-    """Split at the cut of fewest bytes. Raises ``PartitionError`` where the tags leave no split."""
+def partition(joint: Joint, known: Sequence[str] | None = None) -> Partition:
+    """Split at the cut of fewest bytes. Raises ``PartitionError`` where the tags leave no split.
+
+    ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint`` chose to keep.
+    """
     graph = joint.graph
     roles = _Roles(graph)
-    kept = _choose(graph, roles)
+    by_name = {n.name: n for n in graph.fx.nodes}
+    reuse = known is not None and by_name.keys() >= set(known)
+    kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles)
     return split(graph, roles.incoming, kept)
+
+
+def fingerprint(joint: Joint) -> str:
+    """All a partition depends on, as text: calls, types, tags, what is returned, and the rules themselves."""
+    lines: list[str] = []
+    for node in joint.graph.fx.nodes:
+        call = call_text(node) if node.op == "call_function" else f"{node.op} {node.args}"
+        lines.append(f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value}")
+    return "\n".join([_RULES, str(joint.signature), *lines])
 
 
 class _Roles:
@@ -157,6 +176,7 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
         verify(copy_nodes(graph, backward_nodes, [*saved, *tangents], list(gradients), "backward")),
         tuple(_kept(slot, node) for slot, node in saved),
+        frozenset(n.name for n in kept),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..capture.facts import Symbolic
 from ..errors import ArgumentError
 from ..show import Doc, Shown, Table
-from ..torch_private import dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
+from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
 from ..trees import Tree, differences
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -213,7 +213,7 @@ def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[st
     if len(tensors) > 1:
         everything = ", ".join(tensors)
         if all(i == j for i, (j, _, _) in enumerate(key.aliasing)):
-            memory = ", ".join(f"{t}.untyped_storage()._cdata" for t in tensors)
+            memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
             lines.append(f"if len({{{memory}}}) != {len(tensors)}: {otherwise}")
         else:
             constants.update(aliasing=aliasing, ALIASING=key.aliasing)

@@ -22,22 +22,25 @@ from ..backends.backend import Backend
 from ..capture.facts import Inputs, Symbolic, observe
 from ..capture.origins import Origin, scalar_constants
 from ..capture.tagging import tag_joint
-from ..capture.trace import active_trace
+from ..capture.trace import active_trace, require_plain
 from ..errors import ArgumentError, RetraceError, UnsupportedTransformError
 from ..graphs import verify
 from ..layers.layer import plan_layers
 from ..options import ENVIRONMENT, Options
-from ..partition.partition import partition
+from ..partition.partition import fingerprint, partition
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
 from ..runtime.key import Ambient, CallKey, StaticSpec, TensorSpec, aliasing, explain, spec_of
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
+from ..runtime.store import Store, digest
 from ..slots import Arg
-from ..torch_private import foreign_trace_active, is_transform_wrapper
+from ..torch_private import foreign_trace_active, is_transform_wrapper, outside_transforms
 from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 from .halves import differentiable, graphs_to_run, outs_to_run, pullback_of, trace_joint
+
+_STORE = Store(ENVIRONMENT.cache_dir)
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 
@@ -112,12 +115,7 @@ class Compiled:
         tensors = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
-        if any(is_transform_wrapper(t) for t in tensors):
-            raise UnsupportedTransformError(
-                f"{self!r} was called inside a torch.func transform (vmap, grad, jvp, …)",
-                fix=f"apply the transform to {self.__name__} itself and compile the result",
-            )
-        with self._lock:
+        with self._lock, outside_transforms():
             result = self._cache.find(args, kwargs)  # another thread may have compiled it meanwhile
             if result is MISS:
                 program = self._compile_and_keep(self._inputs(args, kwargs))
@@ -130,7 +128,10 @@ class Compiled:
         static = {i % len(args) if -len(args) <= i < len(args) else i for i in self._options.static_argnums}
         out_of_range = [i for i in static if i >= len(args) or i < 0]
         if out_of_range:
-            raise ArgumentError(f"static_argnums names position {out_of_range[0]}, but there are {len(args)} positional arguments")
+            raise ArgumentError(
+                f"static_argnums names position {out_of_range[0]}, but {self.__name__} was called with {len(args)} positional arguments",
+                fix="name positions of arguments that every call passes",
+            )
         leaves: list[Any] = []
         paths: list[str] = []
         children: list[Tree] = []
@@ -141,11 +142,25 @@ class Compiled:
         for name, arg in kwargs.items():
             own, tree, own_paths = flatten(arg, name)
             leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
+        for leaf, path in zip(leaves, paths, strict=True):
+            self._check(leaf, path)
         n = len(args)
         positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
         keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
         both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
         return Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
+
+    def _check(self, leaf: Any, path: str) -> None:
+        """Refuse, before anything runs, a leaf that can be no input."""
+        if isinstance(leaf, Tensor) and is_transform_wrapper(leaf):
+            raise UnsupportedTransformError(
+                f"{self!r} was called inside a torch.func transform (vmap, grad, jvp, …)",
+                where=path,
+                fix=f"apply the transform to {self.__name__} itself and compile the result",
+            )
+        if isinstance(leaf, Tensor):
+            require_plain(leaf, path)
+        spec_of(leaf, path)
 
     def _key(self, inputs: Inputs, captured: Sequence[tuple[str, Any]]) -> CallKey:
         paths = tuple(slot.path for slot in inputs.slots)
@@ -227,7 +242,11 @@ class Compiled:
                 joint = tag_joint(joint)
                 verify(joint.graph)
             with stages("partition"):
-                split = partition(joint)
+                name = digest(fingerprint(joint))
+                known = _STORE.get(name)
+                split = partition(joint, known)
+                if known is None:
+                    _STORE.put(name, sorted(split.kept))
             with stages("lower"):
                 graphs = graphs_to_run(definition, facts, joint, split)
                 kernels = tuple(backend.lower(graph) for graph in graphs)

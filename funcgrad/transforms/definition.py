@@ -20,6 +20,7 @@ from torch import Tensor
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
 from ..slots import Arg, Captured, Grad, Out, Slot
+from ..torch_private import transform_active
 from ..trees import Tree, flatten, unflatten
 
 
@@ -93,6 +94,8 @@ class Gradient:
     splits: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if transform_active():  # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
+            return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
         with _nesting() as traced, torch.enable_grad():
             positions = self._positions(len(args))
@@ -133,6 +136,7 @@ class Gradient:
             if not -n <= i < n:
                 raise ArgumentError(
                     f"argnums={self.argnums!r}, but {name_of(self.root)} was called with {n} positional arguments",
+                    where=_definition_line(self.root),
                     fix="name the argument to differentiate by its position; keyword arguments are not differentiated",
                 )
         positions = [i % n for i in wanted]
@@ -158,6 +162,17 @@ class Gradient:
                 fix=advice,
             )
         return result, aux
+
+    def _by_torch_func(self, *args: Any, **kwargs: Any) -> Any:
+        self._positions(len(args))
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            value, aux = self._split(self.root(*args, **kwargs))
+            return (value, aux) if self.has_aux else value
+
+        grads, found = torch.func.grad_and_value(checked, self.argnums, self.has_aux)(*args, **kwargs)
+        value, aux = found if self.has_aux else (found, None)
+        return self._arrange(value, aux, grads)
 
     def _gradients(self, value: Tensor, wrt: list[list[Tensor]], trees: list[Tree], differentiable: bool, traced: bool) -> Any:
         flat = [leaf for leaves in wrt for leaf in leaves]
@@ -276,7 +291,7 @@ def _variable(leaf: Any, path: str) -> Tensor:
         raise NonDifferentiableArgumentError(
             f"{path} is {_describe(leaf)}, which has no gradient",
             where=path,
-            fix="convert it with .float(), or pass it as an argument that is not in argnums",
+            fix="make it a floating-point tensor, or pass it as an argument that is not in argnums",
         )
     return leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_()
 
@@ -318,7 +333,8 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {list(value.shape)}"
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{'an' if dtype.startswith('i') else 'a'} {dtype} tensor of shape {list(value.shape)}"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
 
 

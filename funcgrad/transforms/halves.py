@@ -14,12 +14,13 @@ from torch import Tensor
 from ..backends.backend import Runnable
 from ..capture.facts import Facts, Inputs
 from ..capture.joint import capture
+from ..errors import TraceError
 from ..graphs import Graph, Joint, restrict, value_of
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
 from ..slots import Grad, Saved, Slot, Tangent
 from ..trees import leaf_paths
-from .definition import Definition, Pullback
+from .definition import Definition, Pullback, name_of
 
 
 def pullback_of(definition: Definition, inputs: Inputs, facts: Facts) -> Pullback:
@@ -32,13 +33,18 @@ def pullback_of(definition: Definition, inputs: Inputs, facts: Facts) -> Pullbac
 
 def trace_joint(definition: Definition, inputs: Inputs, facts: Facts, grad: bool) -> Joint:
     """The joint graph of a definition: with its pullback if its result must be differentiable and it runs as two halves."""
-    if not definition.splits:
-        return capture(definition, inputs, facts, False, definition.out_slot)
-    if not facts.differentiable:
-        return capture(definition, inputs, facts, grad, definition.out_slot)
-    pullback = pullback_of(definition, inputs, facts)
-    joint = capture(lambda *args, **kwargs: pullback(args, kwargs, None), inputs, facts, True, pullback.split_out_slot)
-    return joint.returning_child(0)
+    if definition.splits and facts.differentiable:
+        pullback = pullback_of(definition, inputs, facts)
+        joint = capture(lambda *args, **kwargs: pullback(args, kwargs, None), inputs, facts, True, pullback.split_out_slot)
+        joint = joint.returning_child(0)
+    else:
+        joint = capture(definition, inputs, facts, grad and definition.splits, definition.out_slot)
+    if [f.path for f in facts.outputs] != leaf_paths(joint.returned.tree):
+        raise TraceError(
+            f"{name_of(definition.root)} returned another structure in its second run than in its first",
+            fix="make it a pure function of its arguments: the structure of its result must not depend on what ran before",
+        )
+    return joint
 
 
 def outs_to_run(joint: Joint) -> list[Slot]:

@@ -48,7 +48,7 @@ def fault(ident, entry):
         reason = entry["not_applicable"]
         return None if isinstance(reason, str) and reason.strip() else "not_applicable without a reason"
     if set(entry) != {"tests"} or not entry["tests"]:
-        return f"must be status = \"open\", tests = [...] or not_applicable = \"reason\": {entry}"
+        return f'must be status = "open", tests = [...] or not_applicable = "reason": {entry}'
     for test in entry["tests"]:
         source = source_of(test)
         if source is None:

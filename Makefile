@@ -1,0 +1,34 @@
+# Two commands do all the set-up: `make demo` and `make test`. Each makes .venv with what it needs if it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+JOBS ?= 2
+
+.PHONY: demo test lint bench notebooks clean
+
+.venv/%.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	touch $@
+
+demo: .venv/demo.done
+	$(BIN)/python examples/char_transformer.py
+
+test: .venv/test,notebook,demo.done
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+lint: .venv/test,notebook,demo.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check funcgrad benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/bench,demo.done
+	$(BIN)/python -m benchmarks
+
+notebooks: .venv/test,notebook,demo.done
+	$(BIN)/jupytext --sync notebooks/*.py
+	cd notebooks && ../$(BIN)/jupyter nbconvert --to html --execute --output-dir ../build/notebooks *.ipynb
+
+clean:
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,41 @@
+"""How things are measured: calls interleaved between the contestants, medians; memory from the profiler's allocation events."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+
+def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, calls: int = 1) -> dict[str, float]:
+    """Median seconds a call, each contestant timed in turn in every round (so that drift of the machine hits all alike)."""
+    for call in contestants.values():
+        call()
+        call()
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, call in contestants.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            times[name].append((time.perf_counter() - start) / calls)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Bytes of CPU memory allocated by one call above what was there before it, at the worst moment, results included."""
+    call()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        result = call()
+    del result
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    current = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        current += event.nbytes()
+        peak = max(peak, current)
+    return peak

@@ -1,0 +1,124 @@
+"""The two modes of a trace: one above autograd that replaces outside tensors, one below functionalisation that records."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CapturedTransformError, TraceError
+from ..graphs import type_text
+from ..torch_private import (
+    TRACER_SLOT,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FunctionalTensor,
+    TorchDispatchMode,
+    TorchFunctionMode,
+    fake_mode_of,
+    is_bare_functional,
+    is_transform_wrapper,
+    unwrap_transform,
+)
+from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .where import user_line
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
+
+    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever stands there.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mode_key = TRACER_SLOT
+        self._trace = trace
+        self.tracer = self
+        self.tensor_tracker: dict[Any, Any] = {}
+
+    def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        trace = self._trace
+        if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:
+            args = [self._stand_in(a) for a in args]
+        if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
+            trace.require_false(args[0], trace.checks)
+            return False
+        try:
+            out = func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if func not in FAKE_RESULTS:
+                raise
+            with trace.fakes:
+                out = FAKE_RESULTS[func](*args, **kwargs)
+        if trace.graph is not None:
+            trace.record(func, args, kwargs, out)
+        return out
+
+    def _stand_in(self, value: Any) -> Any:
+        """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
+            return self._trace.lift(value).fake
+        if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
+            return type(value)(self._stand_in(v) for v in value)
+        return value
+
+
+class Lifter(TorchFunctionMode):
+    """Above autograd: replaces each real tensor in a call by the trace's input that stands for it."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._trace.keeps_real:
+            return func(*args, **(kwargs or {}))
+        if func is Tensor.__repr__:
+            return f"traced {type_text(args[0])}"
+        args = [self._stand_in(a) for a in args]
+        kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
+        self._trace.checks = VALUE_CHECKS.get(func)
+        try:
+            return REWRITES.get(func, func)(*args, **kwargs)
+        finally:
+            self._trace.checks = None
+
+    def _stand_in(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if isinstance(value, FunctionalTensor) and fake_mode_of(value) is not self._trace.fakes:
+                raise TraceError(
+                    f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
+                    where=user_line(),
+                    fix="do not keep tensors computed in the function in a cache, a global or an attribute; return them (has_aux=True)",
+                )
+            if isinstance(value, (FunctionalTensor, FakeTensor)) or is_bare_functional(value):
+                return value
+            if is_transform_wrapper(value):
+                return self._own_level(value)
+            return self._trace.lift(value).functional
+        if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
+            items = [self._stand_in(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+    def _own_level(self, wrapper: Tensor) -> Tensor:
+        """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
+        inner = unwrap_transform(wrapper)
+        if isinstance(inner, (FunctionalTensor, FakeTensor)):
+            return wrapper
+        raise CapturedTransformError(
+            f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
+            where=user_line(),
+            fix="let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
+        )
