@@ -48,6 +48,11 @@ def getitem(values: Sequence[Any], i: int) -> Any:
     return values[i]
 
 
+def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """``torch.cond`` when a program runs: one of two graphs of the same operands."""
+    return (if_true if condition else if_false).run(*operands)
+
+
 @frozen(eq=False)
 class Graph(Shown):
     """Pure ATen calls: placeholders in the order of ``signature.ins``, results in the order of ``signature.outs``.
@@ -95,7 +100,8 @@ class Graph(Shown):
 
     def doc(self) -> Doc:
         header = ("", "", "type", "from")
-        return Doc(f"{self.name}{self.signature}", (self.drawing(), Table(header, tuple(_rows(self))), *_constant_parts(self)))
+        branches = [branch.doc() for node in self.fx.nodes for branch in branches_of(node)]
+        return Doc(f"{self.name}{self.signature}", (self.drawing(), Table(header, tuple(_rows(self))), *_constant_parts(self), *branches))
 
     def drawing(self) -> Drawing:
         """The graph as boxes and arrows (the first 80 nodes)."""
@@ -218,7 +224,15 @@ def nbytes(value: Any) -> int:
 
 def is_random(node: Node) -> bool:
     """Whether the node draws from a random generator."""
+    if node.target is choose:
+        return any(is_random(n) for branch in branches_of(node) for n in branch.fx.nodes)
     return is_operator(node.target) and draws_random(node.target)
+
+
+def branches_of(node: Node) -> list[Graph]:
+    """The two graphs a ``torch.cond`` chooses from; none for any other node."""
+    args: tuple[Any, ...] = node.args
+    return [a for a in args if isinstance(a, Graph)]
 
 
 def has_effect(node: Node) -> bool:
@@ -227,7 +241,7 @@ def has_effect(node: Node) -> bool:
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    return node.target is require_false
+    return node.target is require_false or is_random(node)
 
 
 def is_getitem(node: Node) -> bool:
@@ -331,6 +345,8 @@ def target_text(target: Any) -> str:
 def _argument_text(value: Any, name: Callable[[Node], str]) -> str:
     if isinstance(value, Node):
         return name(value)
+    if isinstance(value, Graph):
+        return value.name
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_argument_text(v, name) for v in value)}]"
     return str(value) if isinstance(value, dtype) else repr(value)

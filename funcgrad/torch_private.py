@@ -181,6 +181,17 @@ def causal_mask_unknown() -> Iterator[None]:
         module._detect_is_causal_mask = original
 
 
+@contextlib.contextmanager
+def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Inside, ``torch.cond`` is ours: torch's own starts another tracer, which cannot run within a trace."""
+    original = torch.cond
+    torch.cond = replacement
+    try:
+        yield
+    finally:
+        torch.cond = original
+
+
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

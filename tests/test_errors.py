@@ -1,7 +1,6 @@
 """Errors: each has its class, the builtin a torch user would catch, and says what happened, where, and what to do.
 
-``docs/errors.md`` is executed here, too. What is marked ``xfail`` is known to raise something else; the mark is strict, so it
-must go when the defect does.
+``docs/errors.md`` is executed here, too.
 """
 
 import inspect
@@ -280,7 +279,6 @@ def test_what_the_advice_names_works(x):
     assert torch.equal(fg.grad_compiled(lambda x: torch.where(x.sum() > 0, x.sum(), x.prod()))(x), expected)
 
 
-@pytest.mark.xfail(strict=True, reason="torch.cond does not trace yet, but the advice names it")
 def test_torch_cond_which_the_advice_names_works(x):
     f = lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))  # noqa: E731
     torch.testing.assert_close(fg.jit(f)(x), x.sin())

@@ -185,6 +185,8 @@ class _Printer:
             return repr(value) if value - value == 0 else f"float('{value}')"
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device, complex)):
             return self.name(str(value).removeprefix("torch."), value)
+        if isinstance(value, Graph):
+            return self.name(value.name, value)
         raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
 
 

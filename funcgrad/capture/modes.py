@@ -54,6 +54,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
             trace.require_false(args[0], trace.checks)
             return False
+        if func is torch.ops.higher_order.cond:
+            return trace.choice(*args)
         try:
             out = func(*args, **kwargs)
         except DynamicOutputShapeException:

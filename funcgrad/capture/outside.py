@@ -12,6 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..trees import Tree, flatten, require_same, unflatten
+
+
+def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    """``torch.cond`` while tracing: both branches are traced over the leaves of ``operands``, and one runs."""
+    if isinstance(pred, bool):
+        return (true_fn if pred else false_fn)(*operands)
+    leaves, tree, _ = flatten(tuple(operands))
+    structures: list[Tree] = []
+
+    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*leaves: Any) -> tuple[Any, ...]:
+            outs, structure, _ = flatten(function(*unflatten(leaves, tree)))
+            structures.append(structure)
+            return tuple(outs)
+
+        return call
+
+    outs = torch.ops.higher_order.cond(pred, flat(true_fn), flat(false_fn), tuple(leaves))
+    require_same(structures[0], structures[-1], "result", "the branches of torch.cond return different structures")
+    return unflatten(outs, structures[0])
+
+
 VALUE_CHECKS: dict[Any, str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
 """Functions that read values only to reject them (``if tensor: raise``), with the message of the ValueError they raise.
 

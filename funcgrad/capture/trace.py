@@ -21,9 +21,10 @@ from ..errors import (
     FuncgradError,
     TraceError,
     UnsupportedTensorError,
+    UnsupportedTransformError,
 )
-from ..graphs import getitem, require_false, scalar, type_text
-from ..slots import Arg, Out, Slot, Tangent, identifier
+from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, type_text
+from ..slots import Arg, Out, Signature, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
@@ -40,6 +41,7 @@ from ..torch_private import (
     next_sequence_number,
     outside_transforms,
     python_text,
+    replace_cond,
     returns_nothing,
     running_sequence_number,
     to_functional,
@@ -47,7 +49,8 @@ from ..torch_private import (
     writes_inputs,
 )
 from .modes import Lifter, Tracer
-from .where import named_error, user_line
+from .outside import cond
+from .where import named_error, not_an_operand, user_line
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
 
@@ -199,6 +202,7 @@ class Trace:
                 self.functional,
                 Lifter(self),
                 causal_mask_unknown(),
+                replace_cond(cond),
             ):
                 return function(*args, **kwargs)
         except FuncgradError:
@@ -273,6 +277,41 @@ class Trace:
             node.meta = {"val": None, "pass": self.current_pass, "where": self._line()}
         return True
 
+    def choice(self, condition: Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """Trace both branches of a ``torch.cond`` into graphs of their own and record one call that chooses."""
+        traced = [self._branch(name, branch, operands) for name, branch in (("if_true", if_true), ("if_false", if_false))]
+        (first, out), (second, other) = traced
+        if [type_text(v) for v in out] != [type_text(v) for v in other]:
+            raise TraceError(
+                f"the branches of torch.cond return different types: {type_text(out)} and {type_text(other)}",
+                where=user_line(),
+                fix="return tensors of the same sizes and dtypes from both",
+            )
+        draws = any(is_random(n) for graph in (first, second) for n in graph.fx.nodes)
+        if draws and running_sequence_number() is not None:
+            raise UnsupportedTransformError(
+                "a branch of torch.cond draws random numbers and is differentiated: its backward pass would draw others",
+                where=user_line(),
+                fix="draw outside and name the draw among the operands: torch.cond(condition, f, g, (x, torch.rand_like(x)))",
+            )
+        if self.graph is not None:
+            self.record(choose, (condition, first, second, list(operands)), {}, out)
+        return out
+
+    def _branch(self, name: str, branch: Callable[..., Any], operands: Sequence[Any]) -> tuple[Graph, tuple[Any, ...]]:
+        outer = self.graph, self._nodes, self.constants, self._scalars
+        self.graph, self._nodes, self.constants, self._scalars = fx.Graph(), {}, {}, {}
+        try:
+            slots = tuple(Arg(f"operand{i}") for i in range(len(operands)))
+            for slot, operand in zip(slots, operands, strict=True):
+                self._placeholder(slot, operand)
+            with self._tracer:
+                out = tuple(branch(*operands))
+            self.graph.output(tuple(self.node(v) if isinstance(v, Tensor) else v for v in out))
+            return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
+        finally:
+            self.graph, self._nodes, self.constants, self._scalars = outer
+
     def require_false(self, condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
         if self.graph is not None:
@@ -318,7 +357,7 @@ class Trace:
     def _constant(self, value: Tensor) -> fx.Node:
         assert self.graph is not None
         if isinstance(value, FakeTensor):
-            raise UnsupportedTensorError("a fake tensor from outside the trace was used", where=user_line(), fix="pass it as an argument")
+            raise not_an_operand(user_line())
         name = f"constant{len(self.constants)}"
         with without_modes():
             self.constants[name] = value.detach().clone()

@@ -8,7 +8,7 @@ import traceback
 
 import torch
 
-from ..errors import DataDependentControlFlowError, DataDependentShapeError, FuncgradError, MutationError
+from ..errors import DataDependentControlFlowError, DataDependentShapeError, FuncgradError, MutationError, UnsupportedTensorError
 from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -44,6 +44,15 @@ def user_line_of(error: BaseException) -> str | None:
     return f"{short_name(last.filename)}:{last.lineno} in {last.name}: {last.line}"
 
 
+def not_an_operand(where: str | None) -> FuncgradError:
+    """For a branch that closes over a tensor: branches are functions of their operands alone."""
+    return UnsupportedTensorError(
+        "a branch of torch.cond uses a tensor that is not one of its operands",
+        where=where,
+        fix="name it among the operands: torch.cond(condition, f, g, (x, w))",
+    )
+
+
 def named_error(error: Exception) -> FuncgradError | None:
     """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
     where = user_line_of(error)
@@ -61,6 +70,8 @@ def named_error(error: Exception) -> FuncgradError | None:
             where=where,
             fix="compute with torch functions, or convert outside of the function",
         )
+    if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors first" in text:
+        return not_an_operand(where)
     if isinstance(error, DynamicOutputShapeException):
         return DataDependentShapeError(
             f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
