@@ -15,7 +15,7 @@ demo: .venv/demo.done
 	$(BIN)/python examples/char_transformer.py
 
 test: .venv/test,notebook,demo.done
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS)
 
 lint: .venv/test,notebook,demo.done
 	$(BIN)/ruff check .

@@ -18,6 +18,8 @@ def samples(info):
         torch.manual_seed(0)
         module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).eval()
         given = sample.forward_input
+        if any(torch.nn.parameter.is_lazy(p) for p in module.parameters()):
+            module(*given.args, **given.kwargs)  # a lazy module has no parameters before its first call
         yield module, given.args if given else (), given.kwargs if given else {}
 
 
@@ -59,24 +61,46 @@ def test_module(info):
 
 
 @pytest.mark.parametrize("info", module_db, ids=lambda info: info.name)
-def test_gradient_of_the_parameters(info):
-    """``grad_compiled`` of a loss of a module's parameters, through ``functional_call``: the first sample that has some."""
+def test_compiled_gradient(info):
+    """``value_and_grad_compiled`` of a loss of a module's parameters and inputs, through ``functional_call``, with the outputs as aux."""
     for module, args, kwargs in samples(info):
-        parameters = dict(module.named_parameters())
-        args, kwargs = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, (args, kwargs))
-        if not parameters:
+
+        def loss(variables, rest, module=module):
+            parameters, inputs = variables
+            args, kwargs = pytree.tree_map(lambda a, b: b if a is None else a, inputs, rest, is_leaf=lambda v: v is None)
+            out = torch.func.functional_call(module, parameters, args, kwargs)
+            floats = [t for t in tensors(out) if t.is_floating_point() or t.is_complex()]
+            return sum((t.abs() if t.is_complex() else t).sum() for t in floats), tensors(out)
+
+        def only(keep, tree=(args, kwargs)):
+            return pytree.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) and keep(v) else v if keep(v) else None, tree)
+
+        def differentiable(v):
+            return isinstance(v, torch.Tensor) and v.requires_grad
+
+        inputs, rest = only(differentiable), only(lambda v: not differentiable(v))
+        variables = ({k: p.detach() for k, p in module.named_parameters()}, inputs)
+        leaves = [t.clone().requires_grad_() for t in tensors(variables)]
+        if not leaves:
             continue
-
-        def loss(parameters, args, kwargs, module=module):
-            out = tensors(torch.func.functional_call(module, parameters, args, kwargs))
-            return sum((t.abs() if t.is_complex() else t).sum() for t in out if t.is_floating_point() or t.is_complex())
-
+        spec = pytree.tree_structure(variables)
+        try:
+            torch.manual_seed(3)
+            value, aux = loss(pytree.tree_unflatten(_merge(variables, leaves), spec), rest)
+            expected = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+        except RuntimeError as error:
+            if "_random_samples" in str(error):
+                continue
+            raise
         torch.manual_seed(3)
-        expected = torch.autograd.grad(loss(parameters, args, kwargs), list(parameters.values()), allow_unused=True)
-        torch.manual_seed(3)
-        values = {k: p.detach() for k, p in parameters.items()}
-        found = fg.grad_compiled(loss)(values, args, kwargs)
-        assert list(found) == list(parameters)
-        for name, g in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(found[name], torch.zeros_like(parameters[name]) if g is None else g, equal_nan=True)
-        return
+        (found, found_aux), grads = fg.value_and_grad_compiled(loss, has_aux=True)(variables, rest)
+        torch.testing.assert_close(found, value.detach(), equal_nan=True)
+        torch.testing.assert_close(found_aux, [t.detach() for t in aux], equal_nan=True)
+        zeros = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves, expected, strict=True)]
+        torch.testing.assert_close(tensors(grads), zeros, equal_nan=True)
+
+
+def _merge(tree, replacements):
+    """The leaves of a tree with its tensors replaced."""
+    fresh = iter(replacements)
+    return [next(fresh) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(tree)]
