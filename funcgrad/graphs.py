@@ -145,11 +145,11 @@ class Joint(Shown):
         """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""
         return self.graph.run(*values)
 
-    def broken_guards(self, values: Mapping[str, Any]) -> list[str]:
-        """The guards that do not hold for these floats (by path), with the path in place of the symbol."""
+    def broken_guards(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """The guards that do not hold for these floats (by path), each with the paths it is about."""
         symbols = {symbol: values[path] for symbol, path in self.symbols.items()}
         broken = [g for g in self.guards if not scalar(g, **symbols)]
-        return [f"{', '.join(p for s, p in self.symbols.items() if s in g)}: {g} no longer holds" for g in broken]
+        return [(", ".join(p for s, p in self.symbols.items() if s in g), g) for g in broken]
 
     def returning_child(self, i: int) -> Joint:
         """The same graph, where the caller gets the ``i``-th child of what the traced function returned."""

@@ -151,22 +151,33 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
     return tuple(pattern)
 
 
-def explain(old: CallKey, new: CallKey) -> list[str]:
-    """Which parts of two keys differ, one line each; empty if none does."""
-    lines = [f"{_shown(path, new.names)}: structure was {a}, now {b}" for path, a, b in differences(old.tree, new.tree, "")]
-    if not lines:
+@frozen
+class Difference:
+    """One thing in which a call is not like those a program was made for: ``where`` reads as code, ``what`` says how."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def explain(old: CallKey, new: CallKey) -> list[Difference]:
+    """Which parts of two keys differ; empty if none does."""
+    found = [Difference(_shown(p, new.names), f"structure was {a}, now {b}") for p, a, b in differences(old.tree, new.tree, "")]
+    if not found:
         for path, a, b in zip(old.paths, old.leaves, new.leaves, strict=True):
-            lines += _explain_leaf(path, a, b)
+            found += _explain_leaf(path, a, b)
     was, now = dict(old.captured), dict(new.captured)
     for name in was.keys() & now.keys():
-        lines += _explain_leaf(name, was[name], now[name])
-    if not lines and old.aliasing != new.aliasing:
-        lines.append("aliasing: other inputs share memory than before")
+        found += _explain_leaf(name, was[name], now[name])
+    if not found and old.aliasing != new.aliasing:
+        found.append(Difference("aliasing", "other inputs share memory than before"))
     for attribute in fields(Ambient):
         x, y = getattr(old.ambient, attribute.name), getattr(new.ambient, attribute.name)
         if x != y:
-            lines.append(f"{attribute.name.replace('_', ' ')}: was {x}, now {y}")
-    return lines
+            found.append(Difference(attribute.name.replace("_", " "), f"was {x}, now {y}"))
+    return found
 
 
 def _shown(path: str, names: Sequence[str]) -> str:
@@ -177,18 +188,18 @@ def _shown(path: str, names: Sequence[str]) -> str:
     return (match[2] or names[int(match[1])]) + path[match.end() :]
 
 
-def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[str]:
+def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
     if isinstance(a, TensorSpec) and isinstance(b, TensorSpec):
         for f in fields(TensorSpec):
             x, y = getattr(a, f.name), getattr(b, f.name)
             if x != y:
                 kind = "tensor kind (subclass, layout, conjugation, inference)"
-                yield f"{path}: {kind}" if f.name == "bits" else f"{path}: {f.name} was {x}, now {y}"
+                yield Difference(path, kind if f.name == "bits" else f"{f.name} was {x}, now {y}")
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not same_static(a, b.value):
-            yield f"{path}: value was {a}, now {b}"
+            yield Difference(path, f"value was {a}, now {b}")
     elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and b.kind is float):
-        yield f"{path}: was {a}, now {b}"
+        yield Difference(path, f"was {a}, now {b}")
 
 
 def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[str], constants: dict[str, Any], otherwise: str) -> list[str]:

@@ -1,0 +1,85 @@
+"""Whether a program fits a call, and if not, why: the reasons a miss gives, and what they teach about floats.
+
+The hot path asks the printed call (``call.py``); this is the same question asked slowly, for an answer one can read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from attrs import evolve
+from torch import Tensor
+
+from ..capture.facts import Inputs, Symbolic
+from ..capture.origins import Origin
+from .key import Ambient, CallKey, Difference, DynamicSpec, TensorSpec, aliasing, explain, spec_of
+from .program import Program
+
+_GONE = (AttributeError, KeyError, IndexError, ValueError)
+
+
+def key_of(inputs: Inputs, captured: Sequence[tuple[str, Tensor]]) -> CallKey:
+    """The key of a call with these inputs, of a function that closes over ``captured`` (name, tensor)."""
+    paths = tuple(slot.path for slot in inputs.slots)
+    leaves = tuple(spec_of(leaf, path) for leaf, path in zip(inputs.leaves, paths, strict=True))
+    tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
+    specs = tuple((name, TensorSpec.of(t)) for name, t in captured)
+    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now())
+
+
+def why_not(program: Program, inputs: Inputs) -> list[Difference]:
+    """Why a program does not fit a call; empty if it does."""
+    captured: list[tuple[str, Any]] = []
+    found: list[Difference] = []
+    for c in program.facts.captured:
+        name, tensor = str(c.slot), _read(c.read)
+        if isinstance(tensor, Tensor):
+            captured.append((name, tensor))
+        else:
+            found.append(Difference(name, f"is no tensor any more: {tensor!r}"))
+    if not found:
+        found += explain(program.key, key_of(inputs, captured))
+    if not found:
+        values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
+        found += [Difference(path, f"{guard} no longer holds") for path, guard in program.joint.broken_guards(values)]
+    return found + list(_closed_over(program))
+
+
+def _closed_over(program: Program) -> Iterator[Difference]:
+    """What the function closes over besides tensors, where it is not what the trace baked in."""
+    for constant in program.watched:
+        now = _read(constant.origin.read)
+        if type(now) is not type(constant.value) or now != constant.value:
+            yield Difference(constant.origin.name, f"was {constant.value!r}, now {now!r}")
+    for watched in program.modules:
+        name = watched.origin.name or type(watched.module).__name__
+        if isinstance(watched.origin, Origin) and _read(watched.origin.read) is not watched.module:
+            yield Difference(name, "is another module")
+        for attribute, value in watched.attributes.items():
+            now = watched.module.__dict__.get(attribute)
+            if now != value:
+                yield Difference(f"{name}.{attribute}", f"was {value!r}, now {now!r}")
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    """What lives somewhere, or the exception that says it is gone."""
+    try:
+        return read()
+    except _GONE as gone:
+        return gone
+
+
+def with_symbols(inputs: Inputs, programs: Iterable[Program]) -> Inputs:
+    """The inputs, where a float that had another value in an otherwise fitting call is a symbol: its third value will be a hit."""
+    here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
+    floats = {p for p, v in here.items() if type(v) is float and v and math.isfinite(v)}  # symbols know no -0.0, inf, nan
+    varying: set[str] = set()
+    for program in programs:
+        symbols = {p for p, spec in zip(program.key.paths, program.key.leaves, strict=True) if isinstance(spec, DynamicSpec)}
+        changed = {difference.where for difference in why_not(program, inputs)}
+        if changed <= floats:
+            varying |= changed | (symbols & floats)
+    leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
+    return evolve(inputs, leaves=tuple(leaves))

@@ -1,0 +1,60 @@
+"""From a call's arguments to the inputs of a trace: taken apart, named, and refused by name where they can be none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..capture.facts import Inputs
+from ..capture.trace import require_plain
+from ..errors import ArgumentError, UnsupportedTransformError
+from ..runtime.key import spec_of
+from ..slots import Arg
+from ..torch_private import is_transform_wrapper
+from ..trees import LEAF, Node, Tree, flatten
+from .definition import Definition, name_of
+
+
+def take_apart(definition: Definition, static_argnums: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    """The arguments of a call as leaves with slots. A static argument is one leaf, whatever it is.
+
+    Raises ``ArgumentError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what can be no input.
+    """
+    static = {i % len(args) if -len(args) <= i < len(args) else i for i in static_argnums}
+    out_of_range = [i for i in static if i >= len(args) or i < 0]
+    if out_of_range:
+        raise ArgumentError(
+            f"static_argnums names position {out_of_range[0]}, but {name_of(definition.root)} was called with {len(args)} positional ones",
+            fix="name positions of arguments that every call passes",
+        )
+    leaves: list[Any] = []
+    paths: list[str] = []
+    children: list[Tree] = []
+    names = definition.argument_names(len(args))
+    for i, (name, arg) in enumerate(zip(names, args, strict=True)):
+        own, tree, own_paths = ([arg], LEAF, [name]) if i in static else flatten(arg, name)
+        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
+    for name, arg in kwargs.items():
+        own, tree, own_paths = flatten(arg, name)
+        leaves, paths, children = leaves + own, paths + own_paths, [*children, tree]
+    for leaf, path in zip(leaves, paths, strict=True):
+        _check(definition, leaf, path)
+    n = len(args)
+    positional = Node(tuple, tuple(f"[{i}]" for i in range(n)), None, tuple(children[:n]))
+    keywords = Node(dict, tuple(f"[{k!r}]" for k in kwargs), tuple(kwargs), tuple(children[n:]))
+    both = Node(tuple, ("[0]", "[1]"), None, (positional, keywords))
+    return Inputs(tuple(names), tuple(leaves), tuple(map(Arg, paths)), both)
+
+
+def _check(definition: Definition, leaf: Any, path: str) -> None:
+    """Refuse, before anything runs, a leaf that can be no input."""
+    if isinstance(leaf, Tensor) and is_transform_wrapper(leaf):
+        raise UnsupportedTransformError(
+            f"{name_of(definition.root)}, compiled, was called inside a torch.func transform (vmap, grad, jvp, …)",
+            where=path,
+            fix=f"apply the transform to {name_of(definition.root)} itself and compile the result",
+        )
+    if isinstance(leaf, Tensor):
+        require_plain(leaf, path)
+    spec_of(leaf, path)
