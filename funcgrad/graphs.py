@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from attrs import evolve, frozen
 from torch import Tensor, dtype, fx
 from torch.fx import Graph as FxGraph
@@ -34,7 +35,7 @@ _SHORT = {
 
 def scalar(expression: str, **symbols: Any) -> Any:
     """The value of a Python expression over symbolic inputs: the one non-ATen call a graph may hold."""
-    return eval(expression, {"math": math}, symbols)
+    return eval(expression, {"math": math, "torch": torch}, symbols)
 
 
 def require_false(condition: Tensor, message: str) -> None:

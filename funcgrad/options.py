@@ -34,8 +34,10 @@ class Options:
     backend: ``"auto"`` or ``"aten"`` (the graph as one Python function of ATen calls). ``"auto"`` picks the fastest one here.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
     rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
-    numerics: ``"eager"`` is bit-equal to eager ATen; the aten backend always is.
-    dynamic: ``None`` or ``False``: one program for each set of sizes.
+    numerics: ``"eager"`` is bit-equal to eager ATen. The aten backend always is, but for arithmetic on symbolic floats, whose
+    order may differ: with ``"eager"`` floats stay static.
+    dynamic: one program for each set of sizes. ``None``: a float argument becomes a symbol at its second value (then
+    ``isinstance(x, float)`` is False inside the function); ``False``: floats stay static.
     memory_budget, policy, donate_argnums, backward_autocast: reserved; any other value than the default raises ``OptionError``.
 
     Raises ``OptionError`` for an unknown value.

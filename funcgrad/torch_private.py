@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
+from sympy import Function
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -192,6 +193,31 @@ def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
         torch.cond = original
 
 
+@contextlib.contextmanager
+def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before."""
+    state = torch.default_generator.get_state()
+    names = ("manual_seed", "set_rng_state", "seed")
+    originals = {(m, name): getattr(m, name) for m in (torch, torch.random) for name in names}
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            on_reseed()
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return function(*args, **kwargs)
+
+        return call
+
+    for (module, name), function in originals.items():
+        setattr(module, name, noting(function))
+    try:
+        yield
+    finally:
+        for (module, name), function in originals.items():
+            setattr(module, name, function)
+        torch.default_generator.set_state(state)
+
+
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -274,7 +300,7 @@ def make_symbol(env: ShapeEnv, name: str, value: float) -> torch.SymFloat:
     from torch._dynamo.source import ConstantSource  # importing torch._dynamo costs a second: only for symbolic floats
 
     source = ConstantSource(name)
-    symbol = env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)  # type: ignore[arg-type]
+    symbol = env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)  # type: ignore[arg-type]
     return env.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[return-value]
 
 
@@ -286,6 +312,14 @@ def expression(value: Any) -> Any:
 def guard_expressions(env: ShapeEnv) -> list[Any]:
     """The sympy conditions a trace relied on."""
     return [guard.expr for guard in env.guards]
+
+
+_EXACT = frozenset({"FloatTrueDiv", "FloatPow", "ToFloat"})
+
+
+def is_exact(expr: Any) -> bool:
+    """Whether a sympy expression over floats is arithmetic alone. Floors and remainders of symbols round otherwise than Python's."""
+    return all(type(f).__name__ in _EXACT for f in expr.atoms(Function))
 
 
 def python_text(expr: Any) -> str:

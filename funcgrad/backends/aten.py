@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from ..errors import GraphError
 from ..graphs import Graph, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
-from ..torch_private import argument_names, direct, is_operator, overload_name
+from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Source
 from .build import compile_function
 
@@ -48,8 +48,8 @@ class AtenBackend:
 
     def emit(self, schedule: Schedule) -> Source:
         graph = schedule.graph
-        names: dict[str, Any] = dict(graph.constants)
-        printer = _Printer(names, {n.name for n in graph.fx.nodes})
+        names: dict[str, Any] = {}
+        printer = _Printer(names, graph)
         lines = [f"def {graph.name}({', '.join(n.name for n in graph.placeholders)}):", f'    """{_escape(str(graph.signature))}"""']
         for step in schedule.steps:
             if isinstance(step, Free):
@@ -112,7 +112,9 @@ def _can_write_into(dying: fx.Node, node: fx.Node, dead: list[fx.Node], sharers:
     if any(s > 1 and st == 0 for s, st in zip(before.shape, before.stride(), strict=True)):
         return False  # an expanded tensor: one element stands for many
     (memory,) = storages(dying)
-    return sharers[memory] == [dying] and dying.op == "call_function"
+    # a custom operator may return its own input, whatever its fake says
+    maker = dying.all_input_nodes[0] if is_getitem(dying) else dying
+    return sharers[memory] == [dying] and is_operator(maker.target) and is_torchs_own(maker.target)
 
 
 def _look(t: Tensor) -> tuple[Any, ...]:
@@ -143,9 +145,10 @@ def in_place_form(op: Any) -> Any:
 class _Printer:
     """Prints arguments and calls; the objects it refers to by name go to ``names``."""
 
-    def __init__(self, names: dict[str, Any], taken: set[str]) -> None:
+    def __init__(self, names: dict[str, Any], graph: Graph) -> None:
         self._names = names
-        self._taken = taken
+        self._constants = graph.constants
+        self._taken = {n.name for n in graph.fx.nodes if n.op != "get_attr"}
 
     def name(self, like: str, value: Any) -> str:
         """A name for an object, that neither a variable of the program nor another object has."""
@@ -167,7 +170,7 @@ class _Printer:
 
     def _scalar(self, node: fx.Node) -> str:
         """A scalar expression with each symbol replaced by the variable that holds it."""
-        self._names["math"] = math
+        self._names.update(math=math, torch=torch)  # what a printed expression may name
         text = str(node.args[0])
         for symbol, value in node.kwargs.items():
             text = re.sub(rf"\b{symbol}\b", self.argument(value), text)
@@ -175,7 +178,7 @@ class _Printer:
 
     def argument(self, value: Any) -> str:
         if isinstance(value, fx.Node):
-            return str(value.target) if value.op == "get_attr" else value.name
+            return self.name(str(value.target), self._constants[str(value.target)]) if value.op == "get_attr" else value.name
         if isinstance(value, (list, tuple)):
             inside = ", ".join(map(self.argument, value))
             return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"

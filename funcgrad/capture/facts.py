@@ -99,7 +99,8 @@ class Facts(Shown):
     @property
     def differentiable(self) -> bool:
         """Whether any output depends on an input that requires grad."""
-        return any(o.requires_grad for o in self.outputs)
+        sources = any(grad for _, _, grad in self.inputs) or any(c.requires_grad for c in self.captured)
+        return sources and any(o.requires_grad for o in self.outputs)
 
     def doc(self) -> Doc:
         rows = [(str(slot), kind, "requires grad" if grad else "") for slot, kind, grad in self.inputs]
@@ -126,7 +127,7 @@ def observe(function: Callable[..., Any], inputs: Inputs, grad: bool, root: Call
         _refuse_mutation(name, tensor)
     leaves, _, paths = flatten(result)
     outputs = tuple(
-        OutputFact(path, type_text(v), isinstance(v, Tensor) and v.requires_grad and not trace.is_input(v), isinstance(v, Tensor))
+        OutputFact(path, type_text(v), isinstance(v, Tensor) and v.grad_fn is not None and not trace.is_input(v), isinstance(v, Tensor))
         for path, v in zip(paths, leaves, strict=True)
     )
     kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and grad) for s, v in inputs.dynamic)

@@ -48,16 +48,18 @@ def capture(function: Callable[..., Any], inputs: Inputs, facts: Facts, grad: bo
 def simplify(graph: Graph) -> None:
     """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), and calls nobody reads.
 
-    A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does an alias of an
-    input that is returned: the caller gets a tensor object of its own.
+    A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does a returned
+    alias of an input or of another returned value: the caller gets a tensor object of its own, with a gradient of its own or none.
     """
     aliases = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
-    output = graph.fx.output_node()
     outside = set().union(*(storages(n) for n in graph.fx.nodes if n.op in ("placeholder", "get_attr")), frozenset())
+    returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in graph.fx.nodes:
         same = node.op == "call_function" and (node.target in aliases or _is_noop_view(node))
-        if same and (output not in node.users or not (storages(node) & outside)):
+        others = outside.union(*(storages(r) for r in returned if r is not node), frozenset())
+        if same and (node not in returned or not (storages(node) & others)):
             node.replace_all_uses_with(node.args[0])
+            returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in reversed(list(graph.fx.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.fx.erase_node(node)

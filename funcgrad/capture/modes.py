@@ -11,6 +11,7 @@ from ..errors import CapturedTransformError, TraceError
 from ..graphs import type_text
 from ..torch_private import (
     TRACER_SLOT,
+    DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FunctionalTensor,
@@ -56,10 +57,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         if func is torch.ops.higher_order.cond:
             return trace.choice(*args)
+        trace.refuse_redraw(func)
         try:
             out = func(*args, **kwargs)
-        except DynamicOutputShapeException:
+        except DataDependentOutputException as error:
+            trace.refused = error
+            raise
+        except DynamicOutputShapeException as error:
             if func not in FAKE_RESULTS:
+                trace.refused = error
                 raise
             with trace.fakes:
                 out = FAKE_RESULTS[func](*args, **kwargs)

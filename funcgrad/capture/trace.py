@@ -9,6 +9,7 @@ expressions instead of nodes.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -23,7 +24,7 @@ from ..errors import (
     UnsupportedTensorError,
     UnsupportedTransformError,
 )
-from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, type_text
+from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, type_text
 from ..slots import Arg, Out, Signature, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
@@ -32,9 +33,13 @@ from ..torch_private import (
     FunctionalTensor,
     ShapeEnv,
     causal_mask_unknown,
+    draws_random,
     expression,
     from_functional,
+    generator_kept,
     guard_expressions,
+    is_exact,
+    is_operator,
     make_environment,
     make_functional_mode,
     make_symbol,
@@ -52,6 +57,7 @@ from .modes import Lifter, Tracer
 from .outside import cond
 from .where import named_error, not_an_operand, user_line
 
+_one_at_a_time = threading.RLock()
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
 
 
@@ -90,6 +96,8 @@ class Trace:
         self._inputs: list[Tensor] = []
         self.checks: str | None = None
         self.keeps_real = False
+        self.refused: Exception | None = None
+        self.reseeded = False
         self._depth = 0
         self._nodes: dict[int, fx.Node] = {}
         self._scalars: dict[str, fx.Node] = {}
@@ -196,6 +204,8 @@ class Trace:
         token = _active.set(self)
         try:
             with (
+                _one_at_a_time,  # some of what follows replaces functions of torch for the whole process
+                generator_kept(self._reseeded),
                 torch.autograd.set_multithreading_enabled(False),
                 self.fakes,
                 self._tracer,
@@ -204,7 +214,10 @@ class Trace:
                 causal_mask_unknown(),
                 replace_cond(cond),
             ):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            if self.refused is not None:
+                raise self.refused  # the function caught it, and went on as if the value were not to be had
+            return result
         except FuncgradError:
             raise
         except Exception as error:
@@ -244,17 +257,30 @@ class Trace:
         if active_trace() is self:
             return self.node(from_functional(value))
         with self.fakes, self._tracer, self.functional, torch.no_grad():
-            return self.node(from_functional(value))
+            return self._own(self.node(from_functional(value)))
 
     def guards(self) -> list[str]:
         """Conditions on symbolic floats the run relied on, as Python over the symbols' names."""
         if self._env is None:
             return []
+        if not all(is_exact(e) for e in guard_expressions(self._env)):
+            raise TraceError("a condition on symbolic floats is not computed as Python computes it", fix="dynamic=False")
         return [python_text(e) for e in guard_expressions(self._env) if {str(s) for s in e.free_symbols} <= self._symbols.keys()]
 
     def symbol_slots(self) -> dict[str, str]:
         """Symbol name → the path of the float it stands for."""
         return dict(self._symbols)
+
+    def _own(self, node: fx.Node) -> fx.Node:
+        """The node, or a copy of it where it lives in a constant: what is returned is the caller's to change."""
+        assert self.graph is not None
+        constants = set().union(*(storages(n) for n in self.graph.nodes if n.op == "get_attr"), frozenset())
+        if not (storages(node) & constants):
+            return node
+        copy = self.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), {}, name="own")
+        with self.fakes:
+            copy.meta = {**node.meta, "val": node.meta["val"].clone()}
+        return copy
 
     # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -307,10 +333,22 @@ class Trace:
                 self._placeholder(slot, operand)
             with self._tracer:
                 out = tuple(branch(*operands))
-            self.graph.output(tuple(self.node(v) if isinstance(v, Tensor) else v for v in out))
+            self.graph.output(tuple(self._own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
             return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
         finally:
             self.graph, self._nodes, self.constants, self._scalars = outer
+
+    def _reseeded(self) -> None:
+        self.reseeded = True
+
+    def refuse_redraw(self, op: Any) -> None:
+        """A draw after the function set the state of the generator would not be the one eager PyTorch makes."""
+        if self.reseeded and is_operator(op) and draws_random(op):
+            raise UnsupportedTransformError(
+                f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
+                where=user_line(),
+                fix="seed outside of the function; around dropout, do without torch.utils.checkpoint",
+            )
 
     def require_false(self, condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
@@ -331,6 +369,8 @@ class Trace:
         node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
         node.meta = {"val": out, **meta}
         self._remember(out, node)
+        if op is torch.ops.aten.lift_fresh.default and isinstance(node.args[0], fx.Node):
+            node.args[0].meta["val"] = out  # what looks at the lifted constant looks at the constant's own memory
         if out is not leaves[0]:
             for i, value in enumerate(leaves):
                 if isinstance(value, Tensor):
@@ -370,6 +410,8 @@ class Trace:
         expr = expression(value)
         if not expr.free_symbols:
             return value.node.pytype(expr)
+        if not is_exact(expr):
+            raise TraceError(f"{expr} is not computed on symbolic floats as Python computes it", where=user_line(), fix="dynamic=False")
         text = python_text(expr)
         if text not in self._scalars:
             assert self.graph is not None

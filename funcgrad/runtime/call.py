@@ -4,6 +4,7 @@ puts the result together. Ten leaves cost some 12 µs this way; generic tree wal
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import math
 import re
@@ -63,7 +64,7 @@ def print_call(
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
     lines += print_guards(key, leaf_names, captured_names, constants, otherwise)
     for condition in symbol_values(joint.guards, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
-        constants["math"] = math
+        constants.update(math=math, torch=torch)
         lines.append(f"if not ({condition}): {otherwise}")
     variables: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     variables |= {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
@@ -158,15 +159,23 @@ class _Chains:
         yield f"{target} = {self._known[start]}{''.join(chain[len(start) :])}"
 
 
+_DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")
+_PREFIXES = ("static_", "tensor_", "constant_", "module_", "attributes_", "result_", *(f"{d}_" for d in _DEVICES))
+"""Beginnings of the names of constants; a leaf of such a name gets another one."""
+
+
 class _Names:
     """Fresh variable names that read like what they hold."""
 
     def __init__(self) -> None:
-        self._used = {"args", "kwargs", "root", "kernel", "value", "own", "MISS", "Tensor", "keys", "ambient", "aliasing"}
+        own = "args kwargs root kernel value own MISS Tensor keys ambient AMBIENT aliasing ALIASING same_static autocast enable_grad"
+        dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
+        self._used = {*own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 
     def fresh(self, like: str) -> str:
         base = re.sub(r"[\W_]+", "_", like).strip("_") or "value"
-        base = base if base.isidentifier() else f"v_{base}"
+        if not base.isidentifier() or base.startswith(_PREFIXES):
+            base = f"v_{base}"
         name, i = base, 1
         while name in self._used or not name.isidentifier() or keyword.iskeyword(name):
             name, i = f"{base}_{i}", i + 1

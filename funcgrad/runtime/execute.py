@@ -40,6 +40,8 @@ class Differentiable:
     backward_gradients: tuple[int, ...]
     gradient_inputs: tuple[int, ...]
     pullback: Pullback
+    draws: bool
+    """Whether forward draws random numbers: a derivative that runs it again must draw the same."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         outs: tuple[Any, ...] = _Apply.apply(self, *inputs)  # type: ignore[no-untyped-call]
@@ -49,6 +51,7 @@ class Differentiable:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Differentiable, *inputs: Any) -> tuple[Any, ...]:
+        ctx.generator = torch.get_rng_state() if program.draws else None
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
@@ -70,7 +73,11 @@ class _Apply(torch.autograd.Function):
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         if torch.is_grad_enabled() or program.backward is None:
             _require_unchanged(ctx)
-            places, gradients = program.gradient_inputs, program.pullback(ctx.inputs, tangents)
+            places = program.gradient_inputs
+            with torch.random.fork_rng(enabled=program.draws):
+                if program.draws:
+                    torch.set_rng_state(ctx.generator)
+                gradients = program.pullback(ctx.inputs, tangents)
         else:
             laid_out = [_with_strides(t, s) for t, s in zip(tangents, program.tangent_strides, strict=True)]
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]

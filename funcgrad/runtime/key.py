@@ -6,6 +6,7 @@ straight-line Python for the hot path.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -64,13 +65,28 @@ class DynamicSpec:
 LeafSpec = TensorSpec | StaticSpec | DynamicSpec
 
 
+Autocast = tuple[tuple[str, torch.dtype], ...]
+"""The device types for which autocast is on, each with its dtype."""
+
+
+@contextlib.contextmanager
+def autocast_as(state: Autocast) -> Iterator[None]:
+    """Inside, autocast is as it was when ``state`` was read."""
+    dtypes = dict(state)
+    with contextlib.ExitStack() as stack:
+        for device in _AUTOCAST_DEVICES:
+            if device in dtypes or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtypes.get(device), enabled=device in dtypes))
+        yield
+
+
 @frozen
 class Ambient:
     """Global state a trace depends on."""
 
     grad_mode: bool
     inference_mode: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]
+    autocast: Autocast
     deterministic: bool
     default_dtype: torch.dtype
     attention_kernels: tuple[bool, ...]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..backends.aten import AtenBackend
 from ..backends.backend import Backend
-from ..capture.facts import Inputs, observe
+from ..capture.facts import Inputs, Symbolic, observe
 from ..capture.origins import scalar_constants
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
@@ -133,11 +133,25 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        program = self._compile(with_symbols(inputs, self._cache.programs))
+        if self._options.dynamic is None and self._options.numerics == "fast":
+            program = self._compile_with_symbols(inputs)
+        else:
+            program = self._compile(inputs)
         self._cache.add(program)
         log(2, program.key)
         log(3, program.joint)
         return program
+
+    def _compile_with_symbols(self, inputs: Inputs) -> Program:
+        """Compile with the floats that vary as symbols; where the function cannot work on symbols, with their values."""
+        symbolic = with_symbols(inputs, self._cache.programs)
+        if not any(isinstance(leaf, Symbolic) for leaf in symbolic.leaves):
+            return self._compile(inputs)
+        try:
+            return self._compile(symbolic)
+        except Exception as error:  # whatever it is: with plain values it either works, or fails for a reason of its own
+            log(1, f"{self.__name__} does not trace with symbolic floats ({type(error).__name__}: {error}): their values are baked in")
+            return self._compile(inputs)
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,7 +190,7 @@ class Compiled:
                 kernel = runnables[0]
                 if facts.differentiable:
                     pullback = Compiled(pullback_of(definition, inputs, facts), evolve(self._options, static_argnums=()))
-                    kernel = differentiable(inputs, facts, joint, graphs, runnables, pullback)
+                    kernel = differentiable(inputs, facts, joint, graphs, runnables, pullback, key.ambient.autocast)
                 watched, modules = unchanged(baked, modules)
                 call = print_call(key, facts, layers, joint, kernel, outs_to_run(joint), definition.root, watched, modules)
                 run = build_call(call)

@@ -247,7 +247,7 @@ class Pullback:
         return [
             (v, p)
             for v, p in zip(leaves, paths, strict=True)
-            if isinstance(v, Tensor) and v.requires_grad and not trace.is_input(v) and not any(v is i for i in inputs)
+            if isinstance(v, Tensor) and v.grad_fn is not None and not trace.is_input(v) and not any(v is i for i in inputs)
         ]
 
     def argument_names(self, n: int) -> list[str]:

@@ -15,9 +15,10 @@ from ..backends.backend import Runnable
 from ..capture.facts import Facts, Inputs
 from ..capture.joint import capture
 from ..errors import TraceError
-from ..graphs import Graph, Joint, restrict, value_of
+from ..graphs import Graph, Joint, is_random, restrict, value_of
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
+from ..runtime.key import Autocast, autocast_as
 from ..slots import Grad, Saved, Slot, Tangent
 from ..trees import leaf_paths
 from .definition import Definition, Pullback, name_of
@@ -63,7 +64,13 @@ def graphs_to_run(definition: Definition, facts: Facts, joint: Joint, split: Par
 
 
 def differentiable(
-    inputs: Inputs, facts: Facts, joint: Joint, graphs: Sequence[Graph], runnables: Sequence[Runnable], pullback: Callable[..., Any]
+    inputs: Inputs,
+    facts: Facts,
+    joint: Joint,
+    graphs: Sequence[Graph],
+    runnables: Sequence[Runnable],
+    pullback: Callable[..., Any],
+    autocast: Autocast,
 ) -> Differentiable:
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for."""
     ins = [s for s in joint.signature.ins if not isinstance(s, Tangent)]
@@ -77,9 +84,20 @@ def differentiable(
     template = inputs.released()
     dynamic = [slot for slot, _ in inputs.dynamic]
 
+    captured_then = facts.released().captured
+
     def derivative(values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Runs the function again, so what it closes over must be what it was."""
+        for c, then in zip(captured_then, values[len(dynamic) :], strict=True):
+            if c.read() is not then:
+                raise TraceError(
+                    f"{c.slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
+                    where=str(c.slot),
+                    fix="pass it as an argument, or rebind it after the backward pass",
+                )
         args, kwargs = template.rebuild(dict(zip(dynamic, values, strict=False)))
-        gradients, captured = pullback(args, kwargs, tuple(incoming))
+        with autocast_as(autocast):
+            gradients, captured = pullback(args, kwargs, tuple(incoming))
         return (*gradients, *captured)
 
     return Differentiable(
@@ -92,4 +110,5 @@ def differentiable(
         backward_gradients=tuple(ins.index(s.of) for s in backward.signature.outs if isinstance(s, Grad)) if backward else (),
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if slot in grads),
         pullback=derivative,
+        draws=any(is_random(n) for n in joint.graph.fx.nodes),
     )
