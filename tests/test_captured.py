@@ -220,3 +220,43 @@ def test_a_program_does_not_keep_the_first_tensors_alive():
     w = torch.zeros(3)
     gc.collect()
     assert watch() is None
+
+
+class TestWhatElseIsNoticed:
+    def test_untied_weights(self):
+        a, b = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
+        b.weight = a.weight
+        m = torch.nn.Sequential(a, b)
+        check(m, X, lambda: setattr(b, "weight", torch.nn.Parameter(torch.ones(3, 3))))
+
+    def test_an_appended_layer_and_a_hook(self):
+        m = torch.nn.Sequential(torch.nn.Linear(3, 3))
+        check(m, X, lambda: m.append(torch.nn.Tanh()))
+        check(m, X, lambda: m[0].register_forward_hook(lambda module, args, out: out * 2) and None)
+
+    def test_the_type_of_an_attribute(self):
+        class Scale(torch.nn.Module):
+            k = None
+
+            def __init__(self):
+                super().__init__()
+                self.k = 2
+
+            def forward(self, x):
+                return x * self.k
+
+        m, x = Scale(), torch.ones(3, dtype=torch.int64)
+        check(m, x, lambda: setattr(m, "k", 2.0))
+
+    def test_functions_dtypes_and_small_containers(self):
+        act, dt, config = torch.relu, torch.float32, {"lr": 2.0}
+
+        def f(x):
+            return act(x).to(dt) * config["lr"]
+
+        def rebind():
+            nonlocal act, dt
+            act, dt = torch.tanh, torch.float64
+
+        check(f, X, rebind)
+        check(f, X, lambda: config.update(lr=3.0))

@@ -193,3 +193,19 @@ def test_an_exception_of_the_function_comes_through_and_leaves_no_trace():
 def test_a_tensor_can_be_printed(capsys):
     fg.jit(lambda x: (print(x), x * 2)[1])(X)
     assert "traced f32[2]" in capsys.readouterr().out
+
+
+def test_transforms_inside_over_captured_tensors():
+    m, w = torch.nn.Linear(2, 2), torch.randn(2, 2)
+    functions = [
+        lambda z: torch.func.grad(lambda r: m(r).sin().sum())(z).sum(),
+        lambda z: torch.func.jacrev(lambda r: (w @ r).tanh())(z).sum(),
+        lambda z: torch.func.jvp(lambda r: (w @ r).tanh(), (z,), (z,))[1].sum(),
+        lambda z: torch.func.hessian(lambda r: (w @ r).sin().sum())(z).sum(),
+        lambda z: torch.vmap(lambda r: (r * w).sum())(z).sum(),
+    ]
+    for f in functions:
+        a = leaf()
+        torch.testing.assert_close(fg.jit(f)(X), f(X))
+        torch.testing.assert_close(fg.grad_compiled(f)(X), torch.autograd.grad(f(a), a)[0])
+    torch.testing.assert_close(fg.grad_compiled(lambda z: z.sin().sum())(X), X.cos())

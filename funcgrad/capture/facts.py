@@ -18,7 +18,7 @@ from ..slots import Arg, Captured
 from ..torch_private import FunctionalTensor, is_mutated
 from ..trees import Tree, flatten, unflatten
 from .origins import Origin, Unresolved, find_origins
-from .trace import Trace
+from .trace import MetInTransform, Trace
 
 
 @frozen
@@ -115,11 +115,19 @@ def observe(function: Callable[..., Any], inputs: Inputs, grad: bool, root: Call
     ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
     caller's function, where captured tensors are looked for. Raises ``MutationError`` where an input is written to.
     """
-    trace = Trace(record=False)
-    stand_ins = make_stand_ins(trace, inputs, grad)
-    args, kwargs = inputs.rebuild(stand_ins)
-    with _ModuleWatch() as modules, torch.set_grad_enabled(grad):
-        result = trace.run(function, args, kwargs)
+    known: list[Tensor] = []
+    while True:
+        trace = Trace(record=False)
+        for tensor in known:
+            trace.lift(tensor)
+        stand_ins = make_stand_ins(trace, inputs, grad)
+        args, kwargs = inputs.rebuild(stand_ins)
+        try:
+            with _ModuleWatch() as modules, torch.set_grad_enabled(grad):
+                result = trace.run(function, args, kwargs)
+            break
+        except MetInTransform as met:
+            known.append(met.tensor)
     captured = _resolve(root, trace)
     named = [(str(slot), stand_ins[slot]) for slot in stand_ins]
     named += [(str(c.slot), trace.captured[id(c.tensor)].functional) for c in captured]

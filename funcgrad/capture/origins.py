@@ -7,6 +7,8 @@ modules, containers, plain objects and further functions.
 
 from __future__ import annotations
 
+import copy
+import enum
 import functools
 import types
 from collections import deque
@@ -58,8 +60,10 @@ def find_origins(function: Callable[..., Any], wanted: Sequence[object]) -> list
     return [found.get(id(w), Unresolved()) for w in wanted]
 
 
-def scalar_constants(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
-    """The Python numbers, bools and strings the function reads from its closure, defaults and globals, and where they live.
+def plain_values(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
+    """The plain Python values and functions the function reads from its closure, defaults and globals, and where they live.
+
+    Numbers, bools, strings, dtypes, devices, enumeration members, small lists, tuples and dicts of these, and functions.
 
     They are baked into a trace, so a call must notice when one is rebound.
     """
@@ -73,11 +77,22 @@ def scalar_constants(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
         seen.add(id(value))
         for step, child, shown in _of_callable(value):
             chain = (*steps, step)
-            if type(child) in _SCALARS:
+            if type(child) in _SCALARS or isinstance(child, (torch.dtype, torch.device, enum.Enum, types.BuiltinFunctionType)):
                 constants.append((Origin(function, chain, shown), child))
+            elif isinstance(child, (types.FunctionType, functools.partial)) and shown:
+                constants.append((Origin(function, chain, shown), child))  # another function under this name is another program
+                pending.append((child, chain, shown))
             elif isinstance(child, (types.FunctionType, types.MethodType, functools.partial)):
                 pending.append((child, chain, shown))
+            elif isinstance(child, (list, tuple, dict)) and _is_plain(child):
+                constants.append((Origin(function, chain, shown), copy.copy(child)))
     return constants
+
+
+def _is_plain(container: Any) -> bool:
+    """Whether a small container holds nothing but numbers, bools and strings."""
+    values = container.values() if isinstance(container, dict) else container
+    return len(container) <= 32 and all(type(v) in _SCALARS for v in values)
 
 
 def _walk(function: Any) -> Iterator[tuple[Any, tuple[str, ...], str]]:

@@ -50,6 +50,7 @@ from ..torch_private import (
     returns_nothing,
     running_sequence_number,
     to_functional,
+    transform_active,
     without_modes,
     writes_inputs,
 )
@@ -74,6 +75,14 @@ class Lifted:
     fake: Tensor
     functional: Tensor
     where: str | None
+
+
+class MetInTransform(BaseException):  # noqa: N818  (a signal the function must not catch, not an error)
+    """The dry run met a tensor inside a torch.func transform, where no stand-in can be made: it starts again with one."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
 
 
 class Trace:
@@ -187,6 +196,8 @@ class Trace:
     def lift(self, real: Tensor) -> Lifted:
         """The stand-in for a real tensor met inside the function."""
         lifted = self.captured.get(id(real))
+        if lifted is None and transform_active() and self.graph is None:
+            raise MetInTransform(real)
         if lifted is None and self.graph is not None:
             raise TraceError(
                 f"the function used another outside tensor ({type_text(real)}) in its second run than in its first",

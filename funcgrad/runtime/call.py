@@ -111,6 +111,7 @@ def _print_reads(
     origins = [c.origin for c in facts.captured] + [w.origin for w in watched] + [m.origin for m in modules]
     chains.plan([o.steps for o in origins if isinstance(o, Origin)])
     lines: list[str] = []
+    name_of = {captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)}
     for name, captured in zip(captured_names, facts.captured, strict=True):
         if isinstance(captured.origin, Origin):
             lines += chains.read(captured.origin.steps, name)
@@ -126,10 +127,11 @@ def _print_reads(
         if isinstance(module.origin, Origin):
             lines += chains.read(module.origin.steps, "value")
             lines.append(f"if value is not module_{i}: {otherwise}")
-        constants[f"attributes_{i}"] = values = tuple(module.attributes.values())
-        if values:
-            reads = "".join(f"own[{key!r}], " for key in module.attributes)
-            lines += [f"own = module_{i}.__dict__", f"if ({reads}) != attributes_{i}: {otherwise}"]
+        constants[f"state_{i}"] = tuple(module.state.values())
+        reads = "".join(f"{expression}, " for expression in module.state)
+        lines += [f"own = module_{i}.__dict__", f"if ({reads}) != state_{i}: {otherwise}"]
+        for table, key, slot in module.tensors:
+            lines.append(f"if own[{table!r}][{key!r}] is not {name_of[slot]}: {otherwise}")
     return lines
 
 
@@ -160,7 +162,7 @@ class _Chains:
 
 
 _DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")
-_PREFIXES = ("static_", "tensor_", "constant_", "module_", "attributes_", "result_", *(f"{d}_" for d in _DEVICES))
+_PREFIXES = ("static_", "tensor_", "constant_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
 """Beginnings of the names of constants; a leaf of such a name gets another one."""
 
 

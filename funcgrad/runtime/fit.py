@@ -6,7 +6,7 @@ The hot path asks the printed call (``call.py``); this is the same question aske
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -44,10 +44,10 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
         found += [Difference(path, f"{guard} no longer holds") for path, guard in program.joint.broken_guards(values)]
-    return found + list(_closed_over(program))
+    return found + list(_closed_over(program, dict(captured)))
 
 
-def _closed_over(program: Program) -> Iterator[Difference]:
+def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:
     """What the function closes over besides tensors, where it is not what the trace baked in."""
     for constant in program.watched:
         now = _read(constant.origin.read)
@@ -57,10 +57,13 @@ def _closed_over(program: Program) -> Iterator[Difference]:
         name = watched.origin.name or type(watched.module).__name__
         if isinstance(watched.origin, Origin) and _read(watched.origin.read) is not watched.module:
             yield Difference(name, "is another module")
-        for attribute, value in watched.attributes.items():
-            now = watched.module.__dict__.get(attribute)
+        for expression, value in watched.state.items():
+            now = watched.now(expression)
             if now != value:
-                yield Difference(f"{name}.{attribute}", f"was {value!r}, now {now!r}")
+                yield Difference(f"{name}.{expression.replace('own', '__dict__')}", f"was {value!r}, now {now!r}")
+        for table, key, slot in watched.tensors:
+            if watched.module.__dict__[table].get(key) is not tensors.get(str(slot)):
+                yield Difference(f"{name}.{key}", f"is another tensor than {slot}")
 
 
 def _read(read: Callable[[], Any]) -> Any:

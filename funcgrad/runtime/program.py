@@ -15,6 +15,7 @@ from ..graphs import Joint
 from ..layers.layer import Layer
 from ..partition.partition import Partition
 from ..show import Doc, Shown, Table, in_seconds
+from ..slots import Captured
 from .key import CallKey
 
 
@@ -28,21 +29,49 @@ class Watched:
 
 @frozen(eq=False)
 class WatchedModule:
-    """A module the function called: the same object must be there, with the same plain attributes (``training``, ``p``, …)."""
+    """A module the function called: the same object must be there, in the same state, with the same captured tensors.
+
+    ``state`` maps expressions over the module's ``__dict__`` (called ``own``) to what they were: plain attributes with their
+    types, how many children and hooks there are. ``tensors`` are the parameters and buffers that are captured: ``(table,
+    name, slot)``; where weights are tied, one tensor is reached through several modules, and each must still hold it.
+    """
 
     module: torch.nn.Module
     origin: Origin | Unresolved
-    attributes: Mapping[str, Any]
+    state: Mapping[str, Any]
+    tensors: tuple[tuple[str, str, Captured], ...]
+
+    def now(self, expression: str) -> Any:
+        """The value of one expression of ``state`` now; None where it has none."""
+        try:
+            return eval(expression, {"own": self.module.__dict__})
+        except KeyError:
+            return None
+
+
+_PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
 def watch_modules(facts: Facts, root: Callable[..., Any]) -> tuple[WatchedModule, ...]:
-    """The modules the dry run called, where each lives, and its plain attributes."""
+    """The modules the dry run called, where each lives, its state and its captured tensors."""
     origins = find_origins(root, facts.modules)
-    plain = (bool, int, float, str)
-    return tuple(
-        WatchedModule(m, origin, {k: v for k, v in m.__dict__.items() if not k.startswith("_") and type(v) in plain})
-        for m, origin in zip(facts.modules, origins, strict=True)
-    )
+    slots = {id(c.tensor): c.slot for c in facts.captured}
+    return tuple(WatchedModule(m, o, _state(m), _tensors(m, slots)) for m, o in zip(facts.modules, origins, strict=True))
+
+
+def _state(module: torch.nn.Module) -> dict[str, Any]:
+    state: dict[str, Any] = {f"len(own[{t!r}])": len(module.__dict__[t]) for t in ("_modules", "_forward_hooks", "_forward_pre_hooks")}
+    for key, value in module.__dict__.items():
+        plain = type(value) in _PLAIN or (type(value) is tuple and all(type(v) in _PLAIN for v in value))
+        if plain and not key.startswith("_"):
+            state[f"own[{key!r}]"] = value
+            state[f"type(own[{key!r}])"] = type(value)
+    return state
+
+
+def _tensors(module: torch.nn.Module, slots: Mapping[int, Captured]) -> tuple[tuple[str, str, Captured], ...]:
+    tables = ((table, key, t) for table in ("_parameters", "_buffers") for key, t in module.__dict__[table].items())
+    return tuple((table, key, slots[id(t)]) for table, key, t in tables if id(t) in slots)
 
 
 def unchanged(
@@ -50,7 +79,7 @@ def unchanged(
 ) -> tuple[tuple[Watched, ...], tuple[WatchedModule, ...]]:
     """Without the values the trace itself changed: a function that counts its calls does not ask to be traced for each."""
     values = tuple(Watched(origin, value) for origin, value in baked if origin.read() is value or origin.read() == value)
-    return values, tuple(evolve(m, attributes={k: v for k, v in m.attributes.items() if m.module.__dict__.get(k) == v}) for m in modules)
+    return values, tuple(evolve(m, state={e: v for e, v in m.state.items() if m.now(e) == v}) for m in modules)
 
 
 @frozen(eq=False)

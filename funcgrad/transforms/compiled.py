@@ -19,7 +19,7 @@ from torch import Tensor
 from ..backends.aten import AtenBackend
 from ..backends.backend import Backend
 from ..capture.facts import Inputs, Symbolic, observe
-from ..capture.origins import scalar_constants
+from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..errors import RetraceError
@@ -158,7 +158,7 @@ class Compiled:
     def _compile(self, inputs: Inputs) -> Program:
         """flatten → key → observe → layers → capture → tag → partition → lower → schedule → emit → build."""
         definition, grad, backend = self._definition, torch.is_grad_enabled(), _choose_backend(self._options)
-        baked = scalar_constants(definition.root)
+        baked = plain_values(definition.root)
         stages = Stages(self.__name__)
         with stages.progress():
             with stages("observe"):
