@@ -77,7 +77,7 @@ class Lifted:
     where: str | None
 
 
-class MetInTransform(BaseException):  # noqa: N818  (a signal the function must not catch, not an error)
+class MetInTransform(BaseException):  # a signal the function must not catch, not an error
     """The dry run met a tensor inside a torch.func transform, where no stand-in can be made: it starts again with one."""
 
     def __init__(self, tensor: Tensor) -> None:
