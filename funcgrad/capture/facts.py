@@ -17,8 +17,9 @@ from ..show import Doc, Shown, Table, Text
 from ..slots import Arg, Captured
 from ..torch_private import FunctionalTensor, is_mutated
 from ..trees import Tree, flatten, unflatten
+from .lifted import MetInTransform
 from .origins import Origin, Unresolved, find_origins
-from .trace import MetInTransform, Trace
+from .trace import Trace
 
 
 @frozen

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, fx
 
@@ -54,6 +53,7 @@ from ..torch_private import (
     without_modes,
     writes_inputs,
 )
+from .lifted import Lifted, MetInTransform, require_plain
 from .modes import Lifter, Tracer
 from .outside import cond
 from .where import named_error, not_an_operand, user_line
@@ -65,24 +65,6 @@ _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
 def active_trace() -> Trace | None:
     """The trace that is running in this thread, if any: a compiled function called inside it is inlined."""
     return _active.get()
-
-
-@attrs.define(eq=False)
-class Lifted:
-    """A real tensor that became an input of the trace: the fake and functional tensors that stand for it."""
-
-    real: Tensor
-    fake: Tensor
-    functional: Tensor
-    where: str | None
-
-
-class MetInTransform(BaseException):  # a signal the function must not catch, not an error
-    """The dry run met a tensor inside a torch.func transform, where no stand-in can be made: it starts again with one."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
 
 
 class Trace:
@@ -441,19 +423,3 @@ class Trace:
         if line is not None and self.current_pass == "forward":
             self._lines.setdefault(next_sequence_number() - 1, line)
         return line
-
-
-def require_plain(tensor: Tensor, where: str | None) -> None:
-    kind = type(tensor)
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise UnsupportedTensorError(
-            f"a {'quantized tensor' if tensor.is_quantized else f'tensor with layout {tensor.layout}'} cannot be traced",
-            where=where or user_line(),
-            fix=f"pass dense floating-point tensors: x.{'dequantize' if tensor.is_quantized else 'to_dense'}()",
-        )
-    if kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise UnsupportedTensorError(
-            f"a tensor subclass {kind.__name__} cannot be traced",
-            where=where or user_line(),
-            fix="pass plain tensors: x.as_subclass(torch.Tensor)",
-        )
