@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
@@ -43,7 +42,6 @@ __all__ = [
     "ShapeEnv",
     "TorchDispatchMode",
     "TorchFunctionMode",
-    "UnsupportedFakeTensorException",
 ]
 
 TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY

@@ -18,7 +18,7 @@ from funcgrad.slots import Grad
 from funcgrad.tags import Tag, tag, tags_of
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_minimum_cut_is_the_smallest_of_all(data):
     """Against all 2^n cuts of small networks."""
@@ -48,11 +48,7 @@ def programs():
 
 
 def joint_of(f, make):
-    args = make()
-    value = f(*args)
-    if not (isinstance(value, torch.Tensor) and value.ndim == 0):
-        pytest.skip("not a loss")
-    return fg.value_and_grad_compiled(f).program(*args).joint
+    return fg.value_and_grad_compiled(f).program(*make()).joint
 
 
 @pytest.mark.parametrize(("f", "make"), programs())
