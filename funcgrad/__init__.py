@@ -1,6 +1,7 @@
 """funcgrad: JAX-style functional transforms for PyTorch, compiled from one joint graph of forward and backward."""
 
 from .errors import (
+    AliasContractError,
     ArgumentError,
     AuxError,
     CacheTrustError,
@@ -9,6 +10,7 @@ from .errors import (
     DataDependentShapeError,
     FuncgradError,
     GraphError,
+    LargeBaseWarning,
     MutationError,
     NonDifferentiableArgumentError,
     NonScalarOutputError,
@@ -31,6 +33,7 @@ from .trees import tree_map
 __version__ = "0.1.0"
 
 __all__ = [
+    "AliasContractError",
     "ArgumentError",
     "AuxError",
     "CacheTrustError",
@@ -40,6 +43,7 @@ __all__ = [
     "DataDependentShapeError",
     "FuncgradError",
     "GraphError",
+    "LargeBaseWarning",
     "MutationError",
     "NonDifferentiableArgumentError",
     "NonScalarOutputError",

@@ -69,6 +69,10 @@ class MutationError(FuncgradError, RuntimeError):
     """The function mutates a tensor it was given, which this version does not carry out."""
 
 
+class AliasContractError(FuncgradError, RuntimeError):
+    """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch does."""
+
+
 class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
 
@@ -95,3 +99,7 @@ class CacheTrustError(FuncgradError, RuntimeError):
 
 class UnresolvedCaptureWarning(UserWarning):
     """A tensor the function closes over could not be traced back to where it lives; a rebinding would go unnoticed."""
+
+
+class LargeBaseWarning(UserWarning):
+    """Overlapping inputs are written to, and the tensor they are views of is much larger than they are: all of it is copied."""

@@ -43,10 +43,56 @@ class Out:
 
 
 @frozen
+class Base:
+    """The memory several inputs, or several outputs, look at: a synthetic base."""
+
+    of: tuple[Slot, ...]
+
+    def __str__(self) -> str:
+        return f"base({', '.join(map(str, self.of))})"
+
+
+@frozen
+class Part:
+    """An inner tensor of a tensor subclass; ``attribute`` is its name."""
+
+    of: Arg | Captured | Out | Part
+    attribute: str
+
+    def __str__(self) -> str:
+        return f"{self.of}.{self.attribute}"
+
+
+Input = Arg | Captured | Base | Part
+"""What can be an input of a forward pass."""
+
+
+@frozen
+class Final:
+    """What a tensor that is written to holds in the end: after forward, or after the backward pass that writes to it."""
+
+    of: Slot
+    during: str = "forward"
+
+    def __str__(self) -> str:
+        return f"final({self.of}{'' if self.during == 'forward' else f', {self.during}'})"
+
+
+@frozen
+class Late:
+    """What an input holds when backward runs: its own value then, not the one forward saw."""
+
+    of: Input
+
+    def __str__(self) -> str:
+        return f"late({self.of})"
+
+
+@frozen
 class Grad:
     """The gradient of an input."""
 
-    of: Arg | Captured
+    of: Input
 
     def __str__(self) -> str:
         return f"grad({self.of})"
@@ -56,7 +102,7 @@ class Grad:
 class Tangent:
     """The incoming gradient (cotangent) of an output; AOTAutograd's name for it."""
 
-    of: Out
+    of: Slot
 
     def __str__(self) -> str:
         return f"tangent({self.of})"
@@ -72,7 +118,12 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | Part | Final | Late | Grad | Tangent | Saved
+
+
+def of_backward(slot: Slot) -> bool:
+    """Whether an output slot is computed by the backward pass."""
+    return isinstance(slot, Grad) or (isinstance(slot, Final) and slot.during == "backward")
 
 
 def identifier(slot: Slot) -> str:

@@ -7,6 +7,7 @@ function that gives a private name one clear meaning.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any
@@ -101,19 +102,75 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
     return functional
 
 
-def make_functional_mode(intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]) -> FunctionalTensorMode:
-    """A functionalisation mode that first offers each op to ``intercept``; an op it takes is not functionalised.
+def make_functional_mode(
+    intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool],
+    rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
+    note: Callable[[Any, Any, Any, Any], None],
+) -> FunctionalTensorMode:
+    """A functionalisation mode with three ears.
 
-    The method is replaced on the instance: a subclass would not be found by the rules of higher-order operators.
+    An op ``intercept`` takes is not functionalised; ``rewrite`` may call another in its place; ``note`` hears of each op that
+    looks at its first argument's memory (``view_kind``), with its result. The method is replaced on the instance: a subclass
+    would not be found by the rules of higher-order operators.
     """
     mode = FunctionalTensorMode()
     original = mode.__torch_dispatch__
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return None if intercept(func, args, kwargs or {}) else original(func, types, args, kwargs)
+        if intercept(func, args, kwargs or {}):
+            return None
+        func, args, kwargs = rewrite(func, args, kwargs or {})
+        out = original(func, types, args, kwargs)
+        if view_kind(func) is not None:
+            note(func, args, kwargs, out)
+        return out
 
     mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
     return mode
+
+
+@functools.cache
+def view_kind(op: Any) -> str | None:
+    """``"view"`` for an op whose result looks at its first argument, ``"restride"`` for one that changes how that argument looks."""
+    if not is_operator(op) or not op._schema.arguments or not op._schema.returns:
+        return None
+    if torch.Tag.inplace_view in op.tags:
+        return "restride"
+    first, result = op._schema.arguments[0].alias_info, op._schema.returns[0].alias_info
+    return "view" if first is not None and result is not None and not first.is_write else None
+
+
+def functional_form(op: Any) -> Any:
+    """``aten.t`` for ``aten.t_``; None for an op that gives its argument other memory (``set_``, ``resize_``)."""
+    name = op.__name__.split(".")[0]
+    if name in ("set_", "resize_", "resize_as_"):
+        return None
+    packet = getattr(torch.ops.aten, name.removesuffix("_"))
+    return getattr(packet, op._overloadname if op._overloadname in packet.overloads() else "int")
+
+
+def in_place_method(op: Any) -> str:
+    """``"t_"`` for ``aten.t``: the name of the method that changes how a tensor looks."""
+    return str(op.__name__.split(".")[0]) + "_"
+
+
+def mutation_count(tensor: torch.Tensor) -> int:
+    """How often the memory a functional tensor looks at was written to."""
+    count: int = torch._functionalize_mutation_counter(tensor.elem)  # type: ignore[attr-defined]
+    return count
+
+
+def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """The memory a functional tensor looks at holds ``fake`` from now on; autograd does not hear of it."""
+    with torch._C.DisableTorchFunction():
+        torch._functionalize_replace(tensor.elem, fake)
+        torch._functionalize_commit_update(tensor.elem)
+        torch._functionalize_sync(tensor.elem)
+
+
+def functionalising() -> bool:
+    """Whether functionalisation is on: the caller's code runs, not torch's below it."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,23 +193,27 @@ def fake_mode_of(tensor: torch.Tensor) -> Any:
     return getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None) if isinstance(tensor, FunctionalTensor) else None
 
 
-def is_mutated(tensor: torch.Tensor) -> str | None:
-    """How a functional tensor was mutated: ``"data"``, ``"metadata"``, ``"storage"``, or None."""
-    if not isinstance(tensor, FunctionalTensor):
-        return None
-    elem = tensor.elem
-    if torch._functionalize_was_storage_changed(elem):
-        return "storage"
-    if torch._functionalize_has_metadata_mutation(elem):
-        return "metadata"
-    torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
-    return "data" if torch._functionalize_has_data_mutation(elem) else None  # type: ignore[attr-defined]
+def is_storage_changed(tensor: torch.Tensor) -> bool:
+    """Whether a functional tensor was given another storage (``set_``, ``x.data = y``, a ``resize_`` that grows)."""
+    return bool(torch._functionalize_was_storage_changed(tensor.elem))  # type: ignore[attr-defined]
+
+
+def is_data_mutated(tensor: torch.Tensor) -> bool:
+    """Whether the memory a functional tensor looks at was written to since it was made."""
+    with torch._C.DisableTorchFunction():
+        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
+    return bool(torch._functionalize_has_data_mutation(tensor.elem))  # type: ignore[attr-defined]
 
 
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes
 """Inside, no dispatch mode is active: real tensors may be touched in the middle of a trace."""
+
+
+def without_function_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no torch-function mode (nor any ``__torch_function__``) is asked."""
+    return torch._C.DisableTorchFunction()
 
 
 def function_modes() -> tuple[object, ...]:
@@ -189,6 +250,23 @@ def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         torch.cond = original
+
+
+@contextlib.contextmanager
+def engine_inside(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside, every backward pass that Python starts runs within ``context()``."""
+    module = torch.autograd
+    original = module._engine_run_backward  # type: ignore[attr-defined]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return original(*args, **kwargs)
+
+    module._engine_run_backward = run  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module._engine_run_backward = original  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -283,6 +361,63 @@ def running_sequence_number() -> int | None:
     """The number of the autograd node that runs now, or None outside a backward pass."""
     node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+def made_by_python(tensor: torch.Tensor) -> bool:
+    """Whether a custom ``autograd.Function`` computed a tensor."""
+    try:
+        return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
+    except RuntimeError:  # a view taken under no_grad of what was written to since: it has no history to ask for
+        return False
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The version counter of a tensor; 0 for an inference tensor, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def has_history(tensor: torch.Tensor) -> bool:
+    """Whether something differentiable computed a tensor (as far as autograd would go back from it)."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # see made_by_python
+        return False
+
+
+def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        yield node
+        below = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= below
+        pending += below
+
+
+def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a backward pass from these tensors runs Python: a custom ``autograd.Function``."""
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in _nodes_below(tensors))
+
+
+def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves a backward pass from these tensors ends in."""
+    return [node.variable for node in _nodes_below(tensors) if hasattr(node, "variable")]
+
+
+def creation_meta(tensor: torch.Tensor) -> Any:
+    """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be written to."""
+    return torch._C._autograd._get_creation_meta(tensor)
+
+
+def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:
+    """See ``creation_meta``."""
+    torch._C._autograd._set_creation_meta(tensor, meta)
+
+
+def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor autograd knows this one to be a view of; None for one that is no view."""
+    return tensor._base
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────

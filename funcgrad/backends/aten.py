@@ -15,9 +15,9 @@ from torch import Tensor, fx
 
 from ..errors import GraphError
 from ..graphs import Graph, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
+from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name
-from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Source
-from .build import compile_function
+from .backend import Call, Extern, Free, Kernels, Runnable, Schedule
 
 
 class AtenBackend:

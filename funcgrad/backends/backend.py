@@ -9,7 +9,8 @@ from attrs import frozen
 from torch import fx
 
 from ..graphs import Graph, call_text, nbytes, type_text, where_of
-from ..show import Code, Doc, Shown, Table, in_bytes
+from ..show import Doc, Shown, Table, in_bytes
+from ..source import Source
 
 
 @frozen(eq=False)
@@ -74,19 +75,6 @@ class Schedule(Shown):
         return Doc(
             f"schedule of {self.graph.name}: {calls} calls, {reused} in place", (Table(("", "what", "memory", "bytes"), tuple(rows)),)
         )
-
-
-@frozen(eq=False)
-class Source(Shown):
-    """Printed code, and the objects its free names stand for."""
-
-    name: str
-    language: str
-    text: str
-    names: dict[str, Any]
-
-    def doc(self) -> Doc:
-        return Doc(f"{self.name} ({self.language})", (Code(self.text),))
 
 
 Runnable = Callable[..., Sequence[Any]]

@@ -2,166 +2,252 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..errors import MutationError, UnresolvedCaptureWarning
+from ..errors import AliasContractError, MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
-from ..show import Doc, Shown, Table, Text
-from ..slots import Arg, Captured
-from ..torch_private import FunctionalTensor, is_mutated
-from ..trees import Tree, flatten, unflatten
-from .lifted import MetInTransform
+from ..show import Doc, Shown, Table, Text, in_bytes
+from ..slots import Arg, Base, Captured, Slot
+from ..torch_private import has_history, python_node_below, storage_id, transform_active
+from ..trees import flatten
+from .inputs import CapturedTensor, Inputs, Symbolic
+from .lifted import MetTooLate
+from .memory import Overlap, history, overlaps, same_objects
 from .origins import Origin, Unresolved, find_origins
+from .outputs import OutputFact, look_at_outputs
+from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
+from .views import Step
+
+Source = Arg | Captured
 
 
 @frozen
-class Symbolic:
-    """Stands in the place of a float argument that is traced as a symbol; ``value`` is the one of this call."""
+class Change:
+    """What the function does to one input: ``data`` is how it writes to its memory (``"tracked"`` by autograd, ``"detached"``:
+    with its version counter alone, ``"unversioned"``; None: not at all), ``restrides`` how it changes its sizes and strides."""
 
-    value: float
+    data: str | None = None
+    restrides: tuple[Step, ...] = ()
+    in_backward: bool = False
+    """Written to by the backward pass alone."""
 
-
-@frozen(eq=False)
-class Inputs:
-    """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
-
-    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of the
-    positional arguments.
-    """
-
-    names: tuple[str, ...]
-
-    leaves: tuple[Any, ...]
-    slots: tuple[Arg, ...]
-    tree: Tree
-
-    @property
-    def dynamic(self) -> list[tuple[Arg, Any]]:
-        """The leaves that are inputs of the graph."""
-        return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, (Tensor, Symbolic))]
-
-    def released(self) -> Inputs:
-        """The same, without the tensors: what a program keeps."""
-        return evolve(self, leaves=tuple(None if isinstance(v, Tensor) else v for v in self.leaves))
-
-    def rebuild(self, stand_ins: Mapping[Arg, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``(args, kwargs)`` with each dynamic leaf replaced by its stand-in."""
-        leaves = [stand_ins.get(slot, leaf) for slot, leaf in zip(self.slots, self.leaves, strict=True)]
-        args, kwargs = unflatten(leaves, self.tree)
-        return args, kwargs
-
-
-@frozen(eq=False)
-class CapturedTensor:
-    """A tensor the function closes over, and where it lives. A program reads it from there, so it does not keep ``tensor``."""
-
-    slot: Captured
-    tensor: Tensor | None
-    type: str
-    requires_grad: bool
-    origin: Origin | Unresolved
-
-    def read(self) -> Any:
-        """The tensor that lives there now."""
-        return self.origin.read() if isinstance(self.origin, Origin) else self.tensor
-
-
-@frozen
-class OutputFact:
-    """One leaf of the result: its path, its type, whether a gradient flows into what computed it (not where it *is* an input)."""
-
-    path: str
-    type: str
-    requires_grad: bool
-    is_tensor: bool
+    def __str__(self) -> str:
+        written = {None: "", "tracked": "written to", "detached": "written to under no_grad", "unversioned": "written to through .data"}
+        late = "written to in backward" if self.in_backward else ""
+        return ", ".join(filter(None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]))
 
 
 @frozen(eq=False)
 class Facts(Shown):
-    """What the dry run showed."""
+    """What the dry run showed.
+
+    ``same`` and ``overlap`` say which inputs are one object or share memory, ``changes`` what the function does to them (an
+    overlap changes as one), ``histories`` how autograd knows those it writes to.
+    """
 
     inputs: tuple[tuple[Arg, str, bool], ...]
     captured: tuple[CapturedTensor, ...]
+    same: tuple[tuple[Source, ...], ...]
+    overlap: tuple[Overlap, ...]
+    changes: Mapping[Source | Base, Change]
+    histories: Mapping[Source, str]
     outputs: tuple[OutputFact, ...]
     modules: tuple[torch.nn.Module, ...]
+    bases: tuple[Base, ...]
+    """The intermediates that several outputs are views of; a gradient flows into each."""
+    differentiable: bool
+    """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
         return evolve(self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, Origin) else c for c in self.captured))
 
-    @property
-    def differentiable(self) -> bool:
-        """Whether any output depends on an input that requires grad."""
-        sources = any(grad for _, _, grad in self.inputs) or any(c.requires_grad for c in self.captured)
-        return sources and any(o.requires_grad for o in self.outputs)
+    def requires_grad(self, slot: Source | Base) -> bool:
+        """Whether an input requires grad (a base: whether one of those that share it does)."""
+        if isinstance(slot, Base):
+            return any(self.requires_grad(member) for member in slot.of)  # type: ignore[arg-type]
+        return any(s == slot and grad for s, _, grad in self.inputs) or any(c.slot == slot and c.requires_grad for c in self.captured)
 
     def doc(self) -> Doc:
-        rows = [(str(slot), kind, "requires grad" if grad else "") for slot, kind, grad in self.inputs]
-        rows += [(str(c.slot), c.type, "captured" + (", requires grad" if c.requires_grad else "")) for c in self.captured]
-        outs = [(f"out{o.path}", o.type, "requires grad" if o.requires_grad else "") for o in self.outputs]
-        return Doc("facts", (Text("inputs"), Table(("", "", ""), tuple(rows)), Text("outputs"), Table(("", "", ""), tuple(outs))))
+        kinds = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}
+        kinds |= {c.slot: "captured" + (", requires grad" if c.requires_grad else "") for c in self.captured}
+        types = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}
+        rows = tuple((str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds)
+        outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.outputs)
+        parts = [Text("inputs"), Table(("", "", ""), rows), Text("outputs"), Table(("", "", ""), outs)]
+        shared = [(" is ".join(map(str, group)), "one object") for group in self.same]
+        shared += [(str(o.base), f"overlap; the base has {in_bytes(o.base_bytes)}, they {in_bytes(o.member_bytes)}") for o in self.overlap]
+        return Doc("facts", (*parts, *((Text("memory"), Table(("", ""), tuple(shared))) if shared else ())))
 
 
-def observe(function: Callable[..., Any], inputs: Inputs, grad: bool, root: Callable[..., Any]) -> Facts:
+def observe(
+    function: Callable[..., Any], inputs: Inputs, grad: bool, root: Callable[..., Any], splits: bool, out_slot: Callable[[str], Slot]
+) -> Facts:
     """Run ``function`` once on fakes and write down what it does.
 
     ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
-    caller's function, where captured tensors are looked for. Raises ``MutationError`` where an input is written to.
+    caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
+    backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
+    Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out.
     """
     known: list[Tensor] = []
     while True:
-        trace = Trace(record=False)
-        for tensor in known:
-            trace.lift(tensor)
-        stand_ins = make_stand_ins(trace, inputs, grad)
-        args, kwargs = inputs.rebuild(stand_ins)
+        dry = _DryRun(inputs, grad, known, out_slot, splits)
         try:
-            with _ModuleWatch() as modules, torch.set_grad_enabled(grad):
-                result = trace.run(function, args, kwargs)
-            break
-        except MetInTransform as met:
+            return dry.trace.run(dry.run, (function, root), {})  # type: ignore[no-any-return]
+        except MetTooLate as met:
             known.append(met.tensor)
-    captured = _resolve(root, trace)
-    named = [(str(slot), stand_ins[slot]) for slot in stand_ins]
-    named += [(str(c.slot), trace.captured[id(c.tensor)].functional) for c in captured]
-    for name, tensor in named:
-        _refuse_mutation(name, tensor)
-    leaves, _, paths = flatten(result)
-    outputs = tuple(
-        OutputFact(path, type_text(v), isinstance(v, Tensor) and v.grad_fn is not None and not trace.is_input(v), isinstance(v, Tensor))
-        for path, v in zip(paths, leaves, strict=True)
-    )
-    kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and grad) for s, v in inputs.dynamic)
-    return Facts(kinds, captured, outputs, tuple(modules))
 
 
-def _stand_in(trace: Trace, slot: Arg, value: Any, requires_grad: bool) -> Any:
-    if isinstance(value, Symbolic):
-        return trace.symbolic_float(slot, value.value)
-    return trace.input(slot, value, requires_grad and value.requires_grad)
+class _DryRun:
+    """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
+
+    def __init__(self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool) -> None:
+        self._inputs, self._grad, self._out_slot, self._splits = inputs, grad, out_slot, splits
+        self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
+        self._mirrored: dict[int, Mirrored] = {}
+        self.trace = Trace(record=False, stand_in_for=self._meet)
+
+    def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
+        trace, inputs = self.trace, self._inputs
+        stand_ins: dict[Any, Any] = {s: trace.symbolic_float(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
+        self._mirrored = mirror(trace, self._reals, self._grad)
+        stand_ins |= {slot: self._mirrored[id(t)].seen for slot, t in inputs.tensors}
+        for slot, tensor in self._reals:
+            if not isinstance(slot, Arg):
+                trace.bind(tensor, self._mirrored[id(tensor)].seen)
+        args, kwargs = inputs.rebuild(stand_ins)
+        with _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
+            result = function(*args, **kwargs)
+        leaves, _, paths = flatten(result)
+        leaves = [trace.stand_in(v) if isinstance(v, Tensor) else v for v in leaves]
+        before = {key for key, m in self._mirrored.items() if m.is_written}
+        if self._splits and self._grad:
+            self._run_backward([v for v in leaves if isinstance(v, Tensor)])
+        return self._facts(leaves, paths, _resolve(root, trace), modules, before)
+
+    def _meet(self, real: Tensor) -> Tensor:
+        """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing it."""
+        if any(t is real for _, t in self._reals):  # it is an argument, too
+            self._reals.append((f"captured {len(self._reals)}", real))
+            return self._mirrored[id(real)].seen
+        if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
+            raise MetTooLate(real)
+        self._reals.append((f"captured {len(self._reals)}", real))
+        self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        return self._mirrored[id(real)].seen
+
+    def _run_backward(self, leaves: Sequence[Tensor]) -> None:
+        """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
+        written = [m.family for m in self._mirrored.values() if m.is_written]
+        roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
+        targets = [m.leaf for m in self._mirrored.values() if m.leaf.requires_grad]
+        if targets and python_node_below(roots):
+            seeds = [torch.ones_like(v) for v in roots]
+            with self.trace.backward_pass(), self.trace.real_tensors_kept(), contextlib.suppress(RuntimeError):  # told when it is recorded
+                torch.autograd.grad(roots, targets, seeds, allow_unused=True)
+
+    def _facts(
+        self, leaves: list[Any], paths: list[str], captured: tuple[CapturedTensor, ...], modules: list[torch.nn.Module], before: set[int]
+    ) -> Facts:
+        named: list[tuple[Source, Tensor]] = [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
+        groups = overlaps(named)
+        changes = dict(_changes(self.trace, named, self._mirrored, groups, before))
+        histories = {slot: history(t) for slot, t in named if _is_written(changes, groups, slot)}
+        _refuse(named, self._mirrored, changes, histories, groups)
+        slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
+        is_base = (lambda _, root: has_history(root)) if self._splits else None
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, self.trace.lineage, self._out_slot, is_base)
+        kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
+        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
+        tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
+        tracked = tracked or any(c.data == "tracked" for c in changes.values())
+        return Facts(
+            kinds, captured, same_objects(named), groups, changes, histories, outputs, tuple(modules),
+            tuple(bases), sources and tracked,
+        )  # fmt: skip
 
 
-def make_stand_ins(trace: Trace, inputs: Inputs, requires_grad: bool) -> dict[Arg, Any]:
-    """A stand-in in ``trace`` for each dynamic leaf."""
-    return {slot: _stand_in(trace, slot, value, requires_grad) for slot, value in inputs.dynamic}
+def _is_written(changes: Mapping[Any, Change], groups: Sequence[Overlap], slot: Source) -> bool:
+    """Whether the memory of an input is written to, by itself or as part of an overlap."""
+    base = next((g.base for g in groups if slot in g.base.of), slot)
+    return base in changes and (changes[base].data is not None or changes[base].in_backward)
 
 
-def _refuse_mutation(name: str, tensor: Any) -> None:
-    how = is_mutated(tensor) if isinstance(tensor, FunctionalTensor) else None
-    if how:
-        raise MutationError(
-            f"the function changes the {how} of {name} in place, which this version does not carry out",
-            where=name,
-            fix="write into a copy (x = x.clone()) and return it, or put a module with running statistics in eval mode",
-        )
+def _changes(
+    trace: Trace,
+    named: Sequence[tuple[Source, Tensor]],
+    mirrored: Mapping[int, Mirrored],
+    groups: Sequence[Overlap],
+    in_forward: set[int],
+) -> Iterator[tuple[Source | Base, Change]]:
+    shared = {slot: group for group in groups for slot in group.base.of}
+    tensors = dict(named)
+    for group in groups:
+        keys = [id(tensors[slot]) for slot, _ in group.views]
+        ways = {mirrored[key].how_written for key in keys if key in in_forward}
+        data = next((way for way in ("tracked", "detached", "unversioned") if way in ways), None)
+        later = not data and any(mirrored[key].is_written for key in keys)
+        if data or later:
+            yield group.base, Change(data, (), later)
+    done: set[int] = set()
+    for slot, tensor in named:
+        own = mirrored[id(tensor)]
+        alone = slot not in shared
+        data = own.how_written if alone and id(tensor) in in_forward else None
+        change = Change(data, trace.lineage.restrides(own.seen), alone and own.is_written and not data)
+        if id(tensor) not in done and change != Change():
+            yield slot, change
+        done.add(id(tensor))
+
+
+def _refuse(
+    named: Sequence[tuple[Source, Tensor]],
+    mirrored: Mapping[int, Mirrored],
+    changes: Mapping[Source | Base, Change],
+    histories: Mapping[Source, str],
+    groups: Sequence[Overlap],
+) -> None:
+    """Raise for a change that cannot be carried out, or that eager PyTorch refuses where a trace does not see it."""
+    for slot, tensor in named:
+        own = mirrored[id(tensor)]
+        if own.has_other_storage:
+            raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
+        if own.seen.requires_grad != own.requires_grad and not has_history(own.seen) and own.seen.is_leaf:
+            raise MutationError(
+                f"the function calls requires_grad_() on {slot}", where=str(slot), fix=f"call {slot}.requires_grad_() before"
+            )
+        if any(t.is_leaf and t.grad is not None for t in (own.leaf, own.seen)):
+            raise MutationError(
+                f"the function sets the gradient of {slot} (.backward() inside, or .grad =)",
+                where=str(slot),
+                fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and assign gradients outside",
+            )
+        if histories.get(slot) == "an inference tensor":
+            raise MutationError(f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}", where=str(slot))
+        if slot in histories and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise MutationError(
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory location: "
+                f"{slot} is expanded",
+                where=str(slot),
+                fix="clone() the tensor before performing the operation",
+            )
+    for group in groups:
+        if group.base in changes and group.at_odds:
+            raise AliasContractError(
+                f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but {group.at_odds}",
+                where=str(group.base.of[0]),
+                fix="pass views of one tensor, or a clone",
+            )
 
 
 def _resolve(root: Callable[..., Any], trace: Trace) -> tuple[CapturedTensor, ...]:

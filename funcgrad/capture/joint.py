@@ -1,48 +1,107 @@
-"""The recorded run: a function on functional fakes becomes a Joint, its results named by slots."""
+"""The recorded run: an inner function on functional fakes becomes a Joint, alone or with its backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from ..graphs import Constant, Graph, Joint, Returned, has_effect, storages
-from ..slots import Signature, Slot
-from ..trees import flatten
-from .facts import Facts, Inputs, make_stand_ins
+from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
+from ..slots import Base, Final, Grad, Out, Signature, Slot
+from ..tags import Tag, tag
+from ..torch_private import has_history, storage_id
+from .inner import Inner, Ran, inputs_of
 from .trace import Trace
 
 
-def capture(function: Callable[..., Any], inputs: Inputs, facts: Facts, grad: bool, out_slot: Callable[[str], Slot]) -> Joint:
-    """Trace ``function`` (a forward, or a forward with its backward) into one graph.
+class BackwardError(Exception):
+    """Differentiating failed where calling did not; the cause is what eager PyTorch would raise in ``backward()``."""
 
-    ``grad``: whether inputs keep their ``requires_grad``. ``out_slot`` names a leaf of the result from its path.
-    Raises ``TraceError`` if this run meets a tensor the dry run did not.
+
+def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool) -> Joint:
+    """Trace an inner function into one graph.
+
+    ``reals``: a real value for each slot of its signature. ``grad``: whether inputs keep their ``requires_grad``.
+    ``with_backward``: trace the gradients of all inputs that require grad, too, given a tangent for each output that has a
+    history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
     trace = Trace(record=True)
     assert trace.graph is not None
-    stand_ins = make_stand_ins(trace, inputs, grad)
-    for captured in facts.captured:
-        trace.captured_input(captured.slot, captured.read())
-    with torch.set_grad_enabled(grad):
-        result = trace.run(function, *inputs.rebuild(stand_ins))
-    leaves, tree, paths = flatten(result)
-    outs: dict[Slot, Any] = {}
-    returned: list[Slot | Constant] = []
-    for leaf, path in zip(leaves, paths, strict=True):
-        if isinstance(leaf, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
-            slot = out_slot(path)
-            outs[slot] = trace.result(leaf)
-            returned.append(slot)
-        else:
-            returned.append(Constant(leaf))
+    ins = inputs_of(inner, trace, reals, grad)
+
+    def run() -> tuple[Ran, dict[Slot, Any]]:
+        with torch.set_grad_enabled(grad), trace.lifting():
+            ran = inner.run(*ins)
+        return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+
+    ran, outs = trace.run(run, (), {})
+    outs = {slot: trace.own(node) if isinstance(node, fx.Node) else node for slot, node in outs.items()}
     trace.graph.output(tuple(outs.values()))
-    ins: tuple[Slot, ...] = (*stand_ins, *(c.slot for c in facts.captured), *trace.late)
-    graph = Graph(Signature(ins, tuple(outs)), trace.graph, trace.constants, "joint")
+    _keep_first_values(trace, outs)
+    graph = Graph(Signature((*inner.signature.ins, *trace.late), tuple(outs)), trace.graph, trace.constants, "joint")
     simplify(graph)
-    return Joint(graph, Returned(tree, tuple(returned)), tuple(trace.guards()), trace.symbol_slots())
+    leaves = tuple(inner.out_slot(p) if _is_dynamic(v) else Constant(v) for p, v in zip(ran.paths, ran.leaves, strict=True))
+    return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots())
+
+
+def _is_dynamic(leaf: Any) -> bool:
+    return isinstance(leaf, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
+    """The outputs of a program that runs as one; what its own backward pass wrote to is final after that."""
+    outs: dict[Slot, Any] = {}
+    for slot, value in ran.outs:
+        late = isinstance(slot, Final) and trace.written_in_backward(slot.of)  # type: ignore[arg-type]
+        outs[Final(slot.of, "backward") if late else slot] = trace.result(value)  # type: ignore[union-attr]
+    return outs
+
+
+def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
+    """Outputs, gradients, and what backward writes to. Outputs are read off now: backward may write to what they look at."""
+    outs: dict[Slot, Any] = {slot: trace.result(value) for slot, value in ran.outs}
+    before = {slot: trace.result(value) for slot, value in ran.memory.items()}
+    active = [(slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v)]
+    targets = [(slot, x) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor) and x.requires_grad]
+    # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
+    reals = [(slot, real) for slot, real in inner.captured_reals() if any(slot == s for s, _ in targets)]
+    trace.rereads = {storage_id(value): (slot, value) for slot, value in ran.memory.items()}  # type: ignore[misc]
+    with trace.backward_pass():
+        seeds = [trace.mark_start_of_backward(trace.tangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
+        try:
+            with trace.real_tensors_kept():
+                found = torch.autograd.grad([v for _, v in active], [x for _, x in targets + reals], seeds, allow_unused=True)
+        except RuntimeError as error:
+            raise BackwardError from error
+        for (slot, _), gradient in zip(targets + reals, found, strict=True):
+            if gradient is not None:
+                earlier = outs.get(Grad(slot))  # type: ignore[arg-type]
+                outs[Grad(slot)] = gradient if earlier is None else earlier + gradient  # type: ignore[arg-type]
+        outs = {slot: trace.result(v) if isinstance(v, Tensor) else v for slot, v in outs.items()}
+        late = trace.late_nodes()
+        for slot, value in [*ran.memory.items(), *((s, v) for s, v in ran.outs if isinstance(s, (Out, Base)) and isinstance(v, Tensor))]:
+            node = trace.result(value)
+            if node is not late.get(slot, before.get(slot, outs.get(slot))):
+                outs[Final(slot, "backward")] = node  # type: ignore[arg-type]
+    return outs
+
+
+def _keep_first_values(trace: Trace, outs: dict[Slot, Any]) -> None:
+    """Where backward reads an input that forward writes to, it reads a copy: the input itself holds its final value by then."""
+    assert trace.graph is not None
+    written = {slot.of for slot in outs if slot == Final(getattr(slot, "of", None))}  # type: ignore[arg-type]
+    for slot, node in trace.placeholder_of.items():
+        late = [user for user in node.users if pass_of(user) == "backward"] if slot in written else []
+        if late:
+            with trace.graph.inserting_after(next(reversed(list(trace.placeholder_of.values())))):
+                copy = trace.graph.call_function(torch.ops.aten.clone.default, (node,))
+            with trace.fakes:
+                copy.meta = {**node.meta, "val": value_of(node).clone(), "pass": "forward"}
+            tag(copy, Tag.MUST_SAVE, f"{slot} is written to in forward, and backward needs what it held before")
+            for user in late:
+                user.replace_input_with(node, copy)
 
 
 def simplify(graph: Graph) -> None:

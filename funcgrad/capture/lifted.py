@@ -12,16 +12,16 @@ from .where import user_line
 
 @attrs.define(eq=False)
 class Lifted:
-    """A real tensor that became an input of the trace: the fake and functional tensors that stand for it."""
+    """A real tensor the function closes over, and the functional tensor that stands for it."""
 
     real: Tensor
-    fake: Tensor
     functional: Tensor
     where: str | None
 
 
-class MetInTransform(BaseException):  # a signal the function must not catch, not an error
-    """The dry run met a tensor inside a torch.func transform, where no stand-in can be made: it starts again with one."""
+class MetTooLate(BaseException):  # a signal the function must not catch, not an error
+    """The dry run met a tensor where no stand-in can be made any more: inside a torch.func transform, or when one over the same
+    memory is in use. It starts again with one."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()

@@ -18,6 +18,8 @@ from ..torch_private import (
     TorchDispatchMode,
     TorchFunctionMode,
     fake_mode_of,
+    from_functional,
+    functionalising,
     is_bare_functional,
     is_transform_wrapper,
     unwrap_transform,
@@ -76,7 +78,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stand_in(self, value: Any) -> Any:
         """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
-            return self._trace.lift(value).fake
+            return from_functional(self._trace.lift(value))
         if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
             return type(value)(self._stand_in(v) for v in value)
         return value
@@ -90,7 +92,7 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._trace.keeps_real:
+        if self._trace.keeps_real or not functionalising():  # torch's own code, below (a higher-order operator's backward)
             return func(*args, **(kwargs or {}))
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
@@ -111,13 +113,18 @@ class Lifter(TorchFunctionMode):
                     fix="do not keep tensors computed in the function in a cache, a global or an attribute; return them (has_aux=True)",
                 )
             if isinstance(value, (FunctionalTensor, FakeTensor)) or is_bare_functional(value):
-                return value
+                return self._current(value)
             if is_transform_wrapper(value):
                 return self._own_level(value)
-            return self._trace.lift(value).functional
+            return self._current(self._trace.lift(value))
         if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
             items = [self._stand_in(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+    def _current(self, value: Tensor) -> Tensor:
+        if self._trace.rereads and self._trace.current_pass == "backward" and isinstance(value, FunctionalTensor):
+            self._trace.reread(value)
         return value
 
     def _own_level(self, wrapper: Tensor) -> Tensor:

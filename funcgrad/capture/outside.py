@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedTensorError
 from ..trees import Tree, flatten, require_same, unflatten
+from .where import user_line
 
 
 def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
@@ -66,3 +68,20 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
 }
 """Ops with a size that depends on values, but only in a result that nothing but their own backward reads."""
+
+
+def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """The call to make in place of one that writes to its arguments without saying so in its schema.
+
+    Batch normalisation updates the running statistics it is given; the form that says so can be functionalised.
+    """
+    aten = torch.ops.aten
+    if op is aten.native_batch_norm.default and args[5] and args[3] is not None:
+        return aten._native_batch_norm_legit.default, args, kwargs
+    if op is aten.cudnn_batch_norm.default and args[5] and args[3] is not None:
+        raise UnsupportedTensorError(
+            "cuDNN's batch normalisation updates running statistics behind the trace's back",
+            where=user_line(),
+            fix="run it with torch.backends.cudnn.flags(enabled=False)",
+        )
+    return op, args, kwargs

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from ..graphs import Joint, has_effect, is_random, pass_of
-from ..slots import Tangent
+from ..slots import Final, Tangent
 from ..tags import Tag, tag
+
+
+def _tag_write(slot: Final, source: fx.Node) -> None:
+    """The source of a write belongs to the pass that writes, and is computed once."""
+    if slot.during == "forward" and pass_of(source) == "forward":
+        if source.op == "call_function":
+            tag(source, Tag.MUST_BE_IN_FORWARD, f"{slot.of} holds it when forward is done")
+            tag(source, Tag.MUST_SAVE, f"{slot.of} holds it when forward is done: computed again, it would start from itself")
+    elif source.op == "call_function" and pass_of(source) == "backward":
+        tag(source, Tag.MUST_BE_IN_BACKWARD, f"{slot.of} holds it when backward is done")
 
 
 def tag_joint(joint: Joint) -> Joint:
@@ -13,6 +25,9 @@ def tag_joint(joint: Joint) -> Joint:
     for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
         if isinstance(slot, Tangent):
             tag(node, Tag.MUST_BE_IN_BACKWARD, "an incoming gradient: known only when backward runs")
+    for slot, result in zip(graph.signature.outs, graph.results, strict=True):
+        if isinstance(slot, Final) and isinstance(result, fx.Node):
+            _tag_write(slot, result)
     for node in graph.fx.nodes:
         if is_random(node):
             if pass_of(node) == "forward":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..errors import (
     UnsupportedTransformError,
 )
 from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, type_text
-from ..slots import Arg, Out, Signature, Slot, Tangent, identifier
+from ..slots import Arg, Base, Final, Input, Late, Out, Part, Signature, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
@@ -33,6 +33,7 @@ from ..torch_private import (
     ShapeEnv,
     causal_mask_unknown,
     draws_random,
+    engine_inside,
     expression,
     from_functional,
     generator_kept,
@@ -42,20 +43,24 @@ from ..torch_private import (
     make_environment,
     make_functional_mode,
     make_symbol,
+    mutation_count,
     next_sequence_number,
     outside_transforms,
     python_text,
     replace_cond,
+    replace_value,
     returns_nothing,
     running_sequence_number,
+    storage_id,
     to_functional,
-    transform_active,
+    without_function_modes,
     without_modes,
     writes_inputs,
 )
-from .lifted import Lifted, MetInTransform, require_plain
+from .lifted import Lifted, require_plain
 from .modes import Lifter, Tracer
-from .outside import cond
+from .outside import cond, rewrite
+from .views import Lineage
 from .where import named_error, not_an_operand, user_line
 
 _one_at_a_time = threading.RLock()
@@ -73,18 +78,25 @@ class Trace:
     Make one, ``input`` the arguments, ``run`` the function on them, then ask for ``result`` of each output.
     """
 
-    def __init__(self, *, record: bool) -> None:
+    def __init__(self, *, record: bool, stand_in_for: Callable[[Tensor], Tensor] | None = None) -> None:
+        """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error."""
         self._env: ShapeEnv | None = None
         self.fakes = FakeTensorMode()
-        self.functional = make_functional_mode(self._effect)
+        self.lineage = Lineage()
+        self.functional = make_functional_mode(self._effect, rewrite, self.lineage.note)
         self._tracer = Tracer(self)
+        self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"
-        self.late: list[Tangent] = []
-        self._inputs: list[Tensor] = []
+        self.late: list[Tangent | Late] = []
+        self.rereads: dict[int, tuple[Input, Tensor]] = {}
+        self.placeholder_of: dict[Slot, fx.Node] = {}
+        self.after_forward: list[Callable[[], None]] = []
+        self._memory: Mapping[Slot, Tensor] | None = None
+        self._writes: dict[Slot, int] = {}
         self.checks: str | None = None
         self.keeps_real = False
         self.refused: Exception | None = None
@@ -99,21 +111,25 @@ class Trace:
 
     def input(self, slot: Slot, real: Tensor, requires_grad: bool) -> Tensor:
         """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under ``slot``."""
-        lifted = self._lift(real, requires_grad, None)
-        self._placeholder(slot, lifted.fake)
-        return lifted.functional
+        functional = self.plain_stand_in(real)
+        self._placeholder(slot, from_functional(functional))
+        return functional.requires_grad_(requires_grad)
 
-    def captured_input(self, slot: Slot, real: Tensor) -> Tensor:
-        """As ``input``, for a tensor the function closes over: wherever it meets ``real``, it gets this input."""
-        lifted = self.captured[id(real)] = self._lift(real, real.requires_grad, None)
-        self._placeholder(slot, lifted.fake)
-        return lifted.functional
+    def plain_stand_in(self, real: Tensor) -> Tensor:
+        """A functional fake of ``real`` that requires no grad."""
+        require_plain(real, None)
+        with without_function_modes(), outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
+            with without_modes():
+                # detached: autograd history stays outside, and a Parameter becomes a plain tensor
+                fake = self.fakes.from_tensor(real.detach(), static_shapes=True)
+            with self.fakes, self.functional, torch.no_grad():
+                return to_functional(fake)
 
-    def is_input(self, value: Tensor) -> bool:
-        """Whether a tensor in the function's result is, unchanged, one of its inputs or captured tensors."""
-        return not isinstance(value, FunctionalTensor) or any(value is own for own in self._inputs)
+    def bind(self, real: Tensor, functional: Tensor, where: str | None = None) -> None:
+        """From now on ``functional`` stands for ``real``, wherever the function meets it."""
+        self.captured[id(real)] = Lifted(real, functional, where)
 
-    def tangent(self, out: Out, value: Tensor) -> Tensor:
+    def tangent(self, out: Out | Base | Final | Part, value: Tensor) -> Tensor:
         """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
         own = from_functional(value)  # under the trace's modes: it may replay views, which must be recorded
         with without_modes(), self.fakes:
@@ -124,6 +140,23 @@ class Trace:
         self.late.append(slot)
         self._placeholder(slot, fake)
         return functional
+
+    def reread(self, touched: Tensor) -> None:
+        """The caller's Python touches, in backward, the memory of an input: from here on it holds what it holds *then*.
+
+        Between forward and backward the caller may write to it; and a backward that runs twice sees what the first one wrote.
+        """
+        slot, functional = self.rereads.pop(storage_id(touched), (None, None))
+        if slot is None or functional is None:
+            return
+        with without_modes(), self.fakes:
+            own = from_functional(functional)
+            fake = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
+        self.late.append(Late(slot))
+        node = self._placeholder(Late(slot), fake)
+        if node is not None:
+            tag(node, Tag.MUST_BE_IN_BACKWARD, "read when backward runs, as eager PyTorch reads it")
+        replace_value(functional, fake)
 
     def mark_start_of_backward(self, tensor: Tensor) -> Tensor:
         """What is computed from ``tensor`` belongs to the backward pass."""
@@ -161,39 +194,33 @@ class Trace:
             node = self.graph.placeholder(identifier(slot))
         node.meta["val"] = value
         self._remember(value, node)
+        self.placeholder_of[slot] = node
         return node
 
-    def _lift(self, real: Tensor, requires_grad: bool, where: str | None) -> Lifted:
-        require_plain(real, where)
-        with without_modes():
-            # detached: autograd history stays outside, and a Parameter becomes a plain tensor
-            fake = self.fakes.from_tensor(real.detach(), static_shapes=True)
-        with outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
-            with self.fakes, self.functional, torch.no_grad():
-                functional = to_functional(fake)
-            functional.requires_grad_(requires_grad)
-        self._inputs.append(functional)
-        return Lifted(real, fake, functional, where)
-
-    def lift(self, real: Tensor) -> Lifted:
+    def lift(self, real: Tensor) -> Tensor:
         """The stand-in for a real tensor met inside the function."""
-        lifted = self.captured.get(id(real))
-        if lifted is None and transform_active() and self.graph is None:
-            raise MetInTransform(real)
-        if lifted is None and self.graph is not None:
-            raise TraceError(
-                f"the function used another outside tensor ({type_text(real)}) in its second run than in its first",
-                where=user_line(),
-                fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
-            )
-        if lifted is None:
-            lifted = self.captured[id(real)] = self._lift(real, real.requires_grad, user_line())
-        return lifted
+        if id(real) not in self.captured:
+            if self._stand_in_for is None:
+                raise TraceError(
+                    f"the function used another outside tensor ({type_text(real)}) in its second run than in its first",
+                    where=user_line(),
+                    fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
+                )
+            require_plain(real, user_line())
+            self.bind(real, self._stand_in_for(real), user_line())
+        return self.captured[id(real)].functional
+
+    def stand_in(self, value: Tensor) -> Tensor:
+        """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over."""
+        return value if isinstance(value, FunctionalTensor) else self.lift(value)
 
     # ── run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function under the modes; errors that come from tracing get their funcgrad name."""
+        """Call the function under the modes; errors that come from tracing get their funcgrad name.
+
+        What it runs of the caller's, it runs inside ``lifting()``.
+        """
         token = _active.set(self)
         try:
             with (
@@ -203,9 +230,9 @@ class Trace:
                 self.fakes,
                 self._tracer,
                 self.functional,
-                Lifter(self),
                 causal_mask_unknown(),
                 replace_cond(cond),
+                engine_inside(self._in_engine),
             ):
                 result = function(*args, **kwargs)
             if self.refused is not None:
@@ -221,14 +248,45 @@ class Trace:
         finally:
             _active.reset(token)
 
+    def watch(self, memory: Mapping[Slot, Tensor]) -> None:
+        """Remember how often each input was written to when the forward pass ends. The outermost function's inputs count."""
+        if self._memory is None:
+            self._memory = dict(memory)
+            self.after_forward.append(lambda: self._writes.update({s: mutation_count(t) for s, t in memory.items()}))
+
+    def written_in_backward(self, slot: Slot) -> bool:
+        """Whether a watched input was written to after the forward pass ended."""
+        return self._memory is not None and slot in self._writes and mutation_count(self._memory[slot]) > self._writes[slot]
+
+    def late_nodes(self) -> dict[Slot, fx.Node]:
+        """The inputs that are read again in backward, each with its node."""
+        return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
+
+    def lifting(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, a real tensor in a call is replaced by the input that stands for it."""
+        return Lifter(self)
+
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:
         """What is recorded inside belongs to a backward pass."""
+        for callback in self.after_forward:
+            callback()
+        self.after_forward.clear()
         before, self.current_pass = self.current_pass, "backward"
         try:
             yield
         finally:
             self.current_pass = before
+
+    @contextlib.contextmanager
+    def _in_engine(self) -> Iterator[None]:
+        """Around a backward pass: torch takes a torch-function mode off while a call it intercepts (``autograd.grad``) runs."""
+        before, self.keeps_real = self.keeps_real, False
+        try:
+            with self.lifting():
+                yield
+        finally:
+            self.keeps_real = before
 
     @contextlib.contextmanager
     def real_tensors_kept(self) -> Iterator[None]:
@@ -245,12 +303,7 @@ class Trace:
             return self._scalar_node(value)
         if not isinstance(value, Tensor):
             return value
-        if not isinstance(value, FunctionalTensor):
-            return self.node(self.lift(value).fake)
-        if active_trace() is self:
-            return self.node(from_functional(value))
-        with self.fakes, self._tracer, self.functional, torch.no_grad():
-            return self._own(self.node(from_functional(value)))
+        return self.node(from_functional(self.stand_in(value)))
 
     def guards(self) -> list[str]:
         """Conditions on symbolic floats the run relied on, as Python over the symbols' names."""
@@ -264,7 +317,7 @@ class Trace:
         """Symbol name → the path of the float it stands for."""
         return dict(self._symbols)
 
-    def _own(self, node: fx.Node) -> fx.Node:
+    def own(self, node: fx.Node) -> fx.Node:
         """The node, or a copy of it where it lives in a constant: what is returned is the caller's to change."""
         assert self.graph is not None
         constants = set().union(*(storages(n) for n in self.graph.nodes if n.op == "get_attr"), frozenset())
@@ -326,7 +379,7 @@ class Trace:
                 self._placeholder(slot, operand)
             with self._tracer:
                 out = tuple(branch(*operands))
-            self.graph.output(tuple(self._own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
+            self.graph.output(tuple(self.own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
             return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
         finally:
             self.graph, self._nodes, self.constants, self._scalars = outer

@@ -1,35 +1,129 @@
-"""A layer makes one sentence true of every inner call. In this version: the ambient state the kernel runs under."""
+"""A layer is data: one sentence about every inner call, and what must happen around the kernel for it to be true.
+
+``outer`` and ``inner`` are signatures over slots. ``makes`` says how the inner inputs that are no outer ones are made,
+``effects`` what happens to the caller's tensors when the kernel has run, ``recover`` how outer inputs (in the trace) and
+outer outputs (in the call) are had from inner ones. The layers of a call are printed as one flat function (``printing.py``);
+``layer(kernel)`` prints and builds that function for one layer alone, so that layers also compose as decorators.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NewType
+
 from attrs import frozen
 
-from ..show import Doc, Shown, Text
+from ..capture.memory import BaseOf
+from ..capture.views import Step, View
+from ..show import Doc, Shown, Table, Text
+from ..slots import Base, Final, Part, Signature, Slot
+
+OuterIndex = NewType("OuterIndex", int)
+"""The position of a value in a layer's outer signature."""
+
+InnerIndex = NewType("InnerIndex", int)
+"""The position of a value in a layer's inner signature: never where an ``OuterIndex`` is asked for (checked by type)."""
 
 
 @frozen
+class CopyBack:
+    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``)."""
+
+    target: Slot
+    source: Final
+    how: Literal["plain", "detached", "unversioned"]
+
+    def __str__(self) -> str:
+        return f"copy {self.source} into {self.target}" + ("" if self.how == "plain" else f" ({self.how})")
+
+
+@frozen
+class Restride:
+    """The caller's tensor changes its sizes and strides by ``steps``, in place."""
+
+    target: Slot
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return f"{self.target}: {', '.join(step.method for step in self.steps)}"
+
+
+@frozen
+class RequireGrad:
+    """An output becomes a leaf that requires grad."""
+
+    target: Slot
+
+    def __str__(self) -> str:
+        return f"{self.target}.requires_grad_()"
+
+
+Effect = CopyBack | Restride | RequireGrad
+
+
+@frozen
+class Wrap:
+    """A tensor subclass put together from its inner tensors."""
+
+    kind: type
+    parts: tuple[Part, ...]
+    context: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__}({', '.join(map(str, self.parts))})"
+
+
+Recipe = BaseOf | View | Wrap | Part
+
+
+@frozen(eq=False)
 class Layer(Shown):
-    """``name``, the ``sentence`` it makes true, and the ``context`` (a Python expression) entered around the kernel."""
+    """See the module's docstring. ``context``: Python entered around the kernel."""
 
     name: str
     sentence: str
-    context: str
+    outer: Signature
+    inner: Signature
+    makes: Mapping[Slot, Recipe] = {}
+    recover: Mapping[Slot, Recipe] = {}
+    effects: tuple[Effect, ...] = ()
+    context: str = ""
+
+    def outer_index(self, slot: Slot) -> OuterIndex:
+        """Where an input stands in the outer signature."""
+        return OuterIndex(self.outer.ins.index(slot))
+
+    def inner_index(self, slot: Slot) -> InnerIndex:
+        """Where an input stands in the inner signature."""
+        return InnerIndex(self.inner.ins.index(slot))
+
+    def inner_of(self, index: OuterIndex) -> InnerIndex | None:
+        """Where the inner call has the value of an outer input: under its own slot, or as the one it is recovered from."""
+        slot: Slot = self.outer.ins[index]
+        while slot in self.recover and isinstance(recipe := self.recover[slot], View):
+            slot = recipe.of
+        return self.inner_index(slot) if slot in self.inner.ins else None
+
+    def __call__(self, kernel: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        """The kernel with this layer around it: takes the outer inputs, returns the outer outputs."""
+        from .printing import wrap  # the printer reads layers
+
+        return wrap((self,), self.outer, kernel)
 
     def doc(self) -> Doc:
-        return Doc(self.name, (Text(self.sentence),))
+        rows = [(str(slot), f"= {recipe}") for slot, recipe in self.makes.items()]
+        rows += [(str(slot), f"= {recipe}") for slot, recipe in self.recover.items()]
+        rows += [("afterwards", str(effect)) for effect in self.effects]
+        rows += [("around", self.context)] if self.context else []
+        signature = Text(f"outer {self.outer}\ninner {self.inner}")
+        return Doc(self.name, (Text(self.sentence), signature, *((Table(("", ""), tuple(rows)),) if rows else ())))
 
 
-def plan_layers(autocast_devices: tuple[str, ...], needs_grad_mode: bool) -> tuple[Layer, ...]:
-    """The layers a call needs: none, or one for each piece of ambient state that is not what the kernel was traced under.
+def replaced(signature: Signature, *, ins: tuple[Slot, ...] | None = None, outs: tuple[Slot, ...] | None = None) -> Signature:
+    """The same signature with other inputs or outputs."""
+    return Signature(signature.ins if ins is None else ins, signature.outs if outs is None else outs)
 
-    ``autocast_devices``: device types for which autocast is on outside. ``needs_grad_mode``: grad mode is off outside, but
-    the kernel holds a backward pass.
-    """
-    layers: list[Layer] = []
-    if autocast_devices:
-        # the casts autocast makes were recorded while tracing; a kernel that ran under it would cast twice
-        contexts = ", ".join(f"autocast({d!r}, enabled=False)" for d in autocast_devices)
-        layers.append(Layer("autocast", "No ambient autocast touches an inner call.", contexts))
-    if needs_grad_mode:
-        layers.append(Layer("grad mode", "Grad mode is on in an inner call: some kernels ask for it (oneDNN's RNN).", "enable_grad()"))
-    return tuple(layers)
+
+__all__ = ["Base", "CopyBack", "Effect", "InnerIndex", "Layer", "OuterIndex", "Recipe", "RequireGrad", "Restride", "Wrap", "replaced"]

@@ -15,9 +15,9 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import PartitionError
-from ..graphs import Graph, Joint, ancestors, call_text, copy_nodes, is_view, nbytes, type_text, value_of, verify, where_of
+from ..graphs import Graph, Joint, ancestors, call_text, copy_nodes, is_view, nbytes, pass_of, type_text, value_of, verify, where_of
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Captured, Grad, Saved, Slot
+from ..slots import Arg, Base, Captured, Final, Input, Part, Saved, Slot, of_backward
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
 
@@ -29,7 +29,7 @@ _RULES = "minimum cut 1"
 class Kept:
     """One value kept from forward to backward: bytes it keeps alive on its own account, and the reason."""
 
-    slot: Arg | Captured | Saved
+    slot: Input | Saved
     type: str
     nbytes: int
     where: str | None
@@ -99,8 +99,11 @@ class _Roles:
             if Tag.MUST_BE_IN_BACKWARD in tags_of(node).flags or any(i in self.incoming for i in node.all_input_nodes):
                 self.incoming.add(node)
         pinned = [n for n in nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
-        self.forward = ancestors([v for s, v in outs if not isinstance(s, Grad)] + pinned)
-        self.backward = ancestors([v for s, v in outs if isinstance(s, Grad)])
+        # in a program that runs as one, an output may be a tensor that its own backward pass wrote to
+        late = {v for s, v in outs if isinstance(v, fx.Node) and v in self.incoming and pass_of(v) == "backward"}
+        self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)
+        self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late])
+        self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
         for node in self.forward & self.incoming:
             because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
             root = next((n for n in ancestors([node]) if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags), node)
@@ -119,7 +122,8 @@ def _choose(graph: Graph, roles: _Roles) -> set[fx.Node]:
     edges: dict[tuple[int, int], float] = {}
     for node in known:
         into, out = entry[node], entry[node] + 1
-        edges[into, out] = _price(node)
+        # what forward writes to holds another value by the time backward runs
+        edges[into, out] = math.inf if node in roles.written else _price(node)
         if node.op == "placeholder" or _stays_in_forward(node, roles):
             edges[source, into] = math.inf
         for user in node.users:
@@ -128,7 +132,7 @@ def _choose(graph: Graph, roles: _Roles) -> set[fx.Node]:
             elif user in roles.backward and user.op != "output":
                 edges[out, sink] = math.inf
     for result, slot in zip(graph.results, graph.signature.outs, strict=True):
-        if isinstance(slot, Grad) and isinstance(result, fx.Node) and result in entry:
+        if of_backward(slot) and isinstance(result, fx.Node) and result in entry:
             edges[entry[result] + 1, sink] = math.inf
     try:
         reached = minimum_cut(edges, source, sink, 2 + 2 * len(known))
@@ -158,16 +162,16 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     """Copy the two halves out of the joint graph, given what is saved in between."""
     ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     outs = list(zip(graph.signature.outs, graph.results, strict=True))
-    gradients = [(s, v) for s, v in outs if isinstance(s, Grad)]
+    gradients = [(s, v) for s, v in outs if of_backward(s)]
     backward_nodes = ancestors([v for _, v in gradients], kept)
     slot_of: dict[fx.Node, Slot] = {node: slot for slot, node in ins}
-    saved: list[tuple[Arg | Captured | Saved, fx.Node]] = []
+    saved: list[tuple[Input | Saved, fx.Node]] = []
     for node in graph.fx.nodes:  # in the order of the joint graph, so that printed halves are stable
         if node in kept and node in backward_nodes:
             own = slot_of.get(node)
-            saved.append((own if isinstance(own, (Arg, Captured)) else Saved(node.name), node))
+            saved.append((own if isinstance(own, (Arg, Captured, Base, Part)) else Saved(node.name), node))
     inputs = [(s, n) for s, n in ins if n not in incoming]
-    forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not isinstance(s, Grad)]
+    forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
     pinned = [n for n in graph.fx.nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
     forward_nodes = ancestors([v for _, v in forward_outs] + pinned)
@@ -180,11 +184,11 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     )
 
 
-def _kept(slot: Arg | Captured | Saved, node: fx.Node) -> Kept:
+def _kept(slot: Input | Saved, node: fx.Node) -> Kept:
     value = value_of(node)
     if isinstance(slot, Captured):
         why, size = "captured: alive anyway", 0
-    elif isinstance(slot, Arg):
+    elif isinstance(slot, (Arg, Base, Part)):
         why, size = "an argument: alive anyway", 0
     elif node.users and any(u.op == "output" for u in node.users):
         why, size = "an output: alive anyway", 0

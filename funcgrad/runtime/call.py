@@ -8,18 +8,19 @@ import builtins
 import keyword
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ..backends.backend import Runnable, Source
-from ..backends.build import compile_function
+from ..backends.backend import Runnable
 from ..capture.facts import Facts
 from ..capture.origins import Origin
 from ..graphs import Constant, Joint
 from ..layers.layer import Layer
-from ..slots import Arg, Slot, identifier
+from ..layers.printing import print_layers
+from ..slots import Arg, Signature, Slot
+from ..source import Source, compile_function
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .key import CallKey, print_guards, symbol_values
 from .program import Watched, WatchedModule
@@ -39,17 +40,17 @@ MISS: Any = _Miss()
 def print_call(
     key: CallKey,
     facts: Facts,
+    outer: Signature,
     layers: tuple[Layer, ...],
     joint: Joint,
     kernel: Runnable,
-    kernel_outs: Sequence[Slot],
     root: Any,
     watched: Sequence[Watched],
     modules: Sequence[WatchedModule],
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
-    ``kernel_outs`` are the slots the kernel returns, in order. It returns ``MISS`` where the program does not fit.
+    ``outer`` names what goes in and out of the layers. It returns ``MISS`` where the program does not fit.
     """
     names = _Names()
     constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": root}
@@ -68,15 +69,12 @@ def print_call(
         lines.append(f"if not ({condition}): {otherwise}")
     variables: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     variables |= {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
-    arguments = ", ".join(variables[slot] for slot in joint.signature.ins if slot in variables)
-    out_names = {slot: names.fresh(identifier(slot)) for slot in kernel_outs}
-    targets = "".join(f"{n}, " for n in out_names.values())
-    run = f"{targets}= kernel({arguments})" if targets else f"kernel({arguments})"
-    constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad)
-    for layer in layers:
-        run = f"with {layer.context}: {run}"
-    lines.append(run)
-    results = _result_names(joint, out_names, variables, constants)
+    lines += print_layers(layers, outer, variables, "kernel", names.fresh, constants)
+    results: list[str] = []
+    for i, leaf in enumerate(joint.returned.leaves):
+        if isinstance(leaf, Constant):
+            constants[f"result_{i}"] = leaf.value
+        results.append(f"result_{i}" if isinstance(leaf, Constant) else variables[leaf])
     lines.append(f"return {print_unflatten(joint.returned.tree, iter(results), constants)}")
     text = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     return Source("call", "python", text, constants)
@@ -162,7 +160,7 @@ class _Chains:
 
 
 _DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")
-_PREFIXES = ("static_", "tensor_", "constant_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
+_PREFIXES = ("static_", "tensor_", "constant_", "op_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
 """Beginnings of the names of constants; a leaf of such a name gets another one."""
 
 
@@ -183,19 +181,3 @@ class _Names:
             name, i = f"{base}_{i}", i + 1
         self._used.add(name)
         return name
-
-
-def _result_names(joint: Joint, out_names: Mapping[Slot, str], variables: Mapping[Slot, str], constants: dict[str, Any]) -> list[str]:
-    """What stands for each leaf of the result: a kernel output, the caller's own tensor, or a constant."""
-    results: list[str] = []
-    for i, leaf in enumerate(joint.returned.leaves):
-        if isinstance(leaf, Constant):
-            constants[f"result_{i}"] = leaf.value
-            results.append(f"result_{i}")
-        elif leaf in out_names:
-            results.append(out_names[leaf])
-        else:
-            own = joint.graph.input_of(leaf)
-            assert own is not None, leaf
-            results.append(variables[own])
-    return results

@@ -15,20 +15,24 @@ from attrs import frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
-from ..torch_private import below_autograd
+from ..errors import MutationError
+from ..torch_private import below_autograd, version_of
 
 Pullback = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 
 
 @frozen(eq=False)
 class Differentiable:
-    """The two halves of a program and how their values are laid out.
+    """The two halves of a program and how their values are laid out. All ints are positions.
 
     ``forward`` returns ``n_outs`` outputs, then saved values; ``differentiable`` are the outputs that require grad.
-    ``backward`` takes the inputs at ``kept_inputs``, the saved values, and one incoming gradient per differentiable
-    output (with the strides in ``tangent_strides``); it returns the gradients of the inputs at ``backward_gradients``.
-    ``backward`` is None for a program that is itself a gradient: its derivative is compiled when it is first asked for.
-    ``pullback`` returns a gradient or None for every input that requires grad: those at ``gradient_inputs``.
+    ``backward`` takes the inputs at ``kept_inputs``, the saved values, one incoming gradient per differentiable output (with
+    the strides in ``tangent_strides``), and the inputs at ``late_inputs`` as they are then; it returns the gradients of the
+    inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
+    ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
+    asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
+    every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, which
+    must be as forward saw them; forward writes to those at ``written_inputs``.
     """
 
     forward: Runnable
@@ -37,9 +41,15 @@ class Differentiable:
     differentiable: tuple[int, ...]
     tangent_strides: tuple[tuple[int, ...], ...]
     kept_inputs: tuple[int, ...]
+    late_inputs: tuple[int, ...]
     backward_gradients: tuple[int, ...]
+    writes_inputs: tuple[tuple[int, int], ...]
+    writes_outs: tuple[tuple[int, int], ...]
     gradient_inputs: tuple[int, ...]
+    needed_inputs: tuple[int, ...]
+    written_inputs: tuple[int, ...]
     pullback: Pullback
+    refused: Exception | None
     draws: bool
     """Whether forward draws random numbers: a derivative that runs it again must draw the same."""
 
@@ -56,36 +66,67 @@ class _Apply(torch.autograd.Function):
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
-        kept = [inputs[i] for i in program.kept_inputs] + list(saved)
+        kept = [inputs[i] for i in program.kept_inputs] + list(saved) + [outs[i] for i, _ in program.writes_outs]
         ctx.program = program
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
+        ctx.late = [inputs[i] for i in program.late_inputs]
+        ctx.written = [inputs[i] for i, _ in program.writes_inputs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
-        ctx.inputs = inputs
-        ctx.versions = [v._version if isinstance(v, Tensor) and not v.is_inference() else 0 for v in inputs]
+        ctx.inputs = [v if i in program.needed_inputs or not isinstance(v, Tensor) else _Outline.of(v) for i, v in enumerate(inputs)]
+        ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
         return outs
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         program: Differentiable = ctx.program
+        if program.refused is not None:
+            raise program.refused
         tangents = [incoming[i] for i in program.differentiable]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         if torch.is_grad_enabled() or program.backward is None:
             _require_unchanged(ctx)
             places = program.gradient_inputs
+            values = [v.empty() if isinstance(v, _Outline) else v for v in ctx.inputs]
             with torch.random.fork_rng(enabled=program.draws):
                 if program.draws:
                     torch.set_rng_state(ctx.generator)
-                gradients = program.pullback(ctx.inputs, tangents)
+                gradients = program.pullback(values, tangents)
         else:
             laid_out = [_with_strides(t, s) for t, s in zip(tangents, program.tangent_strides, strict=True)]
+            n_outs = len(program.writes_outs)
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
-            places, gradients = program.backward_gradients, program.backward(*kept, *laid_out)
+            results = program.backward(*kept[: len(kept) - n_outs], *laid_out, *ctx.late)
+            places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
+            for target, (_, i) in zip(
+                (*ctx.written, *kept[len(kept) - n_outs :]), program.writes_inputs + program.writes_outs, strict=True
+            ):
+                target.copy_(results[i])
         result: list[Any] = [None] * (1 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):
             result[1 + i] = gradient
         return tuple(result)
+
+
+@frozen
+class _Outline:
+    """What is left of an input whose values no derivative needs: it may die when the caller lets it go."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @staticmethod
+    def of(t: Tensor) -> _Outline:
+        return _Outline(t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+
+    def empty(self) -> Tensor:
+        """A tensor like it."""
+        own = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return own.requires_grad_(self.requires_grad)
 
 
 def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -99,8 +140,14 @@ def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _require_unchanged(ctx: Any) -> None:
+    written = set(ctx.program.written_inputs) & set(ctx.program.needed_inputs)
+    if written:
+        raise MutationError(
+            "a function that writes to an input it also differentiates is differentiated a second time: the value it had is gone",
+            fix="pass a copy: f(x.clone()), or return the new value instead of writing it",
+        )
     for value, version in zip(ctx.inputs, ctx.versions, strict=True):
-        if isinstance(value, Tensor) and not value.is_inference() and value._version != version:
+        if isinstance(value, Tensor) and version_of(value) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an input of shape "
                 f"{list(value.shape)} is at version {value._version}; expected version {version} instead"

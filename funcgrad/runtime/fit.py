@@ -12,39 +12,43 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
-from ..capture.facts import Inputs, Symbolic
+from ..capture.inputs import Inputs, Symbolic
+from ..capture.memory import history
 from ..capture.origins import Origin
+from ..slots import Arg, Captured
 from .key import Ambient, CallKey, Difference, DynamicSpec, TensorSpec, aliasing, explain, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
 
 
-def key_of(inputs: Inputs, captured: Sequence[tuple[str, Tensor]]) -> CallKey:
-    """The key of a call with these inputs, of a function that closes over ``captured`` (name, tensor)."""
+def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], written: Iterable[Arg | Captured]) -> CallKey:
+    """The key of a call with these inputs, of a function that closes over ``captured`` and writes to ``written``."""
     paths = tuple(slot.path for slot in inputs.slots)
     leaves = tuple(spec_of(leaf, path) for leaf, path in zip(inputs.leaves, paths, strict=True))
     tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
-    specs = tuple((name, TensorSpec.of(t)) for name, t in captured)
-    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now())
+    specs = tuple((str(slot), TensorSpec.of(t)) for slot, t in captured)
+    values = dict(zip(inputs.slots, inputs.leaves, strict=True)) | dict(captured)
+    histories = tuple((str(slot), history(values[slot])) for slot in written if isinstance(values.get(slot), Tensor))
+    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories)
 
 
 def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     """Why a program does not fit a call; empty if it does."""
-    captured: list[tuple[str, Any]] = []
+    captured: list[tuple[Captured, Any]] = []
     found: list[Difference] = []
     for c in program.facts.captured:
-        name, tensor = str(c.slot), _read(c.read)
+        tensor = _read(c.read)
         if isinstance(tensor, Tensor):
-            captured.append((name, tensor))
+            captured.append((c.slot, tensor))
         else:
-            found.append(Difference(name, f"is no tensor any more: {tensor!r}"))
+            found.append(Difference(str(c.slot), f"is no tensor any more: {tensor!r}"))
     if not found:
-        found += explain(program.key, key_of(inputs, captured))
+        found += explain(program.key, key_of(inputs, captured, program.facts.histories))
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
         found += [Difference(path, f"{guard} no longer holds") for path, guard in program.joint.broken_guards(values)]
-    return found + list(_closed_over(program, dict(captured)))
+    return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in captured}))
 
 
 def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:

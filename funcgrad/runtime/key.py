@@ -15,7 +15,8 @@ import torch
 from attrs import fields, frozen
 from torch import Tensor
 
-from ..capture.facts import Symbolic
+from ..capture.inputs import Symbolic
+from ..capture.memory import family_of, history
 from ..errors import ArgumentError
 from ..show import Doc, Shown, Table
 from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
@@ -114,8 +115,9 @@ def ambient() -> tuple[Any, ...]:
 class CallKey(Shown):
     """The structure and the leaves of the arguments, which of them share memory, and the ambient state.
 
-    ``aliasing`` has, for each tensor (arguments, then captured), the first tensor that lives in the same memory and, if
-    that is another one, both offsets: programs for inputs that alias differently are different programs.
+    ``aliasing`` says which tensors (arguments, then captured) are one object or share memory, where in it they lie, and whether
+    autograd knows (``aliasing``): programs for inputs that alias differently are different programs. ``histories`` is how
+    autograd knows the tensors the function writes to.
     """
 
     names: tuple[str, ...]
@@ -123,8 +125,9 @@ class CallKey(Shown):
     paths: tuple[str, ...]
     leaves: tuple[LeafSpec, ...]
     captured: tuple[tuple[str, TensorSpec], ...]
-    aliasing: tuple[tuple[int, int, int], ...]
+    aliasing: tuple[tuple[Any, ...], ...]
     ambient: Ambient
+    histories: tuple[tuple[str, str], ...] = ()
 
     def doc(self) -> Doc:
         rows = [(path, str(spec)) for path, spec in zip(self.paths, self.leaves, strict=True)]
@@ -157,13 +160,20 @@ def same_static(spec: StaticSpec, value: Any) -> bool:
     return bool(value == spec.value) and (value != 0 or repr(value) == repr(spec.value))  # 0.0 is not -0.0
 
 
-def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[int, int, int], ...]:
-    """See ``CallKey``."""
-    first: dict[int, int] = {}
-    pattern: list[tuple[int, int, int]] = []
+def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
+    """For each tensor: the first that is over the same memory, and if there are others, the first that is the same object, the
+    first of the same family (views of one tensor, as autograd knows them), and how it and the base of its family lie."""
+    memory = [storage_id(t) for t in tensors]
+    pattern: list[tuple[Any, ...]] = []
     for i, t in enumerate(tensors):
-        j = first.setdefault(storage_id(t), i)
-        pattern.append((i, 0, 0) if i == j else (j, int(tensors[j].storage_offset()), int(t.storage_offset())))
+        if memory.count(memory[i]) == 1:
+            pattern.append((i,))
+            continue
+        base = family_of(t)
+        same = next(j for j, other in enumerate(tensors) if other is t)
+        family = next(j for j, other in enumerate(tensors) if family_of(other) is base)
+        lies = (int(t.storage_offset()), base.shape, base.stride(), int(base.storage_offset()), base.requires_grad, base.is_leaf)
+        pattern.append((memory.index(memory[i]), same, family, *lies))
     return tuple(pattern)
 
 
@@ -189,6 +199,8 @@ def explain(old: CallKey, new: CallKey) -> list[Difference]:
         found += _explain_leaf(name, was[name], now[name])
     if not found and old.aliasing != new.aliasing:
         found.append(Difference("aliasing", "other inputs share memory than before"))
+    known = dict(new.histories)
+    found += [Difference(path, f"was {was}, now {known[path]}") for path, was in old.histories if known.get(path, was) != was]
     for attribute in fields(Ambient):
         x, y = getattr(old.ambient, attribute.name), getattr(new.ambient, attribute.name)
         if x != y:
@@ -237,9 +249,13 @@ def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[st
         else:
             constants[f"static_{name}"] = spec
             lines.append(f"if not same_static(static_{name}, {name}): {otherwise}")
+    named = dict(zip([*key.paths, *(name for name, _ in key.captured)], [*names, *captured_names], strict=True))
+    for where, known in key.histories:
+        constants["history"] = history
+        lines.append(f"if history({named[where]}) != {known!r}: {otherwise}")
     if len(tensors) > 1:
         everything = ", ".join(tensors)
-        if all(i == j for i, (j, _, _) in enumerate(key.aliasing)):
+        if all(len(alone) == 1 for alone in key.aliasing):
             memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
             lines.append(f"if len({{{memory}}}) != {len(tensors)}: {otherwise}")
         else:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 
-from ..backends.backend import Kernels, Schedule, Source
+from ..backends.backend import Kernels, Schedule
 from ..capture.facts import Facts
 from ..capture.origins import Origin, Unresolved, find_origins
 from ..graphs import Joint
@@ -16,6 +16,7 @@ from ..layers.layer import Layer
 from ..partition.partition import Partition
 from ..show import Doc, Shown, Table, in_seconds
 from ..slots import Captured
+from ..source import Source
 from .key import CallKey
 
 

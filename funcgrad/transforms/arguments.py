@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..capture.facts import Inputs
+from ..capture.inputs import Inputs
 from ..capture.lifted import require_plain
 from ..errors import ArgumentError, UnsupportedTransformError
 from ..runtime.key import spec_of

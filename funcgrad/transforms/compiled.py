@@ -18,13 +18,15 @@ from torch import Tensor
 
 from ..backends.aten import AtenBackend
 from ..backends.backend import Backend
-from ..capture.facts import Inputs, Symbolic, observe
+from ..capture.facts import observe
+from ..capture.inner import Inner
+from ..capture.inputs import Inputs, Symbolic
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..errors import RetraceError
 from ..graphs import verify
-from ..layers.layer import plan_layers
+from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers
 from ..options import ENVIRONMENT, Options
 from ..partition.partition import fingerprint, partition
 from ..runtime.cache import CacheInfo, ProgramCache
@@ -37,7 +39,7 @@ from ..torch_private import foreign_trace_active, outside_transforms
 from ..trees import flatten
 from .arguments import take_apart
 from .definition import Definition, name_of
-from .halves import differentiable, graphs_to_run, outs_to_run, pullback_of, trace_joint
+from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
 
 _STORE = Store(ENVIRONMENT.cache_dir)
 
@@ -162,13 +164,18 @@ class Compiled:
         stages = Stages(self.__name__)
         with stages.progress():
             with stages("observe"):
-                facts = observe(definition, inputs, grad, definition.root)
-                key = key_of(inputs, [(str(c.slot), c.read()) for c in facts.captured])
+                facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot)
+                key = key_of(inputs, [(c.slot, c.read()) for c in facts.captured], facts.histories)
                 modules = watch_modules(facts, definition.root)
             with stages("layers"):
-                layers = plan_layers(tuple(device for device, _ in key.ambient.autocast), not grad and not definition.splits)
+                devices = tuple(device for device, _ in key.ambient.autocast)
+                outer = outer_signature(facts, definition.out_slot)
+                layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
+                inner = Inner(
+                    definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits
+                )
             with stages("capture"):
-                joint = trace_joint(definition, inputs, facts, grad)
+                joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
             with stages("tag"):
                 joint = tag_joint(joint)
                 verify(joint.graph)
@@ -179,7 +186,7 @@ class Compiled:
                 if known is None:
                     _STORE.put(name, sorted(split.kept))
             with stages("lower"):
-                graphs = graphs_to_run(definition, facts, joint, split)
+                graphs = graphs_to_run(definition, inner, joint, split, refused)
                 kernels = tuple(backend.lower(graph) for graph in graphs)
             with stages("schedule"):
                 schedules = tuple(backend.schedule(k) for k in kernels)
@@ -189,10 +196,11 @@ class Compiled:
                 runnables = [backend.build(source) for source in sources]
                 kernel = runnables[0]
                 if facts.differentiable:
-                    pullback = Compiled(pullback_of(definition, inputs, facts), evolve(self._options, static_argnums=()))
-                    kernel = differentiable(inputs, facts, joint, graphs, runnables, pullback, key.ambient.autocast)
+                    product = pullback_of(inner, joint, definition.root)
+                    pullback = Compiled(product, evolve(self._options, static_argnums=()))
+                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast)
                 watched, modules = unchanged(baked, modules)
-                call = print_call(key, facts, layers, joint, kernel, outs_to_run(joint), definition.root, watched, modules)
+                call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(
             self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules, sources, call, run,

@@ -17,10 +17,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
-from ..slots import Arg, Captured, Grad, Out, Slot
-from ..torch_private import transform_active
+from ..slots import Arg, Grad, Out, Slot
+from ..torch_private import has_history, transform_active
 from ..trees import Tree, flatten, unflatten
 
 
@@ -195,75 +196,50 @@ class Gradient:
 
 @frozen
 class Pullback:
-    """A definition's vector-Jacobian product: ``(args, kwargs, tangents) → (gradients, captured gradients)``.
+    """The vector-Jacobian product of an inner function: ``(values, tangents) → gradients``.
 
-    ``wrt`` are the paths in ``(args, kwargs)`` of the leaves to differentiate; captured tensors that require grad are
-    differentiated, too, in the order the function meets them. ``slots`` name both, in that order. ``tangents`` has a tensor
-    for each output that requires grad and is not itself an input; a gradient is None where nothing depends on the input.
-    With ``tangents=None`` each tangent becomes an input of the trace, and the result comes first: the form that is split.
+    ``values`` has one for each of its inputs; ``wrt`` are the positions of those to differentiate. ``active`` are the outputs a
+    tangent comes in for. A gradient is None where nothing depends on the value.
     """
 
-    inner: Definition
-    wrt: tuple[str, ...]
-    slots: tuple[Arg | Captured, ...]
+    inner: Inner
+    wrt: tuple[int, ...]
+    active: tuple[Slot, ...]
+    root: Callable[..., Any]
     splits: bool = False
 
-    @property
-    def root(self) -> Callable[..., Any]:
-        return self.inner.root
-
-    def __call__(self, args: Any, kwargs: Any, tangents: Sequence[Tensor] | None) -> Any:
+    def __call__(self, values: Sequence[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         trace = active_trace()
         assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"
-        differentiable = torch.is_grad_enabled() and tangents is not None
+        differentiable = torch.is_grad_enabled()
+        slots = self.inner.signature.ins
         with _nesting() as traced, torch.enable_grad():
-            leaves, tree, paths = flatten((args, kwargs))
-            place = {path: i for i, path in enumerate(paths)}
-            if tangents is not None:
-                for path in self.wrt:
-                    leaves[place[path]] = _variable(leaves[place[path]], path)
-            args, kwargs = unflatten(leaves, tree)
-            result = self.inner(*args, **kwargs)
-            captured = [c for c in trace.captured.values() if c.functional.requires_grad]
-            targets = [leaves[place[path]] for path in self.wrt] + [c.functional for c in captured]
-            outs = self._active(result, targets)
+            variables = list(values)
+            for i in self.wrt:
+                variables[i] = _variable(variables[i], str(slots[i]))
+            ran = self.inner.run(*variables)
+            outs = dict(ran.outs)
+            pairs = [(outs[slot], t) for slot, t in zip(self.active, tangents, strict=True) if has_history(outs[slot])]
+            targets = [(slots[i], variables[i]) for i in self.wrt]
+            # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
+            targets += [(slot, real) for slot, real in self.inner.captured_reals() if any(slot == s for s, _ in targets)]
             with _backward_pass(traced) as mark:
-                incoming = [trace.tangent(Out(p), v) for v, p in outs] if tangents is None else tangents
-                # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
-                targets += [c.real for c in captured]
-                seeds = [mark(t) for t in incoming]
+                seeds = [mark(t) for _, t in pairs]
                 with trace.real_tensors_kept():
-                    found = torch.autograd.grad([v for v, _ in outs], targets, seeds, create_graph=differentiable, allow_unused=True)
-                n, m = len(self.wrt), len(captured)
-                of_captured = tuple(map(_sum, found[n : n + m], found[n + m :]))
-        gradients = (found[:n], of_captured)
-        return (result, *gradients) if tangents is None else gradients
-
-    def _active(self, result: Any, inputs: list[Tensor]) -> list[tuple[Tensor, str]]:
-        """The outputs a gradient comes in for, with their paths."""
-        trace = active_trace()
-        assert trace is not None
-        leaves, _, paths = flatten(result)
-        return [
-            (v, p)
-            for v, p in zip(leaves, paths, strict=True)
-            if isinstance(v, Tensor) and v.grad_fn is not None and not trace.is_input(v) and not any(v is i for i in inputs)
-        ]
+                    found = torch.autograd.grad(
+                        [v for v, _ in pairs], [x for _, x in targets], seeds, create_graph=differentiable, allow_unused=True
+                    )
+                sums: dict[Slot, Tensor | None] = {}
+                for (slot, _), gradient in zip(targets, found, strict=True):
+                    sums[slot] = _sum(sums.get(slot), gradient)
+        return tuple(sums[slots[i]] for i in self.wrt)
 
     def argument_names(self, n: int) -> list[str]:
-        return ["args", "kwargs", "tangents"]
+        return ["values", "tangents"]
 
     def out_slot(self, path: str) -> Slot:
-        """For the explicit form, whose result is two tuples of gradients."""
-        group, i = (int(number) for number in re.findall(r"\[(\d+)\]", path))
-        return Grad(self.slots[i + group * len(self.wrt)])
-
-    def split_out_slot(self, path: str) -> Slot:
-        """For the form that is split, whose result comes first."""
-        if path.startswith("[0]"):
-            return Out(path[3:])
-        group, rest = int(path[1]) - 1, path[3:]
-        return self.out_slot(f"[{group}]{rest}")
+        (i,) = (int(number) for number in re.findall(r"\[(\d+)\]", path))
+        return Grad(self.inner.signature.ins[self.wrt[i]])  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """One program or two: which graph is traced, which graphs run, and how the halves become a differentiable call.
 
 A gradient runs as one program, forward and backward fused. A ``jit`` whose result must be differentiable is traced
-together with its pullback and runs as two.
+together with its backward pass and runs as two.
 """
 
 from __future__ import annotations
@@ -12,103 +12,120 @@ from typing import Any
 from torch import Tensor
 
 from ..backends.backend import Runnable
-from ..capture.facts import Facts, Inputs
-from ..capture.joint import capture
+from ..capture.inner import Inner
+from ..capture.joint import BackwardError, capture
 from ..errors import TraceError
-from ..graphs import Graph, Joint, is_random, restrict, value_of
+from ..graphs import Graph, Joint, ancestors, is_random, restrict, value_of
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
 from ..runtime.key import Autocast, autocast_as
-from ..slots import Grad, Saved, Slot, Tangent
-from ..trees import leaf_paths
-from .definition import Definition, Pullback, name_of
+from ..slots import Final, Grad, Late, Saved, Slot, Tangent
+from .definition import Definition, Pullback
 
 
-def pullback_of(definition: Definition, inputs: Inputs, facts: Facts) -> Pullback:
-    """The vector-Jacobian product of a definition with respect to every input that requires grad."""
-    paths = leaf_paths(inputs.tree)
-    wrt = [(p, s) for p, s, v in zip(paths, inputs.slots, inputs.leaves, strict=True) if isinstance(v, Tensor) and v.requires_grad]
-    captured = [c.slot for c in facts.captured if c.requires_grad]
-    return Pullback(definition, tuple(p for p, _ in wrt), (*(s for _, s in wrt), *captured))
+def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad: bool) -> tuple[Joint, Exception | None]:
+    """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
+
+    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch.
+    """
+    if not (definition.splits and inner.facts.differentiable):
+        return capture(inner, reals, grad and definition.splits, False), None
+    try:
+        return capture(inner, reals, True, True), None
+    except BackwardError as error:
+        assert isinstance(error.__cause__, RuntimeError)
+        return capture(inner, reals, True, False), error.__cause__
 
 
-def trace_joint(definition: Definition, inputs: Inputs, facts: Facts, grad: bool) -> Joint:
-    """The joint graph of a definition: with its pullback if its result must be differentiable and it runs as two halves."""
-    if definition.splits and facts.differentiable:
-        pullback = pullback_of(definition, inputs, facts)
-        joint = capture(lambda *args, **kwargs: pullback(args, kwargs, None), inputs, facts, True, pullback.split_out_slot)
-        joint = joint.returning_child(0)
-    else:
-        joint = capture(definition, inputs, facts, grad and definition.splits, definition.out_slot)
-    if [f.path for f in facts.outputs] != leaf_paths(joint.returned.tree):
-        raise TraceError(
-            f"{name_of(definition.root)} returned another structure in its second run than in its first",
-            fix="make it a pure function of its arguments: the structure of its result must not depend on what ran before",
-        )
-    return joint
-
-
-def outs_to_run(joint: Joint) -> list[Slot]:
-    """The outputs a forward program computes. An output that *is* an input is the caller's own tensor."""
-    returned = [leaf for leaf in joint.returned.leaves if isinstance(leaf, Slot)]
-    return [slot for slot in dict.fromkeys(returned) if joint.graph.input_of(slot) is None]
-
-
-def graphs_to_run(definition: Definition, facts: Facts, joint: Joint, split: Partition) -> list[Graph]:
+def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
     """The whole joint graph, or its two halves."""
-    outs = outs_to_run(joint)
-    if definition.splits and facts.differentiable:
+    if definition.splits and inner.facts.differentiable and refused is None:
         saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
-        return [restrict(split.forward, [*outs, *saved]), split.backward]
-    return [restrict(joint.graph, outs)]
+        return [restrict(split.forward, [*inner.signature.outs, *saved]), split.backward]
+    return [restrict(joint.graph, [_final(joint, slot) for slot in inner.signature.outs])]
+
+
+def _final(joint: Joint, slot: Slot) -> Slot:
+    """In one program, what a tensor holds in the end may be what its backward pass wrote."""
+    late = Final(slot.of, "backward") if isinstance(slot, Final) else slot
+    return late if late in joint.signature.outs else slot
 
 
 def differentiable(
-    inputs: Inputs,
-    facts: Facts,
+    inner: Inner,
     joint: Joint,
     graphs: Sequence[Graph],
     runnables: Sequence[Runnable],
     pullback: Callable[..., Any],
+    active: Sequence[Slot],
+    refused: Exception | None,
     autocast: Autocast,
 ) -> Differentiable:
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for."""
-    ins = [s for s in joint.signature.ins if not isinstance(s, Tangent)]
-    outs = outs_to_run(joint)
-    grads = {slot for slot, _, requires_grad in facts.inputs if requires_grad} | {c.slot for c in facts.captured if c.requires_grad}
-    requires_grad = [f.requires_grad for f in facts.outputs if f.is_tensor]
-    slots = [leaf for leaf in joint.returned.leaves if isinstance(leaf, Slot)]
-    active = {slot for slot, flag in zip(slots, requires_grad, strict=True) if flag}
+    ins, outs = list(inner.signature.ins), list(inner.signature.outs)
     backward = graphs[1] if len(graphs) == 2 else None
     tangents = [n for s, n in zip(joint.signature.ins, joint.graph.placeholders, strict=True) if isinstance(s, Tangent)]
-    template = inputs.released()
-    dynamic = [slot for slot, _ in inputs.dynamic]
-
-    captured_then = facts.released().captured
+    needed = _needed(joint, graphs)
+    captured = {c.slot: c for c in inner.facts.captured}
 
     def derivative(values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
-        for c, then in zip(captured_then, values[len(dynamic) :], strict=True):
-            if c.read() is not then:
+        for slot, then in zip(ins, values, strict=True):
+            if slot in captured and ins.index(slot) in needed and captured[slot].read() is not then:  # type: ignore[index]
                 raise TraceError(
-                    f"{c.slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
-                    where=str(c.slot),
+                    f"{slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
+                    where=str(slot),
                     fix="pass it as an argument, or rebind it after the backward pass",
                 )
-        args, kwargs = template.rebuild(dict(zip(dynamic, values, strict=False)))
         with autocast_as(autocast):
-            gradients, captured = pullback(args, kwargs, tuple(incoming))
-        return (*gradients, *captured)
+            return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
+    written = [s for s in backward.signature.outs if isinstance(s, Final)] if backward else []
+    gradients = [s for s in backward.signature.outs if isinstance(s, Grad)] if backward else []
     return Differentiable(
         forward=runnables[0],
         backward=runnables[1] if backward else None,
         n_outs=len(outs),
-        differentiable=tuple(i for i, slot in enumerate(outs) if slot in active),
+        differentiable=tuple(outs.index(slot) for slot in active),
         tangent_strides=tuple(tuple(value_of(n).stride()) for n in tangents),
         kept_inputs=tuple(ins.index(s) for s in backward.signature.ins if s in ins) if backward else (),
-        backward_gradients=tuple(ins.index(s.of) for s in backward.signature.outs if isinstance(s, Grad)) if backward else (),
-        gradient_inputs=tuple(i for i, slot in enumerate(ins) if slot in grads),
+        late_inputs=tuple(ins.index(s.of) for s in backward.signature.ins if isinstance(s, Late)) if backward else (),
+        backward_gradients=tuple(ins.index(s.of) for s in gradients),
+        writes_inputs=tuple((ins.index(s.of), backward.signature.outs.index(s)) for s in written if s.of in ins) if backward else (),
+        writes_outs=tuple((outs.index(s.of), backward.signature.outs.index(s)) for s in written if s.of in outs) if backward else (),
+        gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
+        needed_inputs=needed,
+        written_inputs=tuple(i for i, slot in enumerate(ins) if Final(slot) in outs),
         pullback=derivative,
+        refused=refused,
         draws=any(is_random(n) for n in joint.graph.fx.nodes),
     )
+
+
+def _needed(joint: Joint, graphs: Sequence[Graph]) -> tuple[int, ...]:
+    """The inputs whose values a second derivative may need: those from which anything but incoming gradients is computed that
+    a gradient depends on. The others need not outlive the forward pass."""
+    if len(graphs) == 2:
+        names = {n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Tangent, Late))}
+        roots = [n for n in joint.graph.fx.nodes if n.name in names]
+    else:
+        roots = [v for v in joint.graph.results if v is not None]
+    found = ancestors(roots)
+    return tuple(i for i, node in enumerate(joint.graph.placeholders) if node in found)
+
+
+def pullback_of(inner: Inner, joint: Joint, root: Callable[..., Any]) -> Pullback:
+    """The vector-Jacobian product of an inner function with respect to every input that requires grad."""
+    wrt = tuple(i for i, slot in enumerate(inner.signature.ins) if inner.facts.requires_grad(slot))  # type: ignore[arg-type]
+    return Pullback(inner, wrt, active_outs(inner, joint), root)
+
+
+def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
+    """The outputs an incoming gradient is expected for."""
+    tangents = {s.of for s in joint.signature.ins if isinstance(s, Tangent)}
+    if tangents:
+        return tuple(slot for slot in inner.signature.outs if slot in tangents)
+    facts = {inner.out_slot(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
+    facts |= dict.fromkeys(inner.facts.bases, True)
+    facts |= {Final(slot): change.data == "tracked" for slot, change in inner.facts.changes.items()}
+    return tuple(slot for slot in inner.signature.outs if facts.get(slot))

@@ -1,4 +1,4 @@
-"""From printed source to a function."""
+"""Printed Python, and the function it defines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,24 @@ import linecache
 import weakref
 from typing import Any
 
-from .backend import Source
+from attrs import frozen
+
+from .show import Code, Doc, Shown
 
 _numbers = itertools.count()
+
+
+@frozen(eq=False)
+class Source(Shown):
+    """Printed code, and the objects its free names stand for."""
+
+    name: str
+    language: str
+    text: str
+    names: dict[str, Any]
+
+    def doc(self) -> Doc:
+        return Doc(f"{self.name} ({self.language})", (Code(self.text),))
 
 
 def compile_function(source: Source) -> Any:

@@ -1,0 +1,134 @@
+"""The inner function: a definition as a pure function of flat values, which is what is traced, differentiated and compiled.
+
+Its inputs are distinct and do not overlap where anything is written to; it writes to none of them; none of its outputs is
+an input or, where autograd would have to know, a view of another. What that takes away (duplicates, views, writes) the
+layers give back around the compiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..errors import TraceError
+from ..slots import Arg, Base, Captured, Final, Signature, Slot
+from ..trees import Tree, flatten
+from .facts import Change, Facts
+from .inputs import Inputs
+from .memory import needs_strides
+from .outputs import OutputFact, look_at_outputs
+from .stand_ins import fresh
+from .trace import Trace, active_trace
+
+
+@frozen(eq=False)
+class Ran:
+    """What one run of an inner function gave: a value for each output slot, the memory of each input as the function left it,
+    and its result as it was."""
+
+    outs: tuple[tuple[Slot, Any], ...]
+    memory: dict[Slot, Tensor]
+    leaves: tuple[Any, ...]
+    paths: tuple[str, ...]
+    tree: Tree
+
+
+@frozen(eq=False)
+class Inner:
+    """See the module's docstring. ``signature`` names the flat values and what is returned for them."""
+
+    definition: Callable[..., Any]
+    inputs: Inputs
+    facts: Facts
+    signature: Signature
+    out_slot: Callable[[str], Slot]
+    splits: bool
+
+    def run(self, *values: Any) -> Ran:
+        """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""
+        trace = active_trace()
+        assert trace is not None, "an inner function runs only inside a trace"
+        seen, memory = self._outer(values)
+        for captured in self.facts.captured:
+            trace.bind(captured.read(), seen[captured.slot])
+        known = {output.view.of for output in self.facts.outputs if output.view is not None}
+        is_base = (lambda base, _: base in known) if self.splits else None
+        slot_of = {id(value): slot for slot, value in reversed(seen.items()) if isinstance(value, Tensor)}
+        trace.watch(memory)
+        args, kwargs = self.inputs.rebuild(seen)
+        leaves, tree, paths = flatten(self.definition(*args, **kwargs))
+        leaves = [trace.stand_in(v) if isinstance(v, Tensor) else v for v in leaves]
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.out_slot, is_base)
+        if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
+            raise _another_result(self.facts, outputs)
+        values_of: dict[Slot, Any] = {self.out_slot(p): leaf for p, leaf in zip(paths, leaves, strict=True)}
+        values_of |= bases
+        values_of |= {Final(slot): tensor for slot, tensor in memory.items()}  # type: ignore[arg-type]
+        return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tuple(paths), tree)
+
+    def captured_reals(self) -> list[tuple[Slot, Tensor]]:
+        """The real captured tensors that require grad, each with the inner input it goes in as."""
+        bases = {member: slot for slot in self.signature.ins if isinstance(slot, Base) for member in slot.of}
+        bases |= {slot: bases.get(group[0], group[0]) for group in self.facts.same for slot in group[1:]}
+        return [(bases.get(c.slot, c.slot), c.read()) for c in self.facts.captured if c.requires_grad]
+
+    def _outer(self, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
+        """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""
+        seen: dict[Any, Any] = {}
+        memory: dict[Slot, Tensor] = {}
+        for slot, value in zip(self.signature.ins, values, strict=True):
+            if not isinstance(value, Tensor):
+                seen[slot] = value
+                continue
+            change = self.facts.changes.get(slot, Change())  # type: ignore[call-overload]
+            own = fresh(value) if change.data or change.restrides else value
+            with torch.enable_grad():
+                if isinstance(slot, Base):
+                    (overlap,) = (o for o in self.facts.overlap if o.base == slot)
+                    if needs_strides(overlap.views):
+                        own = own.clone(memory_format=torch.contiguous_format)
+                    for member, steps in overlap.views:
+                        seen[member] = own
+                        for step in steps:
+                            seen[member] = step(seen[member])
+                else:
+                    # written to and restrided: the memory stays as the caller laid it out, the function gets a view of it
+                    seen[slot] = own.view(own.shape) if change.data and change.restrides else own
+            memory[slot] = own
+        for group in self.facts.same:
+            seen.update({slot: seen[group[0]] for slot in group[1:]})
+        return seen, memory
+
+
+def _kind(output: OutputFact) -> tuple[Any, ...]:
+    """What must be the same in both runs. How a view is taken may differ by a ``detach`` where only one run tracks gradients."""
+    return output.path, output.type, output.view and output.view.of
+
+
+def _another_result(facts: Facts, outputs: Sequence[Any]) -> TraceError:
+    was, now = {o.path: o for o in facts.outputs}, {o.path: o for o in outputs}
+    fix = "make it a pure function of its arguments: its result must not depend on what ran before"
+    if was.keys() != now.keys():
+        return TraceError("the function returned another structure in its second run than in its first", fix=fix)
+    path = next(p for p in was if _kind(was[p]) != _kind(now[p]))
+    return TraceError(
+        f"the function's result{path} was {was[path].type} ({was[path] or 'computed'}) in its first run and is {now[path].type} "
+        f"({now[path] or 'computed'}) in its second",
+        fix=fix,
+    )
+
+
+def inputs_of(inner: Inner, trace: Trace, reals: Sequence[Any], grad: bool) -> list[Any]:
+    """A stand-in of the trace for each real value; a ``Symbolic`` becomes a symbol."""
+    stand_ins: list[Any] = []
+    for slot, real in zip(inner.signature.ins, reals, strict=True):
+        if isinstance(real, Tensor):
+            stand_ins.append(trace.input(slot, real, grad and inner.facts.requires_grad(slot)))  # type: ignore[arg-type]
+        else:
+            assert isinstance(slot, Arg)
+            stand_ins.append(trace.symbolic_float(slot, real.value))
+    return stand_ins

@@ -1,0 +1,69 @@
+"""What goes into a trace: the arguments of a call taken apart, and the tensors the function closes over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ..slots import Arg, Captured
+from ..trees import Tree, unflatten
+from .origins import Origin, Unresolved
+
+
+@frozen
+class Symbolic:
+    """Stands in the place of a float argument that is traced as a symbol; ``value`` is the one of this call."""
+
+    value: float
+
+
+@frozen(eq=False)
+class Inputs:
+    """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
+
+    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of the
+    positional arguments.
+    """
+
+    names: tuple[str, ...]
+
+    leaves: tuple[Any, ...]
+    slots: tuple[Arg, ...]
+    tree: Tree
+
+    @property
+    def dynamic(self) -> list[tuple[Arg, Any]]:
+        """The leaves that are inputs of the graph."""
+        return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, (Tensor, Symbolic))]
+
+    @property
+    def tensors(self) -> list[tuple[Arg, Tensor]]:
+        return [(s, v) for s, v in self.dynamic if isinstance(v, Tensor)]
+
+    def released(self) -> Inputs:
+        """The same, without the tensors: what a program keeps."""
+        return evolve(self, leaves=tuple(None if isinstance(v, Tensor) else v for v in self.leaves))
+
+    def rebuild(self, stand_ins: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """``(args, kwargs)`` with each dynamic leaf replaced by its stand-in."""
+        leaves = [stand_ins.get(slot, leaf) for slot, leaf in zip(self.slots, self.leaves, strict=True)]
+        args, kwargs = unflatten(leaves, self.tree)
+        return args, kwargs
+
+
+@frozen(eq=False)
+class CapturedTensor:
+    """A tensor the function closes over, and where it lives. A program reads it from there, so it does not keep ``tensor``."""
+
+    slot: Captured
+    tensor: Tensor | None
+    type: str
+    requires_grad: bool
+    origin: Origin | Unresolved
+
+    def read(self) -> Any:
+        """The tensor that lives there now."""
+        return self.origin.read() if isinstance(self.origin, Origin) else self.tensor

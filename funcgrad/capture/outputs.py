@@ -1,0 +1,102 @@
+"""What each output of a function is: computed, one of the inputs, or a view of an input or of memory it shares with other outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+from torch import SymBool, SymFloat, SymInt, Tensor
+
+from ..errors import UnsupportedTransformError
+from ..graphs import type_text
+from ..slots import Arg, Base, Captured, Slot
+from ..torch_private import has_history, leaves_below
+from .views import Lineage, Step, View
+
+
+@frozen
+class OutputFact:
+    """One leaf of the result: its path, its type (``is_dynamic``: a tensor or a symbolic scalar, not a constant), and what it
+    is a view of, if that is an input or another output's memory.
+
+    ``requires_grad``: whether a gradient flows into what computed it (not where it *is* a view). ``is_leaf``: it requires
+    grad and nothing computed it (``requires_grad_()`` in the function).
+    """
+
+    path: str
+    type: str
+    is_dynamic: bool
+    requires_grad: bool
+    is_leaf: bool
+    view: View | None
+
+    def __str__(self) -> str:
+        kind = "" if self.view is None else (f"is {self.view}" if not self.view.steps else f"view {self.view}")
+        return ", ".join(filter(None, ["requires grad" if self.requires_grad else "", "a leaf" if self.is_leaf else "", kind]))
+
+
+def look_at_outputs(
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+    slot_of: Mapping[int, Arg | Captured],
+    lineage: Lineage,
+    out_slot: Callable[[str], Slot],
+    is_base: Callable[[Slot, Tensor], bool] | None,
+) -> tuple[tuple[OutputFact, ...], dict[Base, Tensor]]:
+    """The facts of each output, and the intermediates that several of them are views of.
+
+    ``slot_of`` names the stand-ins by identity, ``out_slot`` an output by its path. ``is_base`` decides whether an intermediate
+    that several outputs are views of is a base: only where autograd must know that they share it. With None, outputs are
+    not compared with each other (those of a gradient depend on how it is traced).
+    """
+    first: dict[int, str] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            first.setdefault(id(leaf), path)
+    views, intermediates = _views({p: leaf for p, leaf in zip(paths, leaves, strict=True) if first.get(id(leaf)) == p}, slot_of, lineage)
+    bases: dict[Base, Tensor] = {}
+    for root, users in intermediates:
+        itself = first.get(id(root))
+        base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
+        if len(users) > 1 and is_base is not None and is_base(base, root):
+            views |= {path: View(base, steps) for path, steps in users.items() if path != itself}
+            bases |= {base: root} if isinstance(base, Base) else {}
+    found: list[OutputFact] = []
+    for path, leaf in zip(paths, leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            twin = first[id(leaf)]
+            view = views.get(twin)
+            if twin != path and is_base is not None and (view is None or view.steps):
+                view = View(out_slot(twin))  # one object, returned twice
+            is_leaf = leaf.requires_grad and id(leaf) not in slot_of and leaf.is_leaf
+            found.append(OutputFact(path, type_text(leaf), True, view is None and has_history(leaf), is_leaf, view))
+        else:
+            found.append(OutputFact(path, type_text(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
+    _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
+    return tuple(found), bases
+
+
+def _views(
+    tensors: Mapping[str, Tensor], slot_of: Mapping[int, Arg | Captured], lineage: Lineage
+) -> tuple[dict[str, View], list[tuple[Tensor, dict[str, tuple[Step, ...]]]]]:
+    """The outputs that are inputs or views of them; and the other tensors outputs are views of, each with the steps to those."""
+    views: dict[str, View] = {}
+    intermediates: dict[int, tuple[Tensor, dict[str, tuple[Step, ...]]]] = {}
+    for path, tensor in tensors.items():
+        root, steps = lineage.path(tensor, lambda t: id(t) in slot_of)
+        if id(root) in slot_of:
+            views[path] = View(slot_of[id(root)], () if tensor is root else steps)
+        elif not lineage.restrides(root):  # else the steps start from a look it no longer has
+            intermediates.setdefault(id(root), (root, {}))[1][path] = steps
+    return views, list(intermediates.values())
+
+
+def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:
+    """A leaf made in the function and returned, on which another result depends, would not get its gradient."""
+    made = [t for t in tensors if t.requires_grad and t.is_leaf and id(t) not in slot_of]
+    if made and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & {id(t) for t in made}:
+        raise UnsupportedTransformError(
+            "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend on it",
+            fix="make the leaf outside and pass it as an argument",
+        )

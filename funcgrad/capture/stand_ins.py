@@ -1,0 +1,170 @@
+"""Stand-ins: the functional fake tensors a function gets in a trace in place of the caller's tensors.
+
+In the dry run they mirror everything autograd knows of the real ones (leaf or computed, view of what, made how), so that what
+eager PyTorch forbids is forbidden at once, before anything is touched, and in its own words. In the recorded run they
+are *fresh*: a tensor that is written to is another tensor over the same value, so that a recorded function is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..torch_private import (
+    creation_meta,
+    from_functional,
+    is_data_mutated,
+    is_storage_changed,
+    set_creation_meta,
+    storage_id,
+    to_functional,
+    version_of,
+    view_base,
+    without_modes,
+)
+from .memory import Overlap, family_of, overlaps
+from .trace import Trace
+from .views import Geometry
+
+
+class _Fresh(torch.autograd.Function):
+    """The identity, to autograd; to functionalisation another tensor, with memory of its own, over the same value."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return to_functional(from_functional(tensor))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+class _Computed(torch.autograd.Function):
+    """The identity, on the same memory: makes a leaf look computed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def fresh(tensor: Tensor) -> Tensor:
+    """A copy that costs no operation: writing to it leaves ``tensor`` as it is, gradients flow through it."""
+    if tensor.requires_grad:
+        with torch.enable_grad():
+            copy: Tensor = _Fresh.apply(tensor)  # type: ignore[no-untyped-call]
+        return copy
+    return to_functional(from_functional(tensor))
+
+
+@frozen(eq=False)
+class Mirrored:
+    """What stands for one real tensor in a dry run: ``seen`` is what the function gets, ``family`` what autograd knows as its base.
+
+    ``memory`` is a tensor over the same memory that only this module holds, ``leaf`` where gradients arrive.
+    """
+
+    seen: Tensor
+    family: Tensor
+    leaf: Tensor
+    memory: Tensor
+    version: int
+    history: Any
+    requires_grad: bool
+
+    @property
+    def is_written(self) -> bool:
+        return is_data_mutated(self.memory)
+
+    @property
+    def has_other_storage(self) -> bool:
+        return is_storage_changed(self.seen) or storage_id(self.seen) != storage_id(self.memory)
+
+    @property
+    def how_written(self) -> str:
+        """``"tracked"`` by autograd; ``"detached"``: its version counter alone; ``"unversioned"``: without its knowledge."""
+        if self.family.grad_fn is not self.history:
+            return "tracked"
+        return "detached" if version_of(self.family) != self.version else "unversioned"
+
+
+def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -> dict[int, Mirrored]:
+    """A stand-in for each distinct tensor, by the identity of the real one; overlapping ones overlap.
+
+    ``grad``: whether they keep their ``requires_grad``.
+    """
+    found: dict[int, Mirrored] = {}
+    reals = {slot: tensor for slot, tensor in named}
+    for overlap in overlaps(named):  # type: ignore[arg-type]
+        found |= _mirror_overlap(trace, overlap, reals, grad)
+    for _, tensor in named:
+        if id(tensor) not in found:
+            found[id(tensor)] = mirror_alone(trace, tensor, grad)
+    return found
+
+
+def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
+    """A stand-in for one tensor. Where it is a view of a tensor that requires grad, that one is mirrored, too."""
+    base = view_base(real)
+    tracked = grad and real.requires_grad
+    if base is not None and tracked:
+        memory = trace.plain_stand_in(base)
+        leaf, family = _as_tracked(memory, base, True)
+        return _mirrored(_view(family, real), family, leaf, memory)
+    memory = trace.plain_stand_in(real)
+    leaf, seen = _as_tracked(memory, real, tracked)
+    return _mirrored(seen, seen, leaf, memory)
+
+
+def _mirror_overlap(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], grad: bool) -> dict[int, Mirrored]:
+    members = [reals[slot] for slot, _ in overlap.views]
+    if overlap.at_odds and len({t.dtype for t in members}) > 1:  # refused if one of them is written to
+        return {id(t): mirror_alone(trace, t, grad) for t in members}
+    with without_modes():
+        base_of_all = overlap.found(reals[overlap.found.of])
+    memory = trace.plain_stand_in(base_of_all)
+    families: dict[int, tuple[Tensor, Tensor]] = {}
+    found: dict[int, Mirrored] = {}
+    for real in members:
+        base = family_of(real)
+        if id(base) not in families:
+            own = memory if overlap.found.span is None else _strided(memory, base)
+            families[id(base)] = _as_tracked(own, base, grad and base.requires_grad)
+        leaf, family = families[id(base)]
+        found[id(real)] = _mirrored(family if real is base else _view(family, real), family, leaf, memory)
+    return found
+
+
+def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:
+    return Mirrored(seen, family, leaf, memory, version_of(family), family.grad_fn, seen.requires_grad)
+
+
+def _as_tracked(memory: Tensor, real: Tensor, tracked: bool) -> tuple[Tensor, Tensor]:
+    """A leaf over ``memory``, and what looks to autograd like ``real``: the leaf, or a tensor computed from it."""
+    leaf = memory.detach().requires_grad_(tracked)
+    if not tracked or real.is_leaf:
+        return leaf, leaf
+    with torch.enable_grad():
+        computed: Tensor = _Computed.apply(leaf)  # type: ignore[no-untyped-call]
+    return leaf, computed
+
+
+def _view(family: Tensor, real: Tensor) -> Tensor:
+    """A view of ``family`` that lies as ``real`` lies, and may be written to where that may."""
+    with torch.enable_grad():
+        view = _strided(family, real)
+    if view_base(view) is not None:
+        set_creation_meta(view, creation_meta(real))
+    return view
+
+
+def _strided(memory: Tensor, real: Tensor) -> Tensor:
+    own = Geometry.of(real)
+    return memory.as_strided(own.shape, own.stride, own.offset)

@@ -1,0 +1,26 @@
+"""Data mutation: the inner call computes what inputs hold in the end, and the caller's tensors get it afterwards."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..capture.facts import Facts
+from ..slots import Final, Signature, Slot
+from .layer import CopyBack, Layer, replaced
+
+
+def mutation(signature: Signature, facts: Facts) -> Layer | None:
+    """No inner call writes to an input."""
+    written = {slot: change.data for slot, change in facts.changes.items() if change.data and slot in signature.ins}
+    if not written:
+        return None
+    effects = tuple(CopyBack(slot, Final(slot), _how(slot, data, facts)) for slot, data in written.items())
+    inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
+    return Layer("mutation", str(mutation.__doc__), signature, inner, effects=effects)
+
+
+def _how(slot: Slot, data: str, facts: Facts) -> Literal["plain", "detached", "unversioned"]:
+    if data == "unversioned":
+        return "unversioned"
+    # a tensor that requires grad, written to under no_grad, keeps its history: a leaf stays a leaf
+    return "detached" if data == "detached" and facts.requires_grad(slot) else "plain"  # type: ignore[arg-type]

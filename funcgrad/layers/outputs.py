@@ -1,0 +1,20 @@
+"""Output aliasing: an output that is an input, a view of one, or a view of memory several outputs share, is taken from the
+caller's own tensors when everything that is written to them has been written."""
+
+from __future__ import annotations
+
+from ..capture.facts import Facts
+from ..capture.views import View
+from ..slots import Signature, Slot
+from .layer import Layer, RequireGrad, replaced
+
+
+def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
+    """Inner outputs are neither inputs nor views of inputs, and autograd need not know that any two share memory."""
+    slots = dict(zip(signature.outs, (o for o in facts.outputs if o.is_dynamic), strict=True))
+    views: dict[Slot, View] = {slot: output.view for slot, output in slots.items() if output.view is not None}
+    leaves = tuple(RequireGrad(slot) for slot, output in slots.items() if output.is_leaf and (slot not in views or views[slot].steps))
+    if not views and not leaves:
+        return None
+    outs = (*(s for s in signature.outs if s not in views), *facts.bases)
+    return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=leaves)

@@ -1,0 +1,169 @@
+"""Layers as Python: the statements before and after the kernel, flat, in the order of the stack. There is no other copy of
+what a layer does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.memory import BaseOf
+from ..capture.views import Step, View
+from ..slots import Signature, Slot, identifier
+from ..source import Source, compile_function
+from ..torch_private import direct
+from .layer import CopyBack, Effect, Layer, Recipe, RequireGrad, Restride
+
+Fresh = Callable[[str], str]
+"""Makes a variable name no one has, like the one given."""
+
+
+def print_layers(
+    layers: Sequence[Layer],
+    outer: Signature,
+    variables: MutableMapping[Slot, str],
+    kernel: str,
+    fresh: Fresh,
+    constants: MutableMapping[str, Any],
+) -> list[str]:
+    """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
+
+    ``kernel`` is the name of the inner function; objects the lines refer to are added to ``constants``.
+    """
+    printer = _Printer(variables, fresh, constants)
+    for layer in layers:
+        for slot, recipe in layer.makes.items():
+            printer.make(slot, recipe)
+    inner = layers[-1].inner if layers else outer
+    arguments = ", ".join(variables[slot] for slot in inner.ins)
+    outs = [printer.name(slot) for slot in inner.outs]
+    run = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})" if outs else f"{kernel}({arguments})"
+    contexts = [layer.context for layer in layers if layer.context]
+    if contexts:
+        constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad)
+        run = f"with {', '.join(contexts)}: {run}"
+    printer.lines.append(run)
+    for layer in reversed(layers):
+        for slot in layer.outer.outs:
+            if slot in layer.recover:
+                printer.make(slot, layer.recover[slot])
+        for effect in layer.effects:
+            printer.effect(effect)
+    return printer.lines
+
+
+def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` with layers around it, as one function of the outer inputs that returns the outer outputs."""
+    return compile_function(print_wrapper(layers, outer, kernel))
+
+
+def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any]) -> Source:
+    """See ``wrap``."""
+    used: set[str] = {"kernel"}
+
+    def fresh(like: str) -> str:
+        name, i = like, 1
+        while name in used:
+            name, i = f"{like}_{i}", i + 1
+        used.add(name)
+        return name
+
+    constants: dict[str, Any] = {"kernel": kernel}
+    variables: dict[Slot, str] = {slot: fresh(identifier(slot)) for slot in outer.ins}
+    head = f"def call({', '.join(variables.values())}):"
+    lines = print_layers(layers, outer, variables, "kernel", fresh, constants)
+    results = "".join(f"{variables[slot]}, " for slot in outer.outs)
+    text = "\n".join([head, *(f"    {line}" for line in lines), f"    return ({results.rstrip()})"]) + "\n"
+    return Source("call", "python", text, constants)
+
+
+class _Printer:
+    def __init__(self, variables: MutableMapping[Slot, str], fresh: Fresh, constants: MutableMapping[str, Any]) -> None:
+        self.lines: list[str] = []
+        self._variables = variables
+        self._fresh = fresh
+        self._constants = constants
+
+    def name(self, slot: Slot) -> str:
+        """A variable for a new value."""
+        self._variables[slot] = self._fresh(identifier(slot))
+        return self._variables[slot]
+
+    def make(self, slot: Slot, recipe: Recipe) -> None:
+        """Lines that compute the value of a slot."""
+        if isinstance(recipe, View):
+            self._take(slot, recipe)
+        elif isinstance(recipe, BaseOf):
+            self._variables[slot] = self._variables[recipe.of] if recipe.is_itself else self._base(slot, recipe)
+
+    def _base(self, slot: Slot, found: BaseOf) -> str:
+        of = self._variables[found.of]
+        name = self.name(slot)
+        if found.span is None:
+            self.lines.append(f"{name} = {of}._base")
+        else:
+            self._constants["as_strided"] = torch.as_strided
+            start, length = found.span
+            self.lines.append(f"{name} = as_strided({of}.detach(), ({length},), (1,), {start})")
+        return name
+
+    def _take(self, slot: Slot, view: View) -> None:
+        value = self._variables[view.of]
+        if not view.steps:
+            self._variables[slot] = value  # the very object
+            return
+        target = self.name(slot)
+        for tracked, steps in _runs(view.steps):
+            for step in steps:
+                value = self._step(step, value)
+            without = "" if tracked else "with no_grad(): "
+            if without:
+                self._constants["no_grad"] = torch.no_grad
+            self.lines.append(f"{without}{target} = {value}")
+            value = target
+
+    def _step(self, step: Step, value: str) -> str:
+        packet, overload = step.op.__name__.split(".")
+        name = self._constant(packet if overload == "default" else f"{packet}_{overload}", direct(step.op))
+        args = [value, *map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
+        return f"{name}({', '.join(args)})" + ("" if step.item is None else f"[{step.item}]")
+
+    def effect(self, effect: Effect) -> None:
+        """A line that does something to a tensor of the caller's."""
+        target = self._variables[effect.target]
+        if isinstance(effect, CopyBack):
+            through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
+            self.lines.append(f"{target}{through}.copy_({self._variables[effect.source]})")
+        elif isinstance(effect, Restride):
+            for step in effect.steps:
+                args = [*map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
+                self.lines.append(f"{target}.{step.method}({', '.join(args)})")
+        elif isinstance(effect, RequireGrad):
+            self.lines.append(f"{target}.requires_grad_()")
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self._argument, value))}{',' if len(value) == 1 else ''})"
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return repr(value)
+        return self._constant(str(value).removeprefix("torch."), value)
+
+    def _constant(self, like: str, value: Any) -> str:
+        name = "op_" + re.sub(r"\W+", "_", like)
+        while self._constants.get(name, value) is not value:
+            name += "_"
+        self._constants[name] = value
+        return name
+
+
+def _runs(steps: Sequence[Step]) -> Iterator[tuple[bool, list[Step]]]:
+    """The steps in stretches taken in grad mode, or not."""
+    run: list[Step] = []
+    for step in steps:
+        if run and run[-1].tracked != step.tracked:
+            yield run[-1].tracked, run
+            run = []
+        run.append(step)
+    yield run[-1].tracked, run

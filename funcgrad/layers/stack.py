@@ -1,0 +1,60 @@
+"""The layers a call needs, outermost first. The order is that of what they may rely on:
+
+dedupe (names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are
+done) · synthetic base (no two inputs reach one memory) · mutation (no input is written to) · ambient state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..capture.facts import Facts
+from ..capture.inputs import Inputs
+from ..capture.memory import BaseOf
+from ..slots import Signature, Slot
+from .ambient import grad_mode, no_autocast
+from .dedupe import dedupe
+from .layer import Layer
+from .mutation import mutation
+from .outputs import alias_outputs
+from .restride import restride
+from .synthetic_base import synthetic_base
+
+ORDER = (dedupe, restride, alias_outputs, synthetic_base, mutation)
+"""The layers that facts ask for."""
+
+
+def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
+    """What a call looks like from outside: its inputs, and the leaves of its result that are tensors or symbols."""
+    ins = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
+    return Signature(ins, tuple(out_slot(o.path) for o in facts.outputs if o.is_dynamic))
+
+
+def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool) -> tuple[Layer, ...]:
+    """One layer for each fact that asks for one: none for a pure function of distinct tensors."""
+    layers: list[Layer] = []
+    signature = outer
+    for plan in ORDER:
+        layer = plan(signature, facts)
+        if layer is not None:
+            layers.append(layer)
+            signature = layer.inner
+    ambient = (no_autocast(signature, autocast_devices), grad_mode(signature, needs_grad_mode))
+    return (*layers, *(layer for layer in ambient if layer is not None))
+
+
+def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, facts: Facts) -> list[Any]:
+    """The real values of the inner inputs in one call: what its printed layers will make of its arguments."""
+    values: dict[Slot, Any] = dict(inputs.dynamic)
+    values |= {c.slot: c.read() for c in facts.captured}
+    for layer in layers:
+        for slot, recipe in layer.makes.items():
+            if isinstance(recipe, BaseOf):
+                values[slot] = recipe(values[recipe.of])
+    return [values[slot] for slot in inner_signature(outer, layers).ins]
+
+
+def inner_signature(outer: Signature, layers: tuple[Layer, ...]) -> Signature:
+    """What the kernel looks like."""
+    return layers[-1].inner if layers else outer

@@ -1,0 +1,323 @@
+"""Random programs that alias and mutate: made as text, run in eager PyTorch and compiled, compared, minimised.
+
+A program is a ``setup()`` that makes 1 to 4 inputs (leaves, computed tensors, views of one base, duplicates, buffers) and
+a function ``f`` of them. What is compared: results, gradients, the inputs' data and metadata after forward and after
+backward, ``requires_grad``, and which tensors share memory. Where eager raises, the compiled function must raise.
+"""
+
+from __future__ import annotations
+
+import random
+import textwrap
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+import funcgrad as fg
+
+
+class Count(torch.autograd.Function):
+    """Writes to a buffer in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx, x, buffer):
+        buffer.add_(1)
+        ctx.buffer = buffer
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.buffer.mul_(3)
+        return g * 2, None
+
+
+class CountBackward(torch.autograd.Function):
+    """Writes to a buffer in backward alone, with ``setup_context``."""
+
+    @staticmethod
+    def forward(x, buffer):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.buffer = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        ctx.buffer.add_(g.sum())
+        return g * x.cos(), None
+
+
+class Double(torch.autograd.Function):
+    """In place, and says so."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+NAMES = {"torch": torch, "Count": Count, "CountBackward": CountBackward, "Double": Double}
+
+INPUTS = (
+    "base[:4]", "base[2:6]", "base[4:]", "base[1:7:2]", "base.view(4, 2)", "base.view(2, 4)[:, 1:3]", "base.view(2, 4).t()", "base",
+    "base.detach()[:3]", "base.unbind(0)[1]", "base.view(2, 4).unbind(0)[1]", "base[:5].view(5)",
+)  # fmt: skip
+OTHERS = (
+    "torch.arange(4.) + 1", "(torch.arange(6.) / 4).view(2, 3)", "torch.ones(3, requires_grad=True)", "torch.ones(4, requires_grad=True) * 2",
+    "torch.full((2, 3), 0.5, requires_grad=True).sin()", "torch.tensor(2.)", "(torch.arange(6.).requires_grad_() * 1).view(3, 2).t()",
+    "torch.ones(3, requires_grad=True)[1:]",
+)  # fmt: skip
+BASES = (
+    "torch.arange(8.) / 5",
+    "(torch.arange(8.) / 5).requires_grad_()",
+    "(torch.arange(8.) / 5).requires_grad_() * 1",
+    "(torch.arange(8.) / 5).requires_grad_().clone()",
+)
+VIEWS = (
+    "{x}[1:]", "{x}[:2]", "{x}.t()", "{x}.view(-1)", "{x}.reshape(-1)", "{x}.select(0, 0)", "{x}.unbind(0)[0]", "{x}.detach()", "{x}.transpose(0, -1)",
+    "{x}.unsqueeze(0)", "{x}.squeeze()", "{x}.view_as({x})", "{x}.split(1)[0]", "{x}.flatten()", "{x}.data", "{x}.expand(2, *{x}.shape)",
+    "{x}.diagonal()", "{x}.contiguous()", "torch.nn.functional.dropout({x}, training=False)", "{x}.real",
+)  # fmt: skip
+VALUES = (
+    "{x}.sin()", "{x} * 2", "{x} * {y}.mean()", "{x} + {y}.sum()", "{x}.exp()", "{x}.clone()", "{x}.relu()", "{x} * {x}", "{x}.sum()",
+    "torch.stack([{x}, {x}])", "{x}.sigmoid() * {y}.max()", "Count.apply({x}, {y}.detach())", "Count.apply({x}, {y})",
+    "CountBackward.apply({x}, {y})", "CountBackward.apply({x}, {y}.detach())", "{x}.to(torch.float64)", "{x}.cumsum(0)",
+)  # fmt: skip
+WRITES = (
+    "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()", "{x}.sin_()", "{x}.relu_()",
+    "{x}[0] = 3.0", "{x}[:1].mul_(5)", "{x}.detach().mul_(2)", "{x}.data.add_(1)", "Double.apply({x})", "{x}.t().mul_(2)", "{x}.view(-1).add_(1)",
+    "{x}.unbind(0)[0].add_(1)", "{x}.exp_()", "{x}.copy_({y})",
+)  # fmt: skip
+RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.detach_()", "{x}.unsqueeze_(-1)")
+
+
+@attrs.frozen
+class Program:
+    """The expressions of the inputs, the statements of the function, the variables it returns."""
+
+    base: str
+    inputs: tuple[str, ...]
+    statements: tuple[str, ...]
+    returns: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        names = [f"x{i}" for i in range(len(self.inputs))]
+        lines = [f"base = {self.base}"]
+        lines += [f"{name} = {expression}" for name, expression in zip(names, self.inputs, strict=True)]
+        lines.append(f"return [{', '.join(names)}], base")
+        body = [*self.statements, f"return ({''.join(f'{r}, ' for r in self.returns)})"]
+        both = ("def setup():", lines), (f"def f({', '.join(names)}):", body)
+        return "\n\n".join("\n".join([head, textwrap.indent("\n".join(own), "    ")]) for head, own in both)
+
+    def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        namespace = dict(NAMES)
+        exec(self.text, namespace)
+        return namespace["setup"], namespace["f"]  # type: ignore[return-value]
+
+
+def generate(seed: int) -> Program:
+    """The program of a seed."""
+    r = random.Random(seed)
+    inputs: list[str] = []
+    for i in range(r.randint(1, 4)):
+        if inputs and r.random() < 0.15:
+            inputs.append(f"x{r.randrange(i)}")
+        else:
+            inputs.append(r.choice(INPUTS if r.random() < 0.6 else OTHERS))
+    base = r.choice(BASES)
+    program = Program(base, tuple(inputs), (), tuple(f"x{i}" for i in range(len(inputs))))
+    variables = [f"x{i}" for i in range(len(inputs))]
+    for i in range(r.randint(1, 7)):
+        for _ in range(6):
+            kind = r.choices((VIEWS, VALUES, WRITES, RESTRIDES), (3, 3, 4, 1))[0]
+            statement = r.choice(kind).format(x=r.choice(variables), y=r.choice(variables))
+            target = f"v{i}" if kind in (VIEWS, VALUES) else None
+            line = f"{target} = {statement}" if target else statement
+            if r.random() < 0.2:
+                line = f"with torch.no_grad(): {line}"
+            candidate = attrs.evolve(program, statements=(*program.statements, line))
+            if r.random() < 0.03 or _runs(candidate):  # a program that raises is of interest, but one in ten is enough
+                program = candidate
+                variables += [target] if target else []
+                break
+    returns = tuple(r.choice(variables) for _ in range(r.randint(1, 3)))
+    return attrs.evolve(program, returns=returns)
+
+
+def _runs(program: Program) -> bool:
+    setup, f = program.functions()
+    try:
+        f(*setup()[0])
+    except (RuntimeError, IndexError, TypeError, NameError):
+        return False
+    return True
+
+
+# ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@attrs.define
+class Seen:
+    """Everything one run shows."""
+
+    error: str | None = None
+    stages: dict[str, Any] = attrs.Factory(dict)
+
+
+def run(program: Program, transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Seen:
+    """Run a program and write down what can be seen."""
+    setup, f = program.functions()
+    inputs, base = setup()
+    seen = Seen()
+    before = [_data(t) for t in inputs]
+    try:
+        outs = transform(f)(*inputs)
+    except (fg.FuncgradError, RuntimeError, IndexError, TypeError, NameError) as error:
+        seen.error = f"{type(error).__name__}: {error}"
+        seen.stages["changed"] = not all(torch.equal(a, b) for a, b in zip(before, map(_data, inputs), strict=True))
+        return seen
+    everything = [*inputs, *outs]
+    seen.stages["outs"] = [_data(t) for t in outs]
+    seen.stages["inputs"] = [_data(t) for t in inputs]
+    seen.stages["look"] = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad, t.dtype) for t in inputs]
+    seen.stages["look of outs"] = [(t.shape, t.stride(), t.requires_grad, t.dtype) for t in outs]
+    seen.stages["memory"] = _shared([*everything, base])
+    seen.stages["same"] = [[a is b for a in everything] for b in everything]
+    seen.stages["leaves"] = [t.is_leaf for t in inputs]
+    leaves = _leaves([*inputs, base])
+    try:
+        total = sum(((t.double() * _weights(t)).sum() for t in everything if t.requires_grad), torch.zeros((), dtype=torch.float64))
+        if total.requires_grad:
+            total.backward()
+    except RuntimeError as error:
+        seen.stages["backward"] = "raises"
+        return seen
+    seen.stages["backward"] = "runs"
+    seen.stages["grads"] = [None if t.grad is None else _data(t.grad) for t in leaves]
+    seen.stages["outs after backward"] = [_data(t) for t in outs]
+    seen.stages["inputs after backward"] = [_data(t) for t in inputs]
+    return seen
+
+
+def _data(t: Tensor) -> Tensor:
+    return t.detach().clone()
+
+
+def _weights(t: Tensor) -> Tensor:
+    return (torch.arange(t.numel(), dtype=torch.float64).view(t.shape) + 1) / 7
+
+
+def _shared(tensors: list[Tensor]) -> list[int]:
+    keys = [t.untyped_storage()._cdata for t in tensors]
+    return [keys.index(k) for k in keys]
+
+
+def _leaves(tensors: list[Tensor]) -> list[Tensor]:
+    """The leaves below some tensors, in the order they are found."""
+    found: list[Tensor] = []
+    pending = [t.grad_fn for t in tensors if t.requires_grad and t.grad_fn is not None]
+    found += [t for t in tensors if t.requires_grad and t.is_leaf]
+    seen = set(pending)
+    while pending:
+        node = pending.pop(0)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
+    unique = {id(t): t for t in found}
+    return sorted(unique.values(), key=lambda t: (t.numel(), t.tolist() if t.dim() < 2 else t.flatten().tolist()))
+
+
+def difference(expected: Seen, found: Seen) -> str | None:
+    """What differs between two runs; None if nothing does."""
+    if (expected.error is None) != (found.error is None):
+        return f"eager: {expected.error or 'runs'}\ncompiled: {found.error or 'runs'}"
+    if found.error is not None:
+        return f"{found.error}\n… left an input changed" if found.stages["changed"] and not expected.stages["changed"] else None
+    for stage, value in expected.stages.items():
+        other = found.stages.get(stage)
+        if not _equal(value, other):
+            return f"{stage}\neager: {value}\ncompiled: {other}"
+    return None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, 1e-5, 1e-6, equal_nan=True)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def check(program: Program) -> str | None:
+    """What differs between eager and compiled; also on a second call, which reuses the program."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = run(program, lambda f: f)
+        compiled = fg.jit(_indirect(program))
+        for which in ("first", "second"):
+            try:
+                found = run(program, lambda f: compiled)
+            except Exception as error:  # a crash that is no named error is a finding, too
+                return f"{which} call crashed: {type(error).__name__}: {error}"
+            differs = difference(expected, found)
+            if differs:
+                return f"{which} call: {differs}"
+    return None
+
+
+def _indirect(program: Program) -> Callable[..., Any]:
+    return program.functions()[1]
+
+
+def minimise(program: Program) -> Program:
+    """The smallest program one gets by leaving out statements, results and inputs that still differs."""
+    shrinking = True
+    while shrinking:
+        shrinking = False
+        for candidate in _smaller(program):
+            try:
+                if check(candidate) is not None and _defined(candidate):
+                    program, shrinking = candidate, True
+                    break
+            except (NameError, SyntaxError):
+                continue
+    return program
+
+
+def _defined(program: Program) -> bool:
+    seen = run(program, lambda f: f)
+    return seen.error is None or "NameError" not in seen.error
+
+
+def _smaller(program: Program) -> list[Program]:
+    n, m = len(program.statements), len(program.returns)
+    found = [attrs.evolve(program, statements=program.statements[:i] + program.statements[i + 1 :]) for i in range(n)]
+    found += [attrs.evolve(program, returns=program.returns[:i] + program.returns[i + 1 :]) for i in range(m)]
+    last = f"x{len(program.inputs) - 1}"
+    if len(program.inputs) > 1 and last not in " ".join((*program.statements, *program.returns)):
+        found.append(attrs.evolve(program, inputs=program.inputs[:-1]))
+    return found
+
+
+def report(seed: int) -> str | None:
+    """A minimised failing program of a seed, as runnable Python, with what differs; None if nothing does."""
+    program = generate(seed)
+    if check(program) is None:
+        return None
+    small = minimise(program)
+    return f"# seed {seed}\n{small.text}\n# {check(small)}".replace("\n# ", "\n# ")
