@@ -140,15 +140,6 @@ def view_kind(op: Any) -> str | None:
     return "view" if first is not None and result is not None and not first.is_write else None
 
 
-def functional_form(op: Any) -> Any:
-    """``aten.t`` for ``aten.t_``; None for an op that gives its argument other memory (``set_``, ``resize_``)."""
-    name = op.__name__.split(".")[0]
-    if name in ("set_", "resize_", "resize_as_"):
-        return None
-    packet = getattr(torch.ops.aten, name.removesuffix("_"))
-    return getattr(packet, op._overloadname if op._overloadname in packet.overloads() else "int")
-
-
 def in_place_method(op: Any) -> str:
     """``"t_"`` for ``aten.t``: the name of the method that changes how a tensor looks."""
     return str(op.__name__.split(".")[0]) + "_"
@@ -371,6 +362,14 @@ def made_by_python(tensor: torch.Tensor) -> bool:
         return False
 
 
+def is_stale(tensor: torch.Tensor) -> bool:
+    """Whether autograd forbids to use a view, since what it is a view of was written to."""
+    try:
+        return tensor.grad_fn is NotImplemented
+    except RuntimeError:
+        return True
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The version counter of a tensor; 0 for an inference tensor, which has none."""
     return 0 if tensor.is_inference() else tensor._version
@@ -380,6 +379,14 @@ def has_history(tensor: torch.Tensor) -> bool:
     """Whether something differentiable computed a tensor (as far as autograd would go back from it)."""
     try:
         return tensor.grad_fn is not None
+    except RuntimeError:  # see made_by_python
+        return False
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """``tensor.is_leaf``; False for a view that has no history to ask for."""
+    try:
+        return tensor.is_leaf
     except RuntimeError:  # see made_by_python
         return False
 
@@ -408,6 +415,21 @@ def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def creation_meta(tensor: torch.Tensor) -> Any:
     """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be written to."""
     return torch._C._autograd._get_creation_meta(tensor)
+
+
+RESTRIDES = {
+    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
+    for owner in (torch.Tensor, torch)
+    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
+    if hasattr(owner, name)
+}
+"""Functions that change how their argument looks, and the views that look so."""
+
+
+def bump_version(tensor: torch.Tensor) -> None:
+    """What was saved of a tensor for backward is out of date, as after a write."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:

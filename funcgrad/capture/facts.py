@@ -16,7 +16,7 @@ from ..errors import AliasContractError, MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Arg, Base, Captured, Slot
-from ..torch_private import has_history, python_node_below, storage_id, transform_active
+from ..torch_private import has_history, is_leaf, python_node_below, storage_id, transform_active
 from ..trees import flatten
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import MetTooLate
@@ -25,7 +25,7 @@ from .origins import Origin, Unresolved, find_origins
 from .outputs import OutputFact, look_at_outputs
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
-from .views import Step
+from .views import Lineage, Step
 
 Source = Arg | Captured
 
@@ -71,11 +71,20 @@ class Facts(Shown):
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
         return evolve(self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, Origin) else c for c in self.captured))
 
-    def requires_grad(self, slot: Source | Base) -> bool:
-        """Whether an input requires grad (a base: whether one of those that share it does)."""
+    def requires_grad(self, slot: Slot) -> bool:
+        """Whether an input requires grad; a base: whether one of those that share it does, if it is what they are views of."""
         if isinstance(slot, Base):
-            return any(self.requires_grad(member) for member in slot.of)  # type: ignore[arg-type]
+            plain = any(o.base == slot and o.families for o in self.overlap)
+            return not plain and any(map(self.requires_grad, slot.of))
         return any(s == slot and grad for s, _, grad in self.inputs) or any(c.slot == slot and c.requires_grad for c in self.captured)
+
+    def needed_overlaps(self) -> list[Overlap]:
+        """The overlaps that are written to, and so go in as one tensor."""
+        return [o for o in self.overlap if o.base in self.changes]
+
+    def carriers(self, overlap: Overlap) -> list[Slot]:
+        """The inputs that go in for the history of a family: of those that require grad, or are written to with a version counter."""
+        return [f.slot for f in overlap.families if self.requires_grad(f.slot) or f.slot in self.changes]
 
     def doc(self) -> Doc:
         kinds = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}
@@ -130,9 +139,10 @@ class _DryRun:
             result = function(*args, **kwargs)
         leaves, _, paths = flatten(result)
         leaves = [trace.stand_in(v) if isinstance(v, Tensor) else v for v in leaves]
+        current = [trace.current(v) for v in leaves]
         before = {key for key, m in self._mirrored.items() if m.is_written}
         if self._splits and self._grad:
-            self._run_backward([v for v in leaves if isinstance(v, Tensor)])
+            self._run_backward([v for v in current if isinstance(v, Tensor)])
         return self._facts(leaves, paths, _resolve(root, trace), modules, before)
 
     def _meet(self, real: Tensor) -> Tensor:
@@ -161,9 +171,11 @@ class _DryRun:
     ) -> Facts:
         named: list[tuple[Source, Tensor]] = [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
         groups = overlaps(named)
-        changes = dict(_changes(self.trace, named, self._mirrored, groups, before))
-        histories = {slot: history(t) for slot, t in named if _is_written(changes, groups, slot)}
-        _refuse(named, self._mirrored, changes, histories, groups)
+        changes = dict(_changes(self.trace.lineage, named, self._mirrored, groups, before))
+        written = {slot for slot, change in changes.items() if change.data or change.in_backward}
+        written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}
+        histories = {slot: history(t) for slot, t in named if slot in written}
+        _refuse(self.trace, named, self._mirrored, changes, histories, groups)
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         outputs, bases = look_at_outputs(leaves, paths, slot_of, self.trace.lineage, self._out_slot, is_base)
@@ -177,14 +189,8 @@ class _DryRun:
         )  # fmt: skip
 
 
-def _is_written(changes: Mapping[Any, Change], groups: Sequence[Overlap], slot: Source) -> bool:
-    """Whether the memory of an input is written to, by itself or as part of an overlap."""
-    base = next((g.base for g in groups if slot in g.base.of), slot)
-    return base in changes and (changes[base].data is not None or changes[base].in_backward)
-
-
 def _changes(
-    trace: Trace,
+    lineage: Lineage,
     named: Sequence[tuple[Source, Tensor]],
     mirrored: Mapping[int, Mirrored],
     groups: Sequence[Overlap],
@@ -193,24 +199,41 @@ def _changes(
     shared = {slot: group for group in groups for slot in group.base.of}
     tensors = dict(named)
     for group in groups:
-        keys = [id(tensors[slot]) for slot, _ in group.views]
-        ways = {mirrored[key].how_written for key in keys if key in in_forward}
-        data = next((way for way in ("tracked", "detached", "unversioned") if way in ways), None)
-        later = not data and any(mirrored[key].is_written for key in keys)
-        if data or later:
-            yield group.base, Change(data, (), later)
+        members = [mirrored[id(tensors[slot])] for slot, _ in group.views]
+        if any(id(tensors[slot]) in in_forward for slot, _ in group.views):
+            yield group.base, Change("unversioned" if group.families else _most([m.how_written for m in members]))
+            for family in group.families:
+                data = _most([mirrored[id(tensors[slot])].how_written for slot, _ in family.views])
+                if data != "unversioned" and isinstance(family.slot, Base):
+                    yield family.slot, Change(data)
+        elif any(m.is_written for m in members):
+            yield group.base, Change(in_backward=True)
+    families = {f.slot: f for group in groups for f in group.families}
     done: set[int] = set()
     for slot, tensor in named:
         own = mirrored[id(tensor)]
-        alone = slot not in shared
-        data = own.how_written if alone and id(tensor) in in_forward else None
-        change = Change(data, trace.lineage.restrides(own.seen), alone and own.is_written and not data)
-        if id(tensor) not in done and change != Change():
-            yield slot, change
+        alone = slot not in shared or slot in families
+        how = own.how_written if alone and id(tensor) in in_forward else None
+        data = None if how == "unversioned" and slot in families else how
+        _, restrides = lineage.path(lineage.current(own.seen), lambda t, own=own: t is own.seen)  # type: ignore[misc]
+        late = slot not in shared and own.is_written and not data
+        if id(tensor) not in done and (data or restrides or late):
+            yield slot, Change(data, restrides, late)
         done.add(id(tensor))
 
 
+def _most(ways: Sequence[str]) -> str:
+    """The way of several that autograd knows most of."""
+    return next(way for way in ("tracked", "detached", "unversioned") if way in ways)
+
+
+def _keys(slot: Source, groups: Sequence[Overlap]) -> list[Source | Base]:
+    """The slots under which the changes of an input are found: its family's before its own."""
+    return [f.slot for g in groups for f in g.families if slot in dict(f.views)] + [slot]
+
+
 def _refuse(
+    trace: Trace,
     named: Sequence[tuple[Source, Tensor]],
     mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
@@ -222,15 +245,25 @@ def _refuse(
         own = mirrored[id(tensor)]
         if own.has_other_storage:
             raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
-        if own.seen.requires_grad != own.requires_grad and not has_history(own.seen) and own.seen.is_leaf:
+        detached = any(step.op is torch.ops.aten.detach.default for step in changes.get(slot, Change()).restrides)
+        if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
             raise MutationError(
                 f"the function calls requires_grad_() on {slot}", where=str(slot), fix=f"call {slot}.requires_grad_() before"
             )
-        if any(t.is_leaf and t.grad is not None for t in (own.leaf, own.seen)):
+        if any(is_leaf(t) and t.grad is not None for t in (own.leaf, own.seen)):
             raise MutationError(
                 f"the function sets the gradient of {slot} (.backward() inside, or .grad =)",
                 where=str(slot),
                 fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and assign gradients outside",
+            )
+        how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
+        if how == "tracked" and "leaf" in histories.get(slot, ""):
+            raise MutationError(f"{histories[slot]} that requires grad is being used in an in-place operation: {slot}", where=str(slot))
+        if trace.lineage.is_unknown(own.seen):
+            raise MutationError(
+                f"the function changes the sizes of {slot} where the trace does not see it (in a custom autograd.Function)",
+                where=str(slot),
+                fix="return a view instead",
             )
         if histories.get(slot) == "an inference tensor":
             raise MutationError(f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}", where=str(slot))

@@ -15,14 +15,14 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError
-from ..slots import Arg, Base, Captured, Final, Signature, Slot
+from ..slots import Arg, Captured, Final, Signature, Slot
 from ..trees import Tree, flatten
-from .facts import Change, Facts
+from .facts import Facts
 from .inputs import Inputs
-from .memory import needs_strides
 from .outputs import OutputFact, look_at_outputs
-from .stand_ins import fresh
+from .stand_ins import fresh, with_history_of
 from .trace import Trace, active_trace
+from .views import Step
 
 
 @frozen(eq=False)
@@ -65,43 +65,55 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.out_slot, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
-        values_of: dict[Slot, Any] = {self.out_slot(p): leaf for p, leaf in zip(paths, leaves, strict=True)}
+        values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
         values_of |= bases
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}  # type: ignore[arg-type]
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tuple(paths), tree)
 
     def captured_reals(self) -> list[tuple[Slot, Tensor]]:
         """The real captured tensors that require grad, each with the inner input it goes in as."""
-        bases = {member: slot for slot in self.signature.ins if isinstance(slot, Base) for member in slot.of}
-        bases |= {slot: bases.get(group[0], group[0]) for group in self.facts.same for slot in group[1:]}
-        return [(bases.get(c.slot, c.slot), c.read()) for c in self.facts.captured if c.requires_grad]
+        carrier: dict[Slot, Slot] = {}
+        for overlap in self.facts.needed_overlaps():
+            carrier |= dict.fromkeys(overlap.base.of, overlap.base)
+            carrier |= {slot: family.slot for family in overlap.families for slot, _ in family.views}
+        first = {slot: group[0] for group in self.facts.same for slot in group}
+        slots = [(first.get(c.slot, c.slot), c.read()) for c in self.facts.captured if c.requires_grad]
+        return [(carrier.get(slot, slot), real) for slot, real in slots]
 
     def _outer(self, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
         """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""
+        given: dict[Slot, Any] = dict(zip(self.signature.ins, values, strict=True))
         seen: dict[Any, Any] = {}
         memory: dict[Slot, Tensor] = {}
-        for slot, value in zip(self.signature.ins, values, strict=True):
-            if not isinstance(value, Tensor):
-                seen[slot] = value
-                continue
-            change = self.facts.changes.get(slot, Change())  # type: ignore[call-overload]
-            own = fresh(value) if change.data or change.restrides else value
-            with torch.enable_grad():
-                if isinstance(slot, Base):
-                    (overlap,) = (o for o in self.facts.overlap if o.base == slot)
-                    if needs_strides(overlap.views):
-                        own = own.clone(memory_format=torch.contiguous_format)
-                    for member, steps in overlap.views:
-                        seen[member] = own
-                        for step in steps:
-                            seen[member] = step(seen[member])
-                else:
-                    # written to and restrided: the memory stays as the caller laid it out, the function gets a view of it
-                    seen[slot] = own.view(own.shape) if change.data and change.restrides else own
-            memory[slot] = own
+        for overlap in self.facts.needed_overlaps():
+            memory[overlap.base] = self._own(overlap.base, given.pop(overlap.base))
+            for family in overlap.families:
+                look = _taken(memory[overlap.base], family.steps)
+                carrier = given.pop(family.slot, None)
+                memory[family.slot] = look if carrier is None else with_history_of(look, carrier)
+                seen |= {slot: _taken(memory[family.slot], steps) for slot, steps in family.views}
+            if not overlap.families:
+                seen |= {slot: _taken(memory[overlap.base], steps) for slot, steps in overlap.views}
+        for slot, value in given.items():
+            seen[slot] = self._own(slot, value) if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                memory[slot] = seen[slot]
         for group in self.facts.same:
             seen.update({slot: seen[group[0]] for slot in group[1:]})
         return seen, memory
+
+    def _own(self, slot: Slot, value: Tensor) -> Tensor:
+        """The value, or for a tensor that forward changes, one that may be changed."""
+        change = self.facts.changes.get(slot)  # type: ignore[call-overload]
+        return fresh(value) if change is not None and (change.data or change.restrides) else value
+
+
+def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:
+    assert steps is not None, "an overlap without such views is refused when it is written to"
+    with torch.enable_grad():
+        for step in steps:
+            tensor = step(tensor)
+    return tensor
 
 
 def _kind(output: OutputFact) -> tuple[Any, ...]:

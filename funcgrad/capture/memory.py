@@ -6,7 +6,7 @@ strided views overlap is decided exactly (by NumPy's solver of the bounded Dioph
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -23,37 +23,49 @@ Named = Sequence[tuple[Arg | Captured, Tensor]]
 @frozen
 class BaseOf:
     """How a call finds the memory some of its inputs share: the tensor autograd knows as their base, one of them itself,
-    or (``span``: first element and length) a flat look at the part of the storage they cover."""
+    or (``length`` elements) a flat look at all of their storage."""
 
     of: Arg | Captured
     is_itself: bool
-    span: tuple[int, int] | None = None
+    length: int | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        if self.span is not None:
-            start, length = self.span
-            return torch.as_strided(tensor.detach(), (length,), (1,), start)
+        if self.length is not None:
+            return torch.as_strided(tensor.detach(), (self.length,), (1,), 0)
         base = tensor if self.is_itself else view_base(tensor)
         assert base is not None
         return base
 
 
 @frozen
+class Family:
+    """Inputs that autograd knows as views of one tensor, among others it does not know to share memory with them.
+
+    ``slot`` is the input whose history is theirs: the only one there is, or a base, had by ``found``. ``steps`` lead to it from
+    the memory all families share, the views from it to the inputs.
+    """
+
+    slot: Arg | Captured | Base
+    found: BaseOf | None
+    steps: tuple[Step, ...] | None
+    views: tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
+
+
+@frozen
 class Overlap:
-    """Inputs that overlap in memory: how to find a base they are all views of, the views, and the bytes of both."""
+    """Inputs that overlap in memory: how to find a base they are all views of, the views, and the bytes of both.
+
+    ``families``, where there are several: then the base is plain memory, of which autograd knows nothing.
+    """
 
     base: Base
     found: BaseOf
-    views: tuple[tuple[Arg | Captured, tuple[Step, ...]], ...]
+    views: tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
+    families: tuple[Family, ...]
     base_bytes: int
     member_bytes: int
     at_odds: str | None
     """Why no one tensor can stand for them all, where none can."""
-
-
-def needs_strides(views: Sequence[tuple[object, tuple[Step, ...]]]) -> bool:
-    """Whether a view can only be taken by ``as_strided``, whose offsets count from the start of the memory."""
-    return any(step.op is torch.ops.aten.as_strided.default for _, steps in views for step in steps)
 
 
 def same_objects(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
@@ -115,44 +127,60 @@ def family_of(t: Tensor) -> Tensor:
 
 
 def _overlap(members: list[tuple[Arg | Captured, Tensor]]) -> Overlap:
-    slots = tuple(slot for slot, _ in members)
-    families = {id(family_of(t)): family_of(t) for _, t in members}
-    first, tensor = members[0]
+    tensors = [t for _, t in members]
+    families: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
+    for slot, t in members:
+        families.setdefault(id(family_of(t)), []).append((slot, t))
+    kin: tuple[Family, ...] = ()
     if len(families) == 1:
-        (base,) = families.values()
-        own = next((slot for slot, t in members if t is base), None)
-        found = BaseOf(own or first, own is not None)
-        geometry = Geometry.of(base)
+        _, found, geometry, views = _base_of(members)
     else:
-        start = min(Geometry.of(t).offset for _, t in members)
-        end = max(Geometry.of(t).end for _, t in members)
-        found = BaseOf(first, False, (start, end - start))
-        geometry = Geometry((end - start,), (1,), start, tensor.dtype)
-    views = tuple((slot, steps_between(geometry, Geometry.of(t))) for slot, t in members)
+        # all of the storage: what is cut out of a part of it might not be a combination of slices
+        length = tensors[0].untyped_storage().nbytes() // tensors[0].element_size()
+        found = BaseOf(members[0][0], False, length)
+        geometry = Geometry((length,), (1,), 0, tensors[0].dtype)
+        kin = tuple(_family(geometry, own) for own in families.values())
+        views = tuple(view for family in kin for view in family.views)
+    steps = [s for _, s in views] + [family.steps for family in kin]
     return Overlap(
-        Base(slots),
+        Base(tuple(slot for slot, _ in members)),
         found,
         views,
-        geometry.numel * tensor.element_size(),
-        sum(t.numel() * t.element_size() for _, t in members),
-        _at_odds([t for _, t in members], list(families.values()))
-        or ("their base is not contiguous" if needs_strides(views) and not geometry.is_contiguous else None),
+        kin,
+        geometry.numel * tensors[0].element_size(),
+        sum(t.numel() * t.element_size() for t in tensors),
+        _at_odds([*tensors, *map(family_of, tensors)])
+        or ("one of them is no combination of slices of their base" if None in steps else None),
     )
 
 
-def _at_odds(members: Sequence[Tensor], families: Sequence[Tensor]) -> str | None:
-    def differ(values: Iterable[object]) -> bool:
-        return len(set(values)) > 1
+_Views = tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
 
-    everything = [*members, *families]
-    if differ(t.dtype for t in everything):
+
+def _base_of(members: Sequence[tuple[Arg | Captured, Tensor]]) -> tuple[Arg | Captured | Base, BaseOf, Geometry, _Views]:
+    """For members of one family: the slot of their base, how it is found, how it lies, and how they are views of it."""
+    (first, tensor), *_ = members
+    base = family_of(tensor)
+    own = next((slot for slot, t in members if t is base), None)
+    geometry = Geometry.of(base)
+    views = tuple((slot, steps_between(geometry, Geometry.of(t))) for slot, t in members)
+    return Base(tuple(slot for slot, _ in members)), BaseOf(own or first, own is not None), geometry, views
+
+
+def _family(memory: Geometry, members: Sequence[tuple[Arg | Captured, Tensor]]) -> Family:
+    if len(members) == 1:
+        ((slot, tensor),) = members
+        own = Geometry.of(tensor)
+        return Family(slot, None, steps_between(memory, own), ((slot, steps_between(own, own)),))
+    base, found, own, views = _base_of(members)
+    return Family(base, found, steps_between(memory, own), views)
+
+
+def _at_odds(tensors: Sequence[Tensor]) -> str | None:
+    if len({t.dtype for t in tensors}) > 1:
         return "they look at the same bytes with different dtypes"
-    if differ((t.is_conj(), t.is_neg()) for t in everything):
+    if len({(t.is_conj(), t.is_neg()) for t in tensors}) > 1:
         return "one of them is a conjugated or negated look at the other"
-    if differ(t.requires_grad for t in everything) and len(families) > 1:
-        return "autograd tracks one of them and does not know that it shares memory with the other (detach, .data)"
-    if len(families) > 1 and any(t.requires_grad for t in everything):
-        return "autograd tracks them without knowing that they share memory"
     return None
 
 

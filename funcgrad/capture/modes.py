@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import CapturedTransformError, TraceError
 from ..graphs import type_text
 from ..torch_private import (
+    RESTRIDES,
     TRACER_SLOT,
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -17,11 +18,14 @@ from ..torch_private import (
     FunctionalTensor,
     TorchDispatchMode,
     TorchFunctionMode,
+    bump_version,
+    creation_meta,
     fake_mode_of,
     from_functional,
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
+    set_creation_meta,
     unwrap_transform,
 )
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
@@ -96,16 +100,41 @@ class Lifter(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
+        original = args[0] if args else None
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
+        if func in RESTRIDES and isinstance(args[0], FunctionalTensor):
+            return self._restride(func, original, args, kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             return REWRITES.get(func, func)(*args, **kwargs)
         finally:
             self._trace.checks = None
 
+    def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
+
+        Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.
+        """
+        tensor = args[0]
+        if func is not Tensor.detach_:
+            with torch.enable_grad():
+                probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
+                if probe._is_view() and tensor._is_view():
+                    set_creation_meta(probe, creation_meta(tensor))
+            func(probe, *args[1:], **kwargs)
+        elif tensor._is_view():
+            return func(tensor)  # type: ignore[no-any-return] # raises
+        with torch.enable_grad():
+            own = original if isinstance(original, FunctionalTensor) else self._trace.lift(original)
+            self._trace.lineage.replace(own, RESTRIDES[func](*args, **kwargs))
+        bump_version(tensor)
+        return original  # type: ignore[no-any-return]
+
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):
+            if isinstance(value, FunctionalTensor):
+                value = self._trace.lineage.current(value)
             if isinstance(value, FunctionalTensor) and fake_mode_of(value) is not self._trace.fakes:
                 raise TraceError(
                     f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
@@ -116,7 +145,7 @@ class Lifter(TorchFunctionMode):
                 return self._current(value)
             if is_transform_wrapper(value):
                 return self._own_level(value)
-            return self._current(self._trace.lift(value))
+            return self._current(self._trace.lineage.current(self._trace.lift(value)))
         if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
             items = [self._stand_in(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -11,7 +11,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from ..errors import UnsupportedTransformError
 from ..graphs import type_text
 from ..slots import Arg, Base, Captured, Slot
-from ..torch_private import has_history, leaves_below
+from ..torch_private import has_history, is_leaf, is_stale, leaves_below
 from .views import Lineage, Step, View
 
 
@@ -59,8 +59,8 @@ def look_at_outputs(
     for root, users in intermediates:
         itself = first.get(id(root))
         base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
-        if len(users) > 1 and is_base is not None and is_base(base, root):
-            views |= {path: View(base, steps) for path, steps in users.items() if path != itself}
+        if is_base is not None and is_base(base, root) and (len(users) > 1 or any(early for _, early in users.values())):
+            views |= {path: View(base, steps, early) for path, (steps, early) in users.items() if path != itself}
             bases |= {base: root} if isinstance(base, Base) else {}
     found: list[OutputFact] = []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -69,32 +69,41 @@ def look_at_outputs(
             view = views.get(twin)
             if twin != path and is_base is not None and (view is None or view.steps):
                 view = View(out_slot(twin))  # one object, returned twice
-            is_leaf = leaf.requires_grad and id(leaf) not in slot_of and leaf.is_leaf
-            found.append(OutputFact(path, type_text(leaf), True, view is None and has_history(leaf), is_leaf, view))
+            now = lineage.current(leaf)
+            own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now)
+            found.append(OutputFact(path, type_text(now), True, view is None and has_history(now), own_leaf, view))
         else:
             found.append(OutputFact(path, type_text(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
     _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
 
 
+_Users = dict[str, tuple[tuple[Step, ...], bool]]
+"""Output path → the steps to it from some tensor, and whether that was written to after they were taken (``View.early``)."""
+
+
 def _views(
     tensors: Mapping[str, Tensor], slot_of: Mapping[int, Arg | Captured], lineage: Lineage
-) -> tuple[dict[str, View], list[tuple[Tensor, dict[str, tuple[Step, ...]]]]]:
-    """The outputs that are inputs or views of them; and the other tensors outputs are views of, each with the steps to those."""
+) -> tuple[dict[str, View], list[tuple[Tensor, _Users]]]:
+    """The outputs that are inputs or views of them; and the other tensors outputs are views of, each with these outputs."""
     views: dict[str, View] = {}
-    intermediates: dict[int, tuple[Tensor, dict[str, tuple[Step, ...]]]] = {}
+    intermediates: dict[int, tuple[Tensor, _Users]] = {}
     for path, tensor in tensors.items():
-        root, steps = lineage.path(tensor, lambda t: id(t) in slot_of)
+        if id(tensor) in slot_of:
+            views[path] = View(slot_of[id(tensor)])
+            continue
+        root, steps = lineage.path(lineage.current(tensor), lambda t: id(t) in slot_of)
+        early = is_stale(lineage.current(tensor))
         if id(root) in slot_of:
-            views[path] = View(slot_of[id(root)], () if tensor is root else steps)
-        elif not lineage.restrides(root):  # else the steps start from a look it no longer has
-            intermediates.setdefault(id(root), (root, {}))[1][path] = steps
+            views[path] = View(slot_of[id(root)], steps, early)
+        elif not lineage.is_unknown(root):
+            intermediates.setdefault(id(root), (root, {}))[1][path] = (steps, early)
     return views, list(intermediates.values())
 
 
 def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:
     """A leaf made in the function and returned, on which another result depends, would not get its gradient."""
-    made = [t for t in tensors if t.requires_grad and t.is_leaf and id(t) not in slot_of]
+    made = [t for t in tensors if t.requires_grad and is_leaf(t) and id(t) not in slot_of]
     if made and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & {id(t) for t in made}:
         raise UnsupportedTransformError(
             "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend on it",

@@ -26,9 +26,9 @@ from ..torch_private import (
     view_base,
     without_modes,
 )
-from .memory import Overlap, family_of, overlaps
+from .memory import Overlap, overlaps
 from .trace import Trace
-from .views import Geometry
+from .views import Geometry, steps_between
 
 
 class _Fresh(torch.autograd.Function):
@@ -41,6 +41,18 @@ class _Fresh(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         return gradient
+
+
+class _WithHistory(torch.autograd.Function):
+    """To autograd, its second argument; in memory, its first."""
+
+    @staticmethod
+    def forward(ctx: Any, look: Tensor, carrier: Tensor) -> Tensor:
+        return look.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        return None, gradient
 
 
 class _Computed(torch.autograd.Function):
@@ -62,6 +74,15 @@ def fresh(tensor: Tensor) -> Tensor:
             copy: Tensor = _Fresh.apply(tensor)  # type: ignore[no-untyped-call]
         return copy
     return to_functional(from_functional(tensor))
+
+
+def with_history_of(look: Tensor, carrier: Tensor) -> Tensor:
+    """A tensor over the memory of ``look`` through which gradients flow to ``carrier``."""
+    if not carrier.requires_grad:
+        return look.detach()
+    with torch.enable_grad():
+        tensor: Tensor = _WithHistory.apply(look, carrier)  # type: ignore[no-untyped-call]
+    return tensor
 
 
 @frozen(eq=False)
@@ -117,7 +138,7 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
     if base is not None and tracked:
         memory = trace.plain_stand_in(base)
         leaf, family = _as_tracked(memory, base, True)
-        return _mirrored(_view(family, real), family, leaf, memory)
+        return _mirrored(_view(family, base, real), family, leaf, memory)
     memory = trace.plain_stand_in(real)
     leaf, seen = _as_tracked(memory, real, tracked)
     return _mirrored(seen, seen, leaf, memory)
@@ -130,16 +151,19 @@ def _mirror_overlap(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], gr
     with without_modes():
         base_of_all = overlap.found(reals[overlap.found.of])
     memory = trace.plain_stand_in(base_of_all)
-    families: dict[int, tuple[Tensor, Tensor]] = {}
     found: dict[int, Mirrored] = {}
-    for real in members:
-        base = family_of(real)
-        if id(base) not in families:
-            own = memory if overlap.found.span is None else _strided(memory, base)
-            families[id(base)] = _as_tracked(own, base, grad and base.requires_grad)
-        leaf, family = families[id(base)]
-        found[id(real)] = _mirrored(family if real is base else _view(family, real), family, leaf, memory)
+    for views, base in [(overlap.views, base_of_all)] if not overlap.families else _family_bases(overlap, reals):
+        own = memory if base is base_of_all else _look(memory, base_of_all, base)
+        leaf, alias = _as_tracked(own, base, grad and base.requires_grad)
+        for slot, _ in views:
+            real = reals[slot]
+            found[id(real)] = _mirrored(alias if real is base else _view(alias, base, real), alias, leaf, memory)
     return found
+
+
+def _family_bases(overlap: Overlap, reals: dict[Any, Tensor]) -> list[tuple[Any, Tensor]]:
+    """The views and the base of each family; one that is alone in its family stands for itself."""
+    return [(f.views, f.found(reals[f.found.of]) if f.found else reals[f.slot]) for f in overlap.families]
 
 
 def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:
@@ -156,15 +180,20 @@ def _as_tracked(memory: Tensor, real: Tensor, tracked: bool) -> tuple[Tensor, Te
     return leaf, computed
 
 
-def _view(family: Tensor, real: Tensor) -> Tensor:
-    """A view of ``family`` that lies as ``real`` lies, and may be written to where that may."""
+def _view(family: Tensor, base: Tensor, real: Tensor) -> Tensor:
+    """A view of ``family``, which stands for ``base``, that lies as ``real`` lies, and may be written to where that may."""
     with torch.enable_grad():
-        view = _strided(family, real)
+        view = _look(family, base, real)
     if view_base(view) is not None:
         set_creation_meta(view, creation_meta(real))
     return view
 
 
-def _strided(memory: Tensor, real: Tensor) -> Tensor:
+def _look(stand_in: Tensor, base: Tensor, real: Tensor) -> Tensor:
     own = Geometry.of(real)
-    return memory.as_strided(own.shape, own.stride, own.offset)
+    steps = steps_between(Geometry.of(base), own)
+    if steps is None or base.dtype != real.dtype:
+        return stand_in.as_strided(own.shape, own.stride, own.offset)  # it may be looked at; a write to a view of it is refused
+    for step in steps:
+        stand_in = step(stand_in)
+    return stand_in

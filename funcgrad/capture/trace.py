@@ -214,6 +214,10 @@ class Trace:
         """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over."""
         return value if isinstance(value, FunctionalTensor) else self.lift(value)
 
+    def current(self, value: Any) -> Any:
+        """What a leaf of the result has become (see ``Lineage.current``)."""
+        return self.lineage.current(value) if isinstance(value, Tensor) else value
+
     # ── run ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..graphs import target_text, tensors_in
 from ..slots import Slot
-from ..torch_private import functional_form, in_place_method, made_by_python, view_kind
+from ..torch_private import in_place_method, made_by_python, view_kind
 
 
 @frozen
@@ -46,10 +46,15 @@ class Step:
 
 @frozen
 class View:
-    """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself."""
+    """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
+
+    ``early``: ``of`` was written to after the view was taken, and the view is of a kind that autograd then forbids to use (a part of
+    ``unbind``): it must be taken before that write again.
+    """
 
     of: Slot
     steps: tuple[Step, ...] = ()
+    early: bool = False
 
     def __str__(self) -> str:
         return ".".join([str(self.of), *map(str, self.steps)])
@@ -81,85 +86,117 @@ class Geometry:
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
-    @property
-    def end(self) -> int:
-        """One past the last element."""
-        return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True)) + 1 if self.numel else self.offset
 
+def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
+    """The view ops that lead from a base to a tensor that looks at part of its memory, or None where there are none.
 
-def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...]:
-    """The view ops that lead from a base to one that looks at part of its memory: slices of its own dimensions where that
-    is possible, ``as_strided`` last (right only of a contiguous base that starts its memory, of which the offset counts)."""
+    Never ``as_strided``: it cannot be undone functionally once other views are taken of its result.
+    """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
         return (Step(torch.ops.aten.alias.default, ()),)
-    if base.is_contiguous and member.is_contiguous:
-        flat = Step(torch.ops.aten.view.default, ((-1,),))
-        start = member.offset - base.offset
-        part = Step(torch.ops.aten.slice.Tensor, (0, start, start + member.numel))
-        return (flat, part, Step(torch.ops.aten.view.default, (member.shape,)))
-    offset = member.offset - base.offset
-    return _slices(base, member) or (Step(torch.ops.aten.as_strided.default, (member.shape, member.stride, offset)),)
+    dims = sorted((i for i, n in enumerate(member.shape) if n > 1), key=lambda i: member.stride[i], reverse=True)
+    strides = [(member.shape[i], member.stride[i]) for i in dims]
+    start = member.offset - base.offset
+    flat = [] if len(base.shape) == 1 else [Step(torch.ops.aten.view.default, ((-1,),))]
+    steps = (_slices_of_flat(base.numel, start, strides) if base.is_contiguous else None) or None
+    steps = _slices(base, start, strides) if steps is None else flat + steps
+    if steps is None or member.numel == 0:
+        return None
+    order = sorted(range(len(dims)), key=lambda k: dims[k])
+    if order != list(range(len(dims))):
+        steps.append(Step(torch.ops.aten.permute.default, (tuple(order),)))
+    ones = [i for i, n in enumerate(member.shape) if n == 1]
+    return (*steps, *(Step(torch.ops.aten.unsqueeze.default, (i,)) for i in ones)) or (Step(torch.ops.aten.alias.default, ()),)
 
 
-def _slices(base: Geometry, member: Geometry) -> tuple[Step, ...]:
-    """A slice or select in every dimension of the base, then a permutation; empty where the member is not made so."""
-    dims = [d for d, n in enumerate(base.shape) if n > 1]
-    dims.sort(key=lambda d: base.stride[d], reverse=True)
-    rest, starts = member.offset - base.offset, {}
+_Strides = Sequence[tuple[int, int]]
+"""Sizes and strides of the dimensions longer than one, largest stride first."""
+
+
+def _slices_of_flat(length: int, start: int, strides: _Strides) -> list[Step] | None:
+    """From a flat tensor: rows are cut out and made a dimension of their own, from the largest stride to the smallest."""
+    steps: list[Step] = []
+    rows: tuple[int, ...] = ()
+    for k, (size, stride) in enumerate(strides):
+        dim = len(rows)
+        extent = sum((n - 1) * s for n, s in strides[k + 1 :]) + 1
+        if stride <= 0 or start < 0 or start + (size - 1) * stride + extent > length:
+            return None
+        if k == len(strides) - 1:
+            return [*steps, Step(torch.ops.aten.slice.Tensor, (dim, start, start + (size - 1) * stride + 1, stride))]
+        first = max(0, min(start, length - size * stride))
+        if first + size * stride > length or start - first + extent > stride:
+            return None  # rows overlap, or the last one is not all there
+        steps.append(Step(torch.ops.aten.slice.Tensor, (dim, first, first + size * stride)))
+        rows = (*rows, size)
+        steps.append(Step(torch.ops.aten.view.default, ((*rows, stride),)))
+        length, start = stride, start - first
+    return [*steps, Step(torch.ops.aten.select.int, (len(rows), start))]
+
+
+def _slices(base: Geometry, start: int, strides: _Strides) -> list[Step] | None:
+    """A slice or select in every dimension of the base."""
+    dims = sorted((d for d, n in enumerate(base.shape) if n > 1), key=lambda d: base.stride[d], reverse=True)
+    starts: dict[int, int] = {}
     for d in dims:
         if base.stride[d] <= 0:
-            return ()
-        starts[d], rest = divmod(rest, base.stride[d])
-    if rest or any(not 0 <= starts[d] < base.shape[d] for d in dims):
-        return ()
-    comes_from: dict[int, int] = {}
-    for i, (size, stride) in enumerate(zip(member.shape, member.stride, strict=True)):
-        source = next((d for d in dims if d not in comes_from and stride and stride % base.stride[d] == 0), None)
-        if source is None or size < 2 or starts[source] + (size - 1) * (stride // base.stride[source]) >= base.shape[source]:
-            return ()
-        comes_from[source] = i
-    steps: list[Step] = []
-    for d in range(len(base.shape)):
-        if d in comes_from:
-            i = comes_from[d]
-            by, first = member.stride[i] // base.stride[d], starts[d]
-            steps.append(Step(torch.ops.aten.slice.Tensor, (d, first, first + (member.shape[i] - 1) * by + 1, by)))
+            return None
+        starts[d], start = divmod(start, base.stride[d])
+    if start or any(not 0 <= starts[d] < base.shape[d] for d in dims):
+        return None
+    slices: dict[int, tuple[int, int]] = {}
+    for size, stride in strides:
+        source = next((d for d in dims if d not in slices and stride > 0 and stride % base.stride[d] == 0), None)
+        if source is None or starts[source] + (size - 1) * (stride // base.stride[source]) >= base.shape[source]:
+            return None
+        slices[source] = (size, stride // base.stride[source])
+    steps = []
+    for d, (size, by) in slices.items():
+        steps.append(Step(torch.ops.aten.slice.Tensor, (d, starts[d], starts[d] + (size - 1) * by + 1, by)))
     for d in reversed(range(len(base.shape))):
-        if d not in comes_from:
+        if d not in slices:
             steps.append(Step(torch.ops.aten.select.int, (d, starts.get(d, 0))))
-    order = [comes_from[d] for d in sorted(comes_from)]
-    if order != sorted(order):
-        steps.append(Step(torch.ops.aten.permute.default, (tuple(order.index(i) for i in range(len(order))),)))
-    return tuple(steps)
+    found = sorted(slices)  # the dimensions that are left, in the base's order, put into that of the strides
+    if found != list(slices):
+        steps.append(Step(torch.ops.aten.permute.default, (tuple(found.index(d) for d in slices),)))
+    return steps
 
 
 class Lineage:
-    """Which tensor each view was taken of, in one run of a function."""
+    """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look otherwise."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, tuple[Tensor, int, Step]] = {}
-        self._restrides: dict[int, list[Step]] = {}
+        self._taken: dict[int, tuple[Tensor, Step]] = {}
+        self._replaced: dict[int, Tensor] = {}
+        self._unknown: set[int] = set()
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Write down one view op."""
-        source, tracked = args[0], torch.is_grad_enabled()
-        rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
+        source = args[0]
         self._alive.append(source)
         if view_kind(op) == "restride":
-            form = functional_form(op)
-            if form is not None:
-                self._restrides.setdefault(id(source), []).append(Step(form, rest, named, None, tracked))
+            self._unknown.add(id(source))
             return
+        rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
-                step = Step(op, rest, named, i if isinstance(out, (list, tuple)) else None, tracked)
-                self._taken[id(result)] = (source, len(self._restrides.get(id(source), ())), step)
+                item = i if isinstance(out, (list, tuple)) else None
+                self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()))
                 self._alive.append(result)
 
-    def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
-        """The changes of how a tensor looks (``t_``), as view ops, in order."""
-        return tuple(self._restrides.get(id(tensor), ()))
+    def replace(self, tensor: Tensor, by: Tensor) -> None:
+        """Wherever the function names ``tensor`` from now on, it means ``by``."""
+        self._replaced[id(tensor)] = by
+        self._alive += [tensor, by]
+
+    def current(self, tensor: Tensor) -> Tensor:
+        """What a tensor has become: itself, or the view that stands for it since it was restrided."""
+        return self._replaced.get(id(tensor), tensor)
+
+    def is_unknown(self, tensor: Tensor) -> bool:
+        """Whether a tensor was restrided where ``replace`` did not hear of it (in C++, in a custom Function)."""
+        return id(tensor) in self._unknown
 
     def path(self, tensor: Tensor, known: Callable[[Tensor], bool]) -> tuple[Tensor, tuple[Step, ...]]:
         """The tensor it is, in the end, a view of, and the steps from there.
@@ -167,11 +204,10 @@ class Lineage:
         The search ends at a tensor that is ``known``, and at the result of a custom ``autograd.Function``, which is a view with a
         history of its own.
         """
-        steps: list[Step] = list(reversed(self.restrides(tensor)))
+        steps: list[Step] = []
         while not known(tensor) and id(tensor) in self._taken and not made_by_python(tensor):
-            tensor, before, step = self._taken[id(tensor)]
+            tensor, step = self._taken[id(tensor)]
             steps.append(step)
-            steps += reversed(self.restrides(tensor)[:before])
         return tensor, tuple(reversed(steps))
 
 

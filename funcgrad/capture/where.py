@@ -8,7 +8,14 @@ import traceback
 
 import torch
 
-from ..errors import DataDependentControlFlowError, DataDependentShapeError, FuncgradError, MutationError, UnsupportedTensorError
+from ..errors import (
+    AliasContractError,
+    DataDependentControlFlowError,
+    DataDependentShapeError,
+    FuncgradError,
+    MutationError,
+    UnsupportedTensorError,
+)
 from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -84,6 +91,10 @@ def named_error(error: Exception) -> FuncgradError | None:
             where=where,
             fix="pass the values as Python numbers, or compute what depends on them outside",
         )  # fmt: skip
+    if isinstance(error, RuntimeError) and "as_strided() is non-compositional" in text:
+        return AliasContractError(
+            "the function writes to a view of an as_strided view", where=where, fix="take the view by slices, transposes and reshapes"
+        )
     if isinstance(error, RuntimeError) and ("leaf Variable that requires grad" in text or "mutating a non-functional tensor" in text):
         return MutationError("the function writes into a tensor it was given", where=where, fix="write into a copy: x = x.clone()")
     return None

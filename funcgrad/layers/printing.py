@@ -13,7 +13,7 @@ from ..capture.memory import BaseOf
 from ..capture.views import Step, View
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
-from ..torch_private import direct
+from ..torch_private import below_autograd, bump_version, direct
 from .layer import CopyBack, Effect, Layer, Recipe, RequireGrad, Restride
 
 Fresh = Callable[[str], str]
@@ -42,12 +42,16 @@ def print_layers(
     run = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})" if outs else f"{kernel}({arguments})"
     contexts = [layer.context for layer in layers if layer.context]
     if contexts:
-        constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad)
+        constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd)
         run = f"with {', '.join(contexts)}: {run}"
     printer.lines.append(run)
+    early = {s: v for layer in layers for s, v in layer.recover.items() if isinstance(v, View) and v.early}
+    for slot, view in early.items():
+        printer.make(slot, view)
+    printer.bump({view.of for view in early.values() if view.of not in outer.ins})
     for layer in reversed(layers):
         for slot in layer.outer.outs:
-            if slot in layer.recover:
+            if slot in layer.recover and slot not in early:
                 printer.make(slot, layer.recover[slot])
         for effect in layer.effects:
             printer.effect(effect)
@@ -101,12 +105,11 @@ class _Printer:
     def _base(self, slot: Slot, found: BaseOf) -> str:
         of = self._variables[found.of]
         name = self.name(slot)
-        if found.span is None:
+        if found.length is None:
             self.lines.append(f"{name} = {of}._base")
         else:
             self._constants["as_strided"] = torch.as_strided
-            start, length = found.span
-            self.lines.append(f"{name} = as_strided({of}.detach(), ({length},), (1,), {start})")
+            self.lines.append(f"{name} = as_strided({of}.detach(), ({found.length},), (1,), 0)")
         return name
 
     def _take(self, slot: Slot, view: View) -> None:
@@ -129,6 +132,12 @@ class _Printer:
         name = self._constant(packet if overload == "default" else f"{packet}_{overload}", direct(step.op))
         args = [value, *map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
         return f"{name}({', '.join(args)})" + ("" if step.item is None else f"[{step.item}]")
+
+    def bump(self, slots: set[Slot]) -> None:
+        """Lines that make views taken so far stale."""
+        for slot in sorted(slots, key=str):
+            self._constants["bump_version"] = bump_version
+            self.lines.append(f"bump_version({self._variables[slot]})")
 
     def effect(self, effect: Effect) -> None:
         """A line that does something to a tensor of the caller's."""

@@ -13,7 +13,7 @@ from ..capture.facts import Facts
 from ..capture.inputs import Inputs
 from ..capture.memory import BaseOf
 from ..slots import Signature, Slot
-from .ambient import grad_mode, no_autocast
+from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
 from .layer import Layer
 from .mutation import mutation
@@ -40,7 +40,11 @@ def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...
         if layer is not None:
             layers.append(layer)
             signature = layer.inner
-    ambient = (no_autocast(signature, autocast_devices), grad_mode(signature, needs_grad_mode))
+    ambient = (
+        no_autocast(signature, autocast_devices),
+        grad_mode(signature, needs_grad_mode),
+        untracked(signature, not facts.differentiable and any(map(facts.requires_grad, outer.ins))),
+    )
     return (*layers, *(layer for layer in ambient if layer is not None))
 
 

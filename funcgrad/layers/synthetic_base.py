@@ -18,7 +18,7 @@ _WARN_ABOVE = 8
 
 def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
     """No memory an inner call writes to is reached through two inputs."""
-    needed = [overlap for overlap in facts.overlap if overlap.base in facts.changes]
+    needed = facts.needed_overlaps()
     if not needed:
         return None
     ins: list[Slot] = list(signature.ins)
@@ -33,8 +33,10 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
                 stacklevel=2,
             )
         members = [slot for slot, _ in overlap.views]
-        ins.insert(min(map(ins.index, members)), overlap.base)
-        ins = [slot for slot in ins if slot not in members]
+        at, carriers = min(map(ins.index, members)), facts.carriers(overlap)
+        ins[at:at] = [overlap.base, *carriers]
+        ins = [slot for i, slot in enumerate(ins) if slot not in members or at < i <= at + len(carriers)]
         makes[overlap.base] = overlap.found
-        recover |= {slot: View(overlap.base, steps) for slot, steps in overlap.views}
+        makes |= {f.slot: f.found for f in overlap.families if f.found is not None and f.slot in carriers}
+        recover |= {slot: View(overlap.base, steps or ()) for slot, steps in overlap.views}
     return Layer("synthetic base", str(synthetic_base.__doc__), signature, replaced(signature, ins=tuple(ins)), makes, recover)

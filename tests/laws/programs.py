@@ -195,9 +195,9 @@ def run(program: Program, transform: Callable[[Callable[..., Any]], Callable[...
     seen.stages["look of outs"] = [(t.shape, t.stride(), t.requires_grad, t.dtype) for t in outs]
     seen.stages["memory"] = _shared([*everything, base])
     seen.stages["same"] = [[a is b for a in everything] for b in everything]
-    seen.stages["leaves"] = [t.is_leaf for t in inputs]
-    leaves = _leaves([*inputs, base])
+    seen.stages["leaves"] = [_is_leaf(t) for t in inputs]
     try:
+        leaves = _leaves([*inputs, base])
         total = sum(((t.double() * _weights(t)).sum() for t in everything if t.requires_grad), torch.zeros((), dtype=torch.float64))
         if total.requires_grad:
             total.backward()
@@ -209,6 +209,13 @@ def run(program: Program, transform: Callable[[Callable[..., Any]], Callable[...
     seen.stages["outs after backward"] = [_data(t) for t in outs]
     seen.stages["inputs after backward"] = [_data(t) for t in inputs]
     return seen
+
+
+def _is_leaf(t: Tensor) -> bool | str:
+    try:
+        return t.is_leaf
+    except RuntimeError:  # a view of what was written to behind its back has no history to ask for
+        return "raises"
 
 
 def _data(t: Tensor) -> Tensor:
