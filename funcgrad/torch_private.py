@@ -147,8 +147,7 @@ def in_place_method(op: Any) -> str:
 
 def mutation_count(tensor: torch.Tensor) -> int:
     """How often the memory a functional tensor looks at was written to."""
-    count: int = torch._functionalize_mutation_counter(tensor.elem)  # type: ignore[attr-defined]
-    return count
+    return int(torch._functionalize_mutation_counter(tensor.elem)) if isinstance(tensor, FunctionalTensor) else 0  # type: ignore[attr-defined]
 
 
 def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
@@ -187,13 +186,6 @@ def fake_mode_of(tensor: torch.Tensor) -> Any:
 def is_storage_changed(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor was given another storage (``set_``, ``x.data = y``, a ``resize_`` that grows)."""
     return bool(torch._functionalize_was_storage_changed(tensor.elem))  # type: ignore[attr-defined]
-
-
-def is_data_mutated(tensor: torch.Tensor) -> bool:
-    """Whether the memory a functional tensor looks at was written to since it was made."""
-    with torch._C.DisableTorchFunction():
-        torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
-    return bool(torch._functionalize_has_data_mutation(tensor.elem))  # type: ignore[attr-defined]
 
 
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,6 +253,22 @@ def engine_inside(context: Callable[[], contextlib.AbstractContextManager[Any]])
 
 
 @contextlib.contextmanager
+def apply_with(operand: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, every custom ``autograd.Function`` is applied to ``operand(argument)`` of each argument."""
+    function = torch.autograd.Function
+    original = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return original.__func__(cls, *map(operand, args), **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        function.apply = original
+
+
+@contextlib.contextmanager
 def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
     """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before."""
     state = torch.default_generator.get_state()
@@ -319,6 +327,14 @@ def writes_inputs(op: Any) -> bool:
     return is_operator(op) and bool(op._schema.is_mutable)
 
 
+def written_by(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors a call of an operator writes to."""
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor))
+
+
 def returns_nothing(op: Any) -> bool:
     """Whether an operator is called for its effect alone (a check)."""
     return is_operator(op) and not op._schema.returns
@@ -330,7 +346,15 @@ def direct(op: Any) -> Callable[..., Any]:
     return call  # type: ignore[no-any-return]
 
 
-below_autograd: Callable[[], contextlib.AbstractContextManager[Any]] = torch._C._AutoDispatchBelowAutograd
+_BELOW = functools.reduce(
+    lambda a, b: a | b,
+    (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther")),
+)
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Inside, autograd hears of nothing: no history, no views, no version counters."""
+    return torch._C._ExcludeDispatchKeyGuard(_BELOW)  # type: ignore[no-any-return]
 
 
 def sdpa_flags() -> tuple[bool, ...]:
@@ -360,6 +384,11 @@ def made_by_python(tensor: torch.Tensor) -> bool:
         return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
     except RuntimeError:  # a view taken under no_grad of what was written to since: it has no history to ask for
         return False
+
+
+def is_untold(tensor: torch.Tensor) -> bool:
+    """Whether a view was taken under no_grad of what requires grad: it requires grad, and nobody can say why."""
+    return tensor.requires_grad and not has_history(tensor) and tensor._is_view()
 
 
 def is_stale(tensor: torch.Tensor) -> bool:
@@ -424,6 +453,10 @@ RESTRIDES = {
     if hasattr(owner, name)
 }
 """Functions that change how their argument looks, and the views that look so."""
+
+
+versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+"""Inside, writes to a tensor do not move its version counter."""
 
 
 def bump_version(tensor: torch.Tensor) -> None:

@@ -15,17 +15,17 @@ from torch import Tensor
 from ..errors import AliasContractError, MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Slot
+from ..slots import Arg, Base, Captured, Final, Slot
 from ..torch_private import has_history, is_leaf, python_node_below, storage_id, transform_active
 from ..trees import flatten
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import MetTooLate
-from .memory import Overlap, history, overlaps, same_objects
+from .memory import Overlap, history, neighbours, overlaps, same_objects
 from .origins import Origin, Unresolved, find_origins
 from .outputs import OutputFact, look_at_outputs
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
-from .views import Lineage, Step
+from .views import Lineage, Step, is_expanded
 
 Source = Arg | Captured
 
@@ -58,6 +58,8 @@ class Facts(Shown):
     captured: tuple[CapturedTensor, ...]
     same: tuple[tuple[Source, ...], ...]
     overlap: tuple[Overlap, ...]
+    neighbours: tuple[tuple[Source, ...], ...]
+    """Distinct inputs over one storage, whether or not they overlap."""
     changes: Mapping[Source | Base, Change]
     histories: Mapping[Source, str]
     outputs: tuple[OutputFact, ...]
@@ -78,9 +80,26 @@ class Facts(Shown):
             return not plain and any(map(self.requires_grad, slot.of))
         return any(s == slot and grad for s, _, grad in self.inputs) or any(c.slot == slot and c.requires_grad for c in self.captured)
 
+    def tracks(self, slot: Slot) -> bool:
+        """Whether a gradient may come in for an output: what is written under no_grad passes none on."""
+        return not isinstance(slot, Final) or self.changes[slot.of].data == "tracked"  # type: ignore[index]
+
+    def shares_memory(self, slot: Slot) -> bool:
+        """Whether an input that is not written to lives in the memory of one that is, elsewhere: they share a version counter."""
+        own = set(slot.of) if isinstance(slot, Base) else {slot}
+        return any(own & set(group) and set(group) - own for group in self.neighbours)
+
     def needed_overlaps(self) -> list[Overlap]:
         """The overlaps that are written to, and so go in as one tensor."""
         return [o for o in self.overlap if o.base in self.changes]
+
+    def goes_in_as(self, slot: Slot) -> Slot:
+        """The inner input with the version counter of an outer one."""
+        for overlap in self.needed_overlaps():
+            if slot in overlap.base.of:
+                own = next((f.slot for f in overlap.families if slot in dict(f.views)), overlap.base)
+                return own if own in (overlap.base, *self.carriers(overlap)) else overlap.base
+        return slot
 
     def carriers(self, overlap: Overlap) -> list[Slot]:
         """The inputs that go in for the history of a family: of those that require grad, or are written to with a version counter."""
@@ -138,9 +157,9 @@ class _DryRun:
         with _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
         leaves, _, paths = flatten(result)
-        leaves = [trace.stand_in(v) if isinstance(v, Tensor) else v for v in leaves]
+        leaves = [trace.named(v) for v in leaves]
         current = [trace.current(v) for v in leaves]
-        before = {key for key, m in self._mirrored.items() if m.is_written}
+        before = self._written()
         if self._splits and self._grad:
             self._run_backward([v for v in current if isinstance(v, Tensor)])
         return self._facts(leaves, paths, _resolve(root, trace), modules, before)
@@ -156,14 +175,19 @@ class _DryRun:
         self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
         return self._mirrored[id(real)].seen
 
+    def _written(self) -> set[int]:
+        """The identities of the real tensors that have been written to."""
+        key_of = {id(m.seen): key for key, m in self._mirrored.items()}
+        return {key_of[id(t)] for t in self.trace.lineage.written(lambda t: id(t) in key_of)}
+
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
-        written = [m.family for m in self._mirrored.values() if m.is_written]
+        written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         targets = [m.leaf for m in self._mirrored.values() if m.leaf.requires_grad]
         if targets and python_node_below(roots):
             seeds = [torch.ones_like(v) for v in roots]
-            with self.trace.backward_pass(), self.trace.real_tensors_kept(), contextlib.suppress(RuntimeError):  # told when it is recorded
+            with self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
                 torch.autograd.grad(roots, targets, seeds, allow_unused=True)
 
     def _facts(
@@ -171,7 +195,7 @@ class _DryRun:
     ) -> Facts:
         named: list[tuple[Source, Tensor]] = [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
         groups = overlaps(named)
-        changes = dict(_changes(self.trace.lineage, named, self._mirrored, groups, before))
+        changes = dict(_changes(self.trace.lineage, named, self._mirrored, groups, before, self._written()))
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}
         histories = {slot: history(t) for slot, t in named if slot in written}
@@ -184,7 +208,7 @@ class _DryRun:
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         return Facts(
-            kinds, captured, same_objects(named), groups, changes, histories, outputs, tuple(modules),
+            kinds, captured, same_objects(named), groups, neighbours(named), changes, histories, outputs, tuple(modules),
             tuple(bases), sources and tracked,
         )  # fmt: skip
 
@@ -195,6 +219,7 @@ def _changes(
     mirrored: Mapping[int, Mirrored],
     groups: Sequence[Overlap],
     in_forward: set[int],
+    ever: set[int],
 ) -> Iterator[tuple[Source | Base, Change]]:
     shared = {slot: group for group in groups for slot in group.base.of}
     tensors = dict(named)
@@ -206,7 +231,7 @@ def _changes(
                 data = _most([mirrored[id(tensors[slot])].how_written for slot, _ in family.views])
                 if data != "unversioned" and isinstance(family.slot, Base):
                     yield family.slot, Change(data)
-        elif any(m.is_written for m in members):
+        elif any(id(tensors[slot]) in ever for slot, _ in group.views):
             yield group.base, Change(in_backward=True)
     families = {f.slot: f for group in groups for f in group.families}
     done: set[int] = set()
@@ -215,8 +240,8 @@ def _changes(
         alone = slot not in shared or slot in families
         how = own.how_written if alone and id(tensor) in in_forward else None
         data = None if how == "unversioned" and slot in families else how
-        _, restrides = lineage.path(lineage.current(own.seen), lambda t, own=own: t is own.seen)  # type: ignore[misc]
-        late = slot not in shared and own.is_written and not data
+        restrides = lineage.restrides(own.seen)
+        late = slot not in shared and id(tensor) in ever and not data
         if id(tensor) not in done and (data or restrides or late):
             yield slot, Change(data, restrides, late)
         done.add(id(tensor))
@@ -267,7 +292,7 @@ def _refuse(
             )
         if histories.get(slot) == "an inference tensor":
             raise MutationError(f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}", where=str(slot))
-        if slot in histories and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        if slot in histories and is_expanded(tensor):
             raise MutationError(
                 "unsupported operation: more than one element of the written-to tensor refers to a single memory location: "
                 f"{slot} is expanded",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import TraceError
 from ..slots import Arg, Captured, Final, Signature, Slot
+from ..torch_private import storage_id
 from ..trees import Tree, flatten
 from .facts import Facts
 from .inputs import Inputs
@@ -55,30 +56,26 @@ class Inner:
         seen, memory = self._outer(values)
         for captured in self.facts.captured:
             trace.bind(captured.read(), seen[captured.slot])
-        known = {output.view.of for output in self.facts.outputs if output.view is not None}
+        known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None
         slot_of = {id(value): slot for slot, value in reversed(seen.items()) if isinstance(value, Tensor)}
         trace.watch(memory)
+        for group in self.facts.neighbours:
+            tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
+            apart = {id(t): [o for o in tensors if o is not t and storage_id(o) != storage_id(t)] for t in tensors}
+            trace.linked |= {key: others for key, others in apart.items() if others}
         args, kwargs = self.inputs.rebuild(seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
-        leaves = [trace.stand_in(v) if isinstance(v, Tensor) else v for v in leaves]
+        leaves = [trace.named(v) for v in leaves]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.out_slot, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
         values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
         values_of |= bases
-        values_of |= {Final(slot): tensor for slot, tensor in memory.items()}  # type: ignore[arg-type]
+        values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
+        shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
+        memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tuple(paths), tree)
-
-    def captured_reals(self) -> list[tuple[Slot, Tensor]]:
-        """The real captured tensors that require grad, each with the inner input it goes in as."""
-        carrier: dict[Slot, Slot] = {}
-        for overlap in self.facts.needed_overlaps():
-            carrier |= dict.fromkeys(overlap.base.of, overlap.base)
-            carrier |= {slot: family.slot for family in overlap.families for slot, _ in family.views}
-        first = {slot: group[0] for group in self.facts.same for slot in group}
-        slots = [(first.get(c.slot, c.slot), c.read()) for c in self.facts.captured if c.requires_grad]
-        return [(carrier.get(slot, slot), real) for slot, real in slots]
 
     def _outer(self, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
         """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""

@@ -63,23 +63,16 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     """Outputs, gradients, and what backward writes to. Outputs are read off now: backward may write to what they look at."""
     outs: dict[Slot, Any] = {slot: trace.result(value) for slot, value in ran.outs}
     before = {slot: trace.result(value) for slot, value in ran.memory.items()}
-    active = [(slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v)]
+    active = [(slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot)]
     targets = [(slot, x) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor) and x.requires_grad]
-    # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
-    reals = [(slot, real) for slot, real in inner.captured_reals() if any(slot == s for s, _ in targets)]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in ran.memory.items()}  # type: ignore[misc]
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.tangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
         try:
-            with trace.real_tensors_kept():
-                found = torch.autograd.grad([v for _, v in active], [x for _, x in targets + reals], seeds, allow_unused=True)
+            found = torch.autograd.grad([v for _, v in active], [x for _, x in targets], seeds, allow_unused=True)
         except RuntimeError as error:
             raise BackwardError from error
-        for (slot, _), gradient in zip(targets + reals, found, strict=True):
-            if gradient is not None:
-                earlier = outs.get(Grad(slot))  # type: ignore[arg-type]
-                outs[Grad(slot)] = gradient if earlier is None else earlier + gradient  # type: ignore[arg-type]
-        outs = {slot: trace.result(v) if isinstance(v, Tensor) else v for slot, v in outs.items()}
+        outs |= {Grad(slot): trace.result(g) for (slot, _), g in zip(targets, found, strict=True) if g is not None}  # type: ignore[arg-type]
         late = trace.late_nodes()
         for slot, value in [*ran.memory.items(), *((s, v) for s, v in ran.outs if isinstance(s, (Out, Base)) and isinstance(v, Tensor))]:
             node = trace.result(value)

@@ -76,6 +76,14 @@ def same_objects(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
 
 
+def neighbours(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
+    """The groups of distinct objects that live in one storage."""
+    groups: dict[int, dict[int, Arg | Captured]] = {}
+    for slot, tensor in named:
+        groups.setdefault(storage_id(tensor), {}).setdefault(id(tensor), slot)
+    return tuple(tuple(group.values()) for group in groups.values() if len(group) > 1)
+
+
 def overlaps(named: Named) -> tuple[Overlap, ...]:
     """The groups of distinct objects that overlap, directly or through one another."""
     distinct = {id(t): (slot, t) for slot, t in reversed(named)}
@@ -86,7 +94,7 @@ def overlaps(named: Named) -> tuple[Overlap, ...]:
     found: list[Overlap] = []
     for group in by_storage.values():
         if len(group) > 1:
-            found += [_overlap(component) for component in _components(group) if len(component) > 1]
+            found += [together(component) for component in _components(group) if len(component) > 1]
     return tuple(found)
 
 
@@ -126,7 +134,8 @@ def family_of(t: Tensor) -> Tensor:
     return t if base is None else base
 
 
-def _overlap(members: list[tuple[Arg | Captured, Tensor]]) -> Overlap:
+def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
+    """How distinct tensors over one storage can be had as views of one tensor."""
     tensors = [t for _, t in members]
     families: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
     for slot, t in members:

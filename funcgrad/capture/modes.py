@@ -96,7 +96,7 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._trace.keeps_real or not functionalising():  # torch's own code, below (a higher-order operator's backward)
+        if not functionalising():  # torch's own code, below (a higher-order operator's backward)
             return func(*args, **(kwargs or {}))
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
@@ -107,7 +107,8 @@ class Lifter(TorchFunctionMode):
             return self._restride(func, original, args, kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
-            return REWRITES.get(func, func)(*args, **kwargs)
+            out = REWRITES.get(func, func)(*args, **kwargs)
+            return original if out is not None and args and out is args[0] and isinstance(original, FunctionalTensor) else out
         finally:
             self._trace.checks = None
 
@@ -117,18 +118,23 @@ class Lifter(TorchFunctionMode):
         Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.
         """
         tensor = args[0]
-        if func is not Tensor.detach_:
+        own = original if isinstance(original, FunctionalTensor) else self._trace.lift(original)
+        if self._trace.graph is not None:
+            pass  # the dry run found that it may be changed
+        elif func is not Tensor.detach_:
             with torch.enable_grad():
                 probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
                 if probe._is_view() and tensor._is_view():
                     set_creation_meta(probe, creation_meta(tensor))
             func(probe, *args[1:], **kwargs)
-        elif tensor._is_view():
-            return func(tensor)  # type: ignore[no-any-return] # raises
+        elif own._is_view():
+            return func(own)  # type: ignore[no-any-return] # raises
         with torch.enable_grad():
-            own = original if isinstance(original, FunctionalTensor) else self._trace.lift(original)
-            self._trace.lineage.replace(own, RESTRIDES[func](*args, **kwargs))
-        bump_version(tensor)
+            by = RESTRIDES[func](*args, **kwargs)
+        if by is not tensor:
+            self._trace.lineage.replace(own, by, torch.is_grad_enabled())
+        if not tensor._is_view() or creation_meta(tensor).name == "DEFAULT":
+            bump_version(tensor)
         return original  # type: ignore[no-any-return]
 
     def _stand_in(self, value: Any) -> Any:

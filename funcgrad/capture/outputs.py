@@ -11,8 +11,8 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from ..errors import UnsupportedTransformError
 from ..graphs import type_text
 from ..slots import Arg, Base, Captured, Slot
-from ..torch_private import has_history, is_leaf, is_stale, leaves_below
-from .views import Lineage, Step, View
+from ..torch_private import has_history, is_leaf, is_stale, is_untold, leaves_below
+from .views import Lineage, Step, View, When
 
 
 @frozen
@@ -59,8 +59,8 @@ def look_at_outputs(
     for root, users in intermediates:
         itself = first.get(id(root))
         base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
-        if is_base is not None and is_base(base, root) and (len(users) > 1 or any(early for _, early in users.values())):
-            views |= {path: View(base, steps, early) for path, (steps, early) in users.items() if path != itself}
+        if is_base is not None and is_base(base, root) and (len(users) > 1 or any(odd for _, _, odd in users.values())):
+            views |= {p: View(base, steps, when) for p, (steps, when, _) in users.items() if p != itself}
             bases |= {base: root} if isinstance(base, Base) else {}
     found: list[OutputFact] = []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -68,7 +68,7 @@ def look_at_outputs(
             twin = first[id(leaf)]
             view = views.get(twin)
             if twin != path and is_base is not None and (view is None or view.steps):
-                view = View(out_slot(twin))  # one object, returned twice
+                view = View(out_slot(twin), (), "after" if view is None else view.when)  # one object, returned twice
             now = lineage.current(leaf)
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now)
             found.append(OutputFact(path, type_text(now), True, view is None and has_history(now), own_leaf, view))
@@ -78,8 +78,9 @@ def look_at_outputs(
     return tuple(found), bases
 
 
-_Users = dict[str, tuple[tuple[Step, ...], bool]]
-"""Output path → the steps to it from some tensor, and whether that was written to after they were taken (``View.early``)."""
+_Users = dict[str, tuple[tuple[Step, ...], When, bool]]
+"""Output path → the steps to it from some tensor, when they are taken, and whether only a view will do: autograd forbids to use
+it by now, or will not say what it is."""
 
 
 def _views(
@@ -92,12 +93,25 @@ def _views(
         if id(tensor) in slot_of:
             views[path] = View(slot_of[id(tensor)])
             continue
-        root, steps = lineage.path(lineage.current(tensor), lambda t: id(t) in slot_of)
-        early = is_stale(lineage.current(tensor))
-        if id(root) in slot_of:
-            views[path] = View(slot_of[id(root)], steps, early)
+        now = lineage.current(tensor)
+        root, steps, written_since = lineage.path(now, lambda t: id(lineage.named(t)) in slot_of)
+        own = lineage.named(root)
+        if id(own) in slot_of:
+            when: When = "after"
+            if own is not root:
+                when = "last" if lineage.current(own) is root else "before"
+            elif written_since or lineage.current(own) is not own:
+                when = "before"
+            if own is not root and when == "before":  # it looked like this for a while
+                _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
+                steps = (*before, *steps)
+            views[path] = View(slot_of[id(own)], steps, when)
         elif not lineage.is_unknown(root):
-            intermediates.setdefault(id(root), (root, {}))[1][path] = (steps, early)
+            intermediates.setdefault(id(root), (root, {}))[1][path] = (
+                steps,
+                "before" if is_stale(now) else "after",
+                is_stale(now) or is_untold(now),
+            )
     return views, list(intermediates.values())
 
 

@@ -70,6 +70,10 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
 """Ops with a size that depends on values, but only in a result that nothing but their own backward reads."""
 
 
+FILLS = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor}
+"""The only ops that may write to an expanded tensor."""
+
+
 def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """The call to make in place of one that writes to its arguments without saying so in its schema.
 

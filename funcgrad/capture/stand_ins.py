@@ -17,7 +17,6 @@ from torch import Tensor
 from ..torch_private import (
     creation_meta,
     from_functional,
-    is_data_mutated,
     is_storage_changed,
     set_creation_meta,
     storage_id,
@@ -26,7 +25,7 @@ from ..torch_private import (
     view_base,
     without_modes,
 )
-from .memory import Overlap, overlaps
+from .memory import Overlap, neighbours, together
 from .trace import Trace
 from .views import Geometry, steps_between
 
@@ -101,10 +100,6 @@ class Mirrored:
     requires_grad: bool
 
     @property
-    def is_written(self) -> bool:
-        return is_data_mutated(self.memory)
-
-    @property
     def has_other_storage(self) -> bool:
         return is_storage_changed(self.seen) or storage_id(self.seen) != storage_id(self.memory)
 
@@ -123,8 +118,8 @@ def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -
     """
     found: dict[int, Mirrored] = {}
     reals = {slot: tensor for slot, tensor in named}
-    for overlap in overlaps(named):  # type: ignore[arg-type]
-        found |= _mirror_overlap(trace, overlap, reals, grad)
+    for group in neighbours(named):  # type: ignore[arg-type]
+        found |= _mirror_together(trace, together([(slot, reals[slot]) for slot in group]), reals, grad)
     for _, tensor in named:
         if id(tensor) not in found:
             found[id(tensor)] = mirror_alone(trace, tensor, grad)
@@ -144,7 +139,7 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
     return _mirrored(seen, seen, leaf, memory)
 
 
-def _mirror_overlap(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], grad: bool) -> dict[int, Mirrored]:
+def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], grad: bool) -> dict[int, Mirrored]:
     members = [reals[slot] for slot, _ in overlap.views]
     if overlap.at_odds and len({t.dtype for t in members}) > 1:  # refused if one of them is written to
         return {id(t): mirror_alone(trace, t, grad) for t in members}

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from ..errors import (
     FuncgradError,
+    MutationError,
     TraceError,
     UnsupportedTensorError,
     UnsupportedTransformError,
@@ -31,6 +32,8 @@ from ..torch_private import (
     FakeTensorMode,
     FunctionalTensor,
     ShapeEnv,
+    apply_with,
+    bump_version,
     causal_mask_unknown,
     draws_random,
     engine_inside,
@@ -40,6 +43,7 @@ from ..torch_private import (
     guard_expressions,
     is_exact,
     is_operator,
+    is_transform_wrapper,
     make_environment,
     make_functional_mode,
     make_symbol,
@@ -53,14 +57,16 @@ from ..torch_private import (
     running_sequence_number,
     storage_id,
     to_functional,
+    view_kind,
     without_function_modes,
     without_modes,
     writes_inputs,
+    written_by,
 )
 from .lifted import Lifted, require_plain
 from .modes import Lifter, Tracer
-from .outside import cond, rewrite
-from .views import Lineage
+from .outside import FILLS, cond, rewrite
+from .views import Lineage, is_expanded
 from .where import named_error, not_an_operand, user_line
 
 _one_at_a_time = threading.RLock()
@@ -83,7 +89,7 @@ class Trace:
         self._env: ShapeEnv | None = None
         self.fakes = FakeTensorMode()
         self.lineage = Lineage()
-        self.functional = make_functional_mode(self._effect, rewrite, self.lineage.note)
+        self.functional = make_functional_mode(self._effect, self._rewrite, self.lineage.note)
         self._tracer = Tracer(self)
         self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
@@ -92,13 +98,13 @@ class Trace:
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"
         self.late: list[Tangent | Late] = []
+        self.linked: dict[int, list[Tensor]] = {}
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.placeholder_of: dict[Slot, fx.Node] = {}
         self.after_forward: list[Callable[[], None]] = []
         self._memory: Mapping[Slot, Tensor] | None = None
         self._writes: dict[Slot, int] = {}
         self.checks: str | None = None
-        self.keeps_real = False
         self.refused: Exception | None = None
         self.reseeded = False
         self._depth = 0
@@ -214,6 +220,16 @@ class Trace:
         """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over."""
         return value if isinstance(value, FunctionalTensor) else self.lift(value)
 
+    def named(self, value: Any) -> Any:
+        """A leaf of the result as the tensor the function knows it by."""
+        return self.lineage.named(self.stand_in(value)) if isinstance(value, Tensor) else value
+
+    def _operand(self, value: Any) -> Any:
+        """An argument of ``autograd.Function.apply``, which no torch-function mode sees."""
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or is_transform_wrapper(value):
+            return value
+        return self.lineage.current(self.stand_in(value))
+
     def current(self, value: Any) -> Any:
         """What a leaf of the result has become (see ``Lineage.current``)."""
         return self.lineage.current(value) if isinstance(value, Tensor) else value
@@ -236,7 +252,8 @@ class Trace:
                 self.functional,
                 causal_mask_unknown(),
                 replace_cond(cond),
-                engine_inside(self._in_engine),
+                engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
+                apply_with(self._operand),
             ):
                 result = function(*args, **kwargs)
             if self.refused is not None:
@@ -281,25 +298,6 @@ class Trace:
             yield
         finally:
             self.current_pass = before
-
-    @contextlib.contextmanager
-    def _in_engine(self) -> Iterator[None]:
-        """Around a backward pass: torch takes a torch-function mode off while a call it intercepts (``autograd.grad``) runs."""
-        before, self.keeps_real = self.keeps_real, False
-        try:
-            with self.lifting():
-                yield
-        finally:
-            self.keeps_real = before
-
-    @contextlib.contextmanager
-    def real_tensors_kept(self) -> Iterator[None]:
-        """Inside, a call may be given real tensors: they are not replaced by the inputs that stand for them."""
-        self.keeps_real = True
-        try:
-            yield
-        finally:
-            self.keeps_real = False
 
     def result(self, value: Any) -> Any:
         """What the graph returns for one leaf of the function's result: a node, or the constant itself."""
@@ -352,6 +350,35 @@ class Trace:
             node = self.graph.create_node("call_function", op, tuple(values), dict(kwargs), name="check")
             node.meta = {"val": None, "pass": self.current_pass, "where": self._line()}
         return True
+
+    def _rewrite(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The call to make in place of one that functionalisation would get wrong; writes are written down."""
+        op, args, kwargs = self._rewritten(op, args, kwargs)
+        for tensor in written_by(op, args, kwargs) if writes_inputs(op) and view_kind(op) is None else ():
+            self.lineage.wrote(tensor)
+            for other in self.neighbours(tensor):
+                bump_version(other)
+        return op, args, kwargs
+
+    def neighbours(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The stand-ins whose real tensors share a version counter with the one a tensor is a view of, where they themselves do not."""
+        if not self.linked:
+            return ()
+        root, _, _ = self.lineage.path(tensor, lambda t: id(t) in self.linked, True)
+        return self.linked.get(id(root), ())
+
+    def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        if writes_inputs(op) and view_kind(op) is None and isinstance(args[0] if args else None, Tensor) and is_expanded(args[0]):
+            taken = self.lineage.source(args[0])
+            if op not in FILLS:
+                raise RuntimeError(
+                    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                    "Please clone() the tensor before performing the operation."
+                )
+            if taken is None or taken[1].op is not torch.ops.aten.expand.default:
+                raise MutationError(f"{op} fills a view of an expanded tensor", where=user_line(), fix="fill what was expanded")
+            return op, (taken[0], *args[1:]), kwargs  # to write to an expanded tensor, functionalisation would sum over it
+        return rewrite(op, args, kwargs)
 
     def choice(self, condition: Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Trace both branches of a ``torch.cond`` into graphs of their own and record one call that chooses."""

@@ -8,15 +8,15 @@ cannot be written to) that it has in eager PyTorch. ``as_strided`` would lose th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from ..graphs import target_text, tensors_in
 from ..slots import Slot
-from ..torch_private import in_place_method, made_by_python, view_kind
+from ..torch_private import in_place_method, made_by_python, version_of, view_kind
 
 
 @frozen
@@ -44,17 +44,20 @@ class Step:
         return f"{target_text(self.op).removeprefix('aten.')}({args})" + ("" if self.item is None else f"[{self.item}]")
 
 
+When = Literal["before", "after", "last"]
+
+
 @frozen
 class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
-    ``early``: ``of`` was written to after the view was taken, and the view is of a kind that autograd then forbids to use (a part of
-    ``unbind``): it must be taken before that write again.
+    ``when`` it was taken: ``"before"`` memory it looks at was written to, ``"after"`` that, or ``"last"``, of what an input looks
+    like in the end. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided.
     """
 
     of: Slot
     steps: tuple[Step, ...] = ()
-    early: bool = False
+    when: When = "after"
 
     def __str__(self) -> str:
         return ".".join([str(self.of), *map(str, self.steps)])
@@ -162,13 +165,21 @@ def _slices(base: Geometry, start: int, strides: _Strides) -> list[Step] | None:
     return steps
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether one element in memory stands for several of the tensor."""
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 class Lineage:
     """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look otherwise."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, tuple[Tensor, Step]] = {}
+        self._taken: dict[int, tuple[Tensor, Step, int]] = {}
         self._replaced: dict[int, Tensor] = {}
+        self._named: dict[int, Tensor] = {}
+        self._restrides: dict[int, list[Step]] = {}
         self._unknown: set[int] = set()
+        self._written: list[Tensor] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
@@ -182,33 +193,56 @@ class Lineage:
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
                 item = i if isinstance(out, (list, tuple)) else None
-                self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()))
+                self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()), version_of(source))
                 self._alive.append(result)
 
-    def replace(self, tensor: Tensor, by: Tensor) -> None:
-        """Wherever the function names ``tensor`` from now on, it means ``by``."""
+    def wrote(self, tensor: Tensor) -> None:
+        """Write down that a tensor was written to."""
+        self._written.append(tensor)
+
+    def written(self, known: Callable[[Tensor], bool]) -> list[Tensor]:
+        """The ``known`` tensors that were written to, themselves or through a view."""
+        return [root for root in (self.path(t, known, True)[0] for t in self._written) if known(root)]
+
+    def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
+        """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad mode: ``tracked``)."""
         self._replaced[id(tensor)] = by
+        self._named[id(by)] = tensor
         self._alive += [tensor, by]
+        self._restrides.setdefault(id(tensor), []).append(evolve(self._taken[id(by)][1], tracked=tracked))
+
+    def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
+        """The changes of how a tensor looks, in order."""
+        return tuple(self._restrides.get(id(tensor), ()))
 
     def current(self, tensor: Tensor) -> Tensor:
         """What a tensor has become: itself, or the view that stands for it since it was restrided."""
         return self._replaced.get(id(tensor), tensor)
 
+    def named(self, tensor: Tensor) -> Tensor:
+        """The tensor of the function's that a view stands for; any other is itself."""
+        return self._named.get(id(tensor), tensor)
+
+    def source(self, tensor: Tensor) -> tuple[Tensor, Step] | None:
+        """What a tensor was taken of, and how."""
+        return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
+
     def is_unknown(self, tensor: Tensor) -> bool:
         """Whether a tensor was restrided where ``replace`` did not hear of it (in C++, in a custom Function)."""
         return id(tensor) in self._unknown
 
-    def path(self, tensor: Tensor, known: Callable[[Tensor], bool]) -> tuple[Tensor, tuple[Step, ...]]:
-        """The tensor it is, in the end, a view of, and the steps from there.
+    def path(self, tensor: Tensor, known: Callable[[Tensor], bool], through: bool = False) -> tuple[Tensor, tuple[Step, ...], bool]:
+        """The tensor it is, in the end, a view of, the steps from there, and whether that was written to since.
 
         The search ends at a tensor that is ``known``, and at the result of a custom ``autograd.Function``, which is a view with a
-        history of its own.
+        history of its own (unless it goes ``through`` these).
         """
         steps: list[Step] = []
-        while not known(tensor) and id(tensor) in self._taken and not made_by_python(tensor):
-            tensor, step = self._taken[id(tensor)]
+        version = None
+        while not known(tensor) and id(tensor) in self._taken and (through or not made_by_python(tensor)):
+            tensor, step, version = self._taken[id(tensor)]
             steps.append(step)
-        return tensor, tuple(reversed(steps))
+        return tensor, tuple(reversed(steps)), version is not None and version_of(tensor) > version
 
 
 def _hashable(value: Any) -> Any:

@@ -43,6 +43,8 @@ class Restride:
 
     target: Slot
     steps: tuple[Step, ...]
+    renewed: bool = False
+    """Whether it is a view of a base that was written to."""
 
     def __str__(self) -> str:
         return f"{self.target}: {', '.join(step.method for step in self.steps)}"
@@ -80,7 +82,11 @@ Recipe = BaseOf | View | Wrap | Part
 
 @frozen(eq=False)
 class Layer(Shown):
-    """See the module's docstring. ``context``: Python entered around the kernel."""
+    """See the module's docstring. ``context``: Python entered around the kernel.
+
+    ``before``: inputs whose version counters the kernel moves on, before it saves anything for backward, and no effect does: what
+    it saves may share these counters.
+    """
 
     name: str
     sentence: str
@@ -90,6 +96,7 @@ class Layer(Shown):
     recover: Mapping[Slot, Recipe] = {}
     effects: tuple[Effect, ...] = ()
     context: str = ""
+    before: tuple[Slot, ...] = ()
 
     def outer_index(self, slot: Slot) -> OuterIndex:
         """Where an input stands in the outer signature."""

@@ -16,7 +16,8 @@ def mutation(signature: Signature, facts: Facts) -> Layer | None:
         return None
     effects = tuple(CopyBack(slot, Final(slot), _how(slot, data, facts)) for slot, data in written.items())
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
-    return Layer("mutation", str(mutation.__doc__), signature, inner, effects=effects)
+    before = tuple(e.target for e in effects if e.how != "unversioned" and facts.differentiable and facts.shares_memory(e.target))
+    return Layer("mutation", str(mutation.__doc__), signature, inner, effects=effects, before=before)
 
 
 def _how(slot: Slot, data: str, facts: Facts) -> Literal["plain", "detached", "unversioned"]:

@@ -13,7 +13,7 @@ from ..capture.memory import BaseOf
 from ..capture.views import Step, View
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
-from ..torch_private import below_autograd, bump_version, direct
+from ..torch_private import below_autograd, bump_version, direct, versions_kept
 from .layer import CopyBack, Effect, Layer, Recipe, RequireGrad, Restride
 
 Fresh = Callable[[str], str]
@@ -36,6 +36,11 @@ def print_layers(
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
+    views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in outer.outs and isinstance(v, View)}
+    early = {slot: view for slot, view in views.items() if view.when == "before"}
+    for slot, view in early.items():
+        if view.of in outer.ins:
+            printer.make(slot, view)
     inner = layers[-1].inner if layers else outer
     arguments = ", ".join(variables[slot] for slot in inner.ins)
     outs = [printer.name(slot) for slot in inner.outs]
@@ -45,16 +50,20 @@ def print_layers(
         constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd)
         run = f"with {', '.join(contexts)}: {run}"
     printer.lines.append(run)
-    early = {s: v for layer in layers for s, v in layer.recover.items() if isinstance(v, View) and v.early}
     for slot, view in early.items():
-        printer.make(slot, view)
-    printer.bump({view.of for view in early.values() if view.of not in outer.ins})
+        if view.of not in outer.ins:
+            printer.make(slot, view)
+    printer.bump({view.of for view in early.values() if view.steps and view.of not in outer.ins})
+    quiet = {slot for layer in layers for slot in layer.before}
     for layer in reversed(layers):
         for slot in layer.outer.outs:
-            if slot in layer.recover and slot not in early:
+            if slot in layer.recover and slot not in early and (slot not in views or views[slot].when == "after"):
                 printer.make(slot, layer.recover[slot])
         for effect in layer.effects:
-            printer.effect(effect)
+            printer.effect(effect, effect.target in quiet)
+    for slot, view in views.items():
+        if view.when == "last":
+            printer.make(slot, view)
     return printer.lines
 
 
@@ -121,11 +130,14 @@ class _Printer:
         for tracked, steps in _runs(view.steps):
             for step in steps:
                 value = self._step(step, value)
-            without = "" if tracked else "with no_grad(): "
-            if without:
-                self._constants["no_grad"] = torch.no_grad
-            self.lines.append(f"{without}{target} = {value}")
+            self.lines.append(f"{self._within(tracked)}{target} = {value}")
             value = target
+
+    def _within(self, tracked: bool, within: str = "") -> str:
+        """What a line that is not tracked by autograd stands in."""
+        if not tracked:
+            self._constants["no_grad"] = torch.no_grad
+        return within if tracked else within.replace("with ", "with no_grad(), ") or "with no_grad(): "
 
     def _step(self, step: Step, value: str) -> str:
         packet, overload = step.op.__name__.split(".")
@@ -134,21 +146,27 @@ class _Printer:
         return f"{name}({', '.join(args)})" + ("" if step.item is None else f"[{step.item}]")
 
     def bump(self, slots: set[Slot]) -> None:
-        """Lines that make views taken so far stale."""
+        """Lines that move version counters on."""
         for slot in sorted(slots, key=str):
             self._constants["bump_version"] = bump_version
             self.lines.append(f"bump_version({self._variables[slot]})")
 
-    def effect(self, effect: Effect) -> None:
-        """A line that does something to a tensor of the caller's."""
+    def effect(self, effect: Effect, quiet: bool) -> None:
+        """A line that does something to a tensor of the caller's; ``quiet``: its version counter has been moved before."""
         target = self._variables[effect.target]
+        within = ""
+        if quiet:
+            self._constants["versions_kept"] = versions_kept
+            within = f"with versions_kept({target}): "
         if isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
-            self.lines.append(f"{target}{through}.copy_({self._variables[effect.source]})")
+            self.lines.append(f"{within}{target}{through}.copy_({self._variables[effect.source]})")
         elif isinstance(effect, Restride):
+            if effect.renewed:
+                self.lines.append(f"{target}.grad_fn")  # autograd finds the history of a view of what was written to when asked
             for step in effect.steps:
                 args = [*map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
-                self.lines.append(f"{target}.{step.method}({', '.join(args)})")
+                self.lines.append(f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})")
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_()")
 

@@ -9,5 +9,7 @@ from .layer import Layer, Restride
 
 def restride(signature: Signature, facts: Facts) -> Layer | None:
     """No inner call changes the sizes or strides of an input."""
-    effects = tuple(Restride(slot, change.restrides) for slot, change in facts.changes.items() if change.restrides)
-    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects) if effects else None
+    written = {member for overlap in facts.needed_overlaps() for member in overlap.base.of}
+    effects = tuple(Restride(s, change.restrides, s in written) for s, change in facts.changes.items() if change.restrides)
+    before = tuple(e.target for e in effects) if facts.differentiable else ()
+    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, before=before) if effects else None

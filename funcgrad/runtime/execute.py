@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..backends.backend import Runnable
 from ..errors import MutationError
-from ..torch_private import below_autograd, version_of
+from ..torch_private import below_autograd, bump_version, version_of
 
 Pullback = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 
@@ -32,7 +32,7 @@ class Differentiable:
     ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
     every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, which
-    must be as forward saw them; forward writes to those at ``written_inputs``.
+    must be as forward saw them; forward writes to those at ``written_inputs``. The version counters of those at ``bumps`` move.
     """
 
     forward: Runnable
@@ -48,6 +48,7 @@ class Differentiable:
     gradient_inputs: tuple[int, ...]
     needed_inputs: tuple[int, ...]
     written_inputs: tuple[int, ...]
+    bumps: tuple[int, ...]
     pullback: Pullback
     refused: Exception | None
     draws: bool
@@ -65,13 +66,16 @@ class _Apply(torch.autograd.Function):
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
+        for i in program.bumps:
+            bump_version(inputs[i])
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
         kept = [inputs[i] for i in program.kept_inputs] + list(saved) + [outs[i] for i, _ in program.writes_outs]
         ctx.program = program
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-        ctx.late = [inputs[i] for i in program.late_inputs]
-        ctx.written = [inputs[i] for i, _ in program.writes_inputs]
+        # as they lie now: the caller may be about to change how an input looks (t_)
+        ctx.late = [inputs[i].detach() for i in program.late_inputs]
+        ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
         ctx.inputs = [v if i in program.needed_inputs or not isinstance(v, Tensor) else _Outline.of(v) for i, v in enumerate(inputs)]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]

@@ -196,9 +196,10 @@ class Compiled:
                 runnables = [backend.build(source) for source in sources]
                 kernel = runnables[0]
                 if facts.differentiable:
+                    moved = dict.fromkeys(facts.goes_in_as(slot) for layer in layers for slot in layer.before)
                     product = pullback_of(inner, joint, definition.root)
                     pullback = Compiled(product, evolve(self._options, static_argnums=()))
-                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast)
+                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, moved)
                 watched, modules = unchanged(baked, modules)
                 call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)

@@ -220,19 +220,10 @@ class Pullback:
             ran = self.inner.run(*variables)
             outs = dict(ran.outs)
             pairs = [(outs[slot], t) for slot, t in zip(self.active, tangents, strict=True) if has_history(outs[slot])]
-            targets = [(slots[i], variables[i]) for i in self.wrt]
-            # A tensor given to autograd.Function.apply is not replaced on its way in: history may end in the real one, too.
-            targets += [(slot, real) for slot, real in self.inner.captured_reals() if any(slot == s for s, _ in targets)]
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
-                with trace.real_tensors_kept():
-                    found = torch.autograd.grad(
-                        [v for v, _ in pairs], [x for _, x in targets], seeds, create_graph=differentiable, allow_unused=True
-                    )
-                sums: dict[Slot, Tensor | None] = {}
-                for (slot, _), gradient in zip(targets, found, strict=True):
-                    sums[slot] = _sum(sums.get(slot), gradient)
-        return tuple(sums[slots[i]] for i in self.wrt)
+                targets = [variables[i] for i in self.wrt]
+                return torch.autograd.grad([v for v, _ in pairs], targets, seeds, create_graph=differentiable, allow_unused=True)
 
     def argument_names(self, n: int) -> list[str]:
         return ["values", "tangents"]
@@ -301,10 +292,6 @@ def _reaches_other(start: Any, own: set[int], known: dict[Any, bool]) -> bool:
         known[node] = any(known[n] for n in below) or (leaf is not None and id(leaf) not in own)
         stack.pop()
     return known[start]
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return b if a is None else a if b is None else a + b
 
 
 def _describe(value: Any) -> str:

@@ -6,7 +6,7 @@ together with its backward pass and runs as two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -60,6 +60,7 @@ def differentiable(
     active: Sequence[Slot],
     refused: Exception | None,
     autocast: Autocast,
+    bumps: Iterable[Slot],
 ) -> Differentiable:
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for."""
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
@@ -96,6 +97,7 @@ def differentiable(
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=needed,
         written_inputs=tuple(i for i, slot in enumerate(ins) if Final(slot) in outs),
+        bumps=tuple(ins.index(slot) for slot in bumps),
         pullback=derivative,
         refused=refused,
         draws=any(is_random(n) for n in joint.graph.fx.nodes),
@@ -127,5 +129,4 @@ def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
         return tuple(slot for slot in inner.signature.outs if slot in tangents)
     facts = {inner.out_slot(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
     facts |= dict.fromkeys(inner.facts.bases, True)
-    facts |= {Final(slot): change.data == "tracked" for slot, change in inner.facts.changes.items()}
-    return tuple(slot for slot in inner.signature.outs if facts.get(slot))
+    return tuple(slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot)))
