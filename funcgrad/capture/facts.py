@@ -158,11 +158,7 @@ class _DryRun:
             result = function(*args, **kwargs)
         leaves, _, paths = flatten(result)
         leaves = [trace.named(v) for v in leaves]
-        current = [trace.current(v) for v in leaves]
-        before = self._written()
-        if self._splits and self._grad:
-            self._run_backward([v for v in current if isinstance(v, Tensor)])
-        return self._facts(leaves, paths, _resolve(root, trace), modules, before)
+        return self._facts(leaves, paths, _resolve(root, trace), modules)
 
     def _meet(self, real: Tensor) -> Tensor:
         """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing it."""
@@ -175,34 +171,40 @@ class _DryRun:
         self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
         return self._mirrored[id(real)].seen
 
-    def _written(self) -> set[int]:
-        """The identities of the real tensors that have been written to."""
+    def _written(self) -> dict[int, str]:
+        """How each real tensor, by identity, has been written to so far."""
         key_of = {id(m.seen): key for key, m in self._mirrored.items()}
-        return {key_of[id(t)] for t in self.trace.lineage.written(lambda t: id(t) in key_of)}
+        tracked: dict[int, bool] = {}
+        for tensor, flag in self.trace.lineage.written(lambda t: id(t) in key_of):
+            tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
+        return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
         written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
-        targets = [m.leaf for m in self._mirrored.values() if m.leaf.requires_grad]
-        if targets and python_node_below(roots):
+        if python_node_below(roots):
             seeds = [torch.ones_like(v) for v in roots]
             with self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
-                torch.autograd.grad(roots, targets, seeds, allow_unused=True)
+                torch.autograd.backward(roots, seeds)
 
-    def _facts(
-        self, leaves: list[Any], paths: list[str], captured: tuple[CapturedTensor, ...], modules: list[torch.nn.Module], before: set[int]
-    ) -> Facts:
+    def _facts(self, leaves: list[Any], paths: list[str], captured: tuple[CapturedTensor, ...], modules: list[torch.nn.Module]) -> Facts:
         named: list[tuple[Source, Tensor]] = [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
-        groups = overlaps(named)
-        changes = dict(_changes(self.trace.lineage, named, self._mirrored, groups, before, self._written()))
-        written = {slot for slot, change in changes.items() if change.data or change.in_backward}
-        written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}
-        histories = {slot: history(t) for slot, t in named if slot in written}
-        _refuse(self.trace, named, self._mirrored, changes, histories, groups)
+        for slot, tensor in named:
+            _refuse_gradient(slot, self._mirrored[id(tensor)])
+        groups, lineage = overlaps(named), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         is_base = (lambda _, root: has_history(root)) if self._splits else None
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, self.trace.lineage, self._out_slot, is_base)
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, self._out_slot, is_base)
+        in_forward = self._written()
+        changes = dict(_changes(lineage, named, self._mirrored, groups, in_forward, in_forward))
+        if self._splits and self._grad:
+            self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
+            changes = dict(_changes(lineage, named, self._mirrored, groups, in_forward, self._written())) | changes
+        written = {slot for slot, change in changes.items() if change.data or change.in_backward}
+        written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
+        histories = {slot: history(t) for slot, t in named if slot in written}
+        _refuse(self.trace, named, self._mirrored, changes, histories, groups)
         kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
         sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
@@ -218,28 +220,33 @@ def _changes(
     named: Sequence[tuple[Source, Tensor]],
     mirrored: Mapping[int, Mirrored],
     groups: Sequence[Overlap],
-    in_forward: set[int],
-    ever: set[int],
+    in_forward: Mapping[int, str],
+    ever: Mapping[int, str],
 ) -> Iterator[tuple[Source | Base, Change]]:
     shared = {slot: group for group in groups for slot in group.base.of}
     tensors = dict(named)
     for group in groups:
-        members = [mirrored[id(tensors[slot])] for slot, _ in group.views]
-        if any(id(tensors[slot]) in in_forward for slot, _ in group.views):
-            yield group.base, Change("unversioned" if group.families else _most([m.how_written for m in members]))
+        keys = [id(tensors[slot]) for slot, _ in group.views]
+        if any(key in in_forward for key in keys):
+            yield group.base, Change("unversioned" if group.families else _most([in_forward[key] for key in keys if key in in_forward]))
             for family in group.families:
-                data = _most([mirrored[id(tensors[slot])].how_written for slot, _ in family.views])
+                data = _of_family([id(tensors[slot]) for slot, _ in family.views], mirrored, in_forward)
                 if data != "unversioned" and isinstance(family.slot, Base):
                     yield family.slot, Change(data)
         elif any(id(tensors[slot]) in ever for slot, _ in group.views):
             yield group.base, Change(in_backward=True)
     families = {f.slot: f for group in groups for f in group.families}
+    written = {g.base for g in groups if any(id(tensors[slot]) in in_forward for slot, _ in g.views)}
     done: set[int] = set()
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         alone = slot not in shared or slot in families
-        how = own.how_written if alone and id(tensor) in in_forward else None
-        data = None if how == "unversioned" and slot in families else how
+        how = (
+            _of_family([id(tensor)], mirrored, in_forward)
+            if slot in families and shared[slot].base in written
+            else in_forward.get(id(tensor))
+        )
+        data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
         late = slot not in shared and id(tensor) in ever and not data
         if id(tensor) not in done and (data or restrides or late):
@@ -247,9 +254,24 @@ def _changes(
         done.add(id(tensor))
 
 
+def _of_family(keys: Sequence[int], mirrored: Mapping[int, Mirrored], in_forward: Mapping[int, str]) -> str:
+    """How members of one of several families are written to: through themselves, or seen by the version counter they share."""
+    ways = [in_forward[key] for key in keys if key in in_forward]
+    return _most(ways) if "tracked" in ways else mirrored[keys[0]].how_written(False)
+
+
 def _most(ways: Sequence[str]) -> str:
     """The way of several that autograd knows most of."""
     return next(way for way in ("tracked", "detached", "unversioned") if way in ways)
+
+
+def _refuse_gradient(slot: Source, own: Mirrored) -> None:
+    if any(is_leaf(t) and t.grad is not None for t in (own.leaf, own.seen)):
+        raise MutationError(
+            f"the function sets the gradient of {slot} (.backward() inside, or .grad =)",
+            where=str(slot),
+            fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and assign gradients outside",
+        )
 
 
 def _keys(slot: Source, groups: Sequence[Overlap]) -> list[Source | Base]:
@@ -274,12 +296,6 @@ def _refuse(
         if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
             raise MutationError(
                 f"the function calls requires_grad_() on {slot}", where=str(slot), fix=f"call {slot}.requires_grad_() before"
-            )
-        if any(is_leaf(t) and t.grad is not None for t in (own.leaf, own.seen)):
-            raise MutationError(
-                f"the function sets the gradient of {slot} (.backward() inside, or .grad =)",
-                where=str(slot),
-                fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and assign gradients outside",
             )
         how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
         if how == "tracked" and "leaf" in histories.get(slot, ""):

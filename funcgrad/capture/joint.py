@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..tags import Tag, tag
-from ..torch_private import has_history, storage_id
+from ..torch_private import has_history, python_node_below, storage_id
 from .inner import Inner, Ran, inputs_of
 from .trace import Trace
 
@@ -69,7 +69,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.tangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
         try:
-            found = torch.autograd.grad([v for _, v in active], [x for _, x in targets], seeds, allow_unused=True)
+            found = gradients([v for _, v in active], [x for _, x in targets], seeds)
         except RuntimeError as error:
             raise BackwardError from error
         outs |= {Grad(slot): trace.result(g) for (slot, _), g in zip(targets, found, strict=True) if g is not None}  # type: ignore[arg-type]
@@ -79,6 +79,15 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
             if node is not late.get(slot, before.get(slot, outs.get(slot))):
                 outs[Final(slot, "backward")] = node  # type: ignore[arg-type]
     return outs
+
+
+def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """The gradients of leaves. A backward that runs the caller's Python runs all of it, as ``backward()`` does, for its effects;
+    ``autograd.grad`` runs only what leads to a target."""
+    if not python_node_below(outs):
+        return torch.autograd.grad(outs, targets, seeds, allow_unused=True)
+    torch.autograd.backward(outs, seeds)
+    return [target.grad for target in targets]
 
 
 def _keep_first_values(trace: Trace, outs: dict[Slot, Any]) -> None:

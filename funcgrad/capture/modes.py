@@ -133,7 +133,7 @@ class Lifter(TorchFunctionMode):
             by = RESTRIDES[func](*args, **kwargs)
         if by is not tensor:
             self._trace.lineage.replace(own, by, torch.is_grad_enabled())
-        if not tensor._is_view() or creation_meta(tensor).name == "DEFAULT":
+        if func is not Tensor.detach_ and (not tensor._is_view() or creation_meta(tensor).name == "DEFAULT"):
             bump_version(tensor)
         return original  # type: ignore[no-any-return]
 

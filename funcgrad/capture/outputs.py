@@ -12,7 +12,7 @@ from ..errors import UnsupportedTransformError
 from ..graphs import type_text
 from ..slots import Arg, Base, Captured, Slot
 from ..torch_private import has_history, is_leaf, is_stale, is_untold, leaves_below
-from .views import Lineage, Step, View, When
+from .views import Lineage, Step, View, When, detaches
 
 
 @frozen
@@ -57,10 +57,10 @@ def look_at_outputs(
     views, intermediates = _views({p: leaf for p, leaf in zip(paths, leaves, strict=True) if first.get(id(leaf)) == p}, slot_of, lineage)
     bases: dict[Base, Tensor] = {}
     for root, users in intermediates:
-        itself = first.get(id(root))
+        itself = first.get(id(root)) if lineage.current(root) is root else None
         base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
         if is_base is not None and is_base(base, root) and (len(users) > 1 or any(odd for _, _, odd in users.values())):
-            views |= {p: View(base, steps, when) for p, (steps, when, _) in users.items() if p != itself}
+            views |= {p: View(base, steps, when, when == "before") for p, (steps, when, _) in users.items() if p != itself}
             bases |= {base: root} if isinstance(base, Base) else {}
     found: list[OutputFact] = []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -71,7 +71,7 @@ def look_at_outputs(
                 view = View(out_slot(twin), (), "after" if view is None else view.when)  # one object, returned twice
             now = lineage.current(leaf)
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now)
-            found.append(OutputFact(path, type_text(now), True, view is None and has_history(now), own_leaf, view))
+            found.append(OutputFact(path, type_text(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
         else:
             found.append(OutputFact(path, type_text(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
     _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
@@ -94,7 +94,7 @@ def _views(
             views[path] = View(slot_of[id(tensor)])
             continue
         now = lineage.current(tensor)
-        root, steps, written_since = lineage.path(now, lambda t: id(lineage.named(t)) in slot_of)
+        root, steps, written_since = lineage.path(now, lambda t: id(lineage.named(t)) in slot_of, True)
         own = lineage.named(root)
         if id(own) in slot_of:
             when: When = "after"
@@ -105,8 +105,11 @@ def _views(
             if own is not root and when == "before":  # it looked like this for a while
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
-            views[path] = View(slot_of[id(own)], steps, when)
-        elif not lineage.is_unknown(root):
+            computed = has_history(now) and (lineage.is_opaque(now, own) or detaches(steps))
+            views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last", computed)
+            continue
+        root, steps, written_since = lineage.path(now, lambda t: False)
+        if not lineage.is_unknown(root):
             intermediates.setdefault(id(root), (root, {}))[1][path] = (
                 steps,
                 "before" if is_stale(now) else "after",

@@ -103,10 +103,12 @@ class Mirrored:
     def has_other_storage(self) -> bool:
         return is_storage_changed(self.seen) or storage_id(self.seen) != storage_id(self.memory)
 
-    @property
-    def how_written(self) -> str:
-        """``"tracked"`` by autograd; ``"detached"``: its version counter alone; ``"unversioned"``: without its knowledge."""
-        if self.family.grad_fn is not self.history:
+    def how_written(self, tracked: bool) -> str:
+        """``"tracked"`` by autograd; ``"detached"``: its version counter alone; ``"unversioned"``: without its knowledge.
+
+        ``tracked``: whether one of the writes that came through this very tensor could be tracked.
+        """
+        if tracked and self.family.grad_fn is not self.history:
             return "tracked"
         return "detached" if version_of(self.family) != self.version else "unversioned"
 

@@ -24,7 +24,7 @@ from ..errors import (
     UnsupportedTensorError,
     UnsupportedTransformError,
 )
-from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, type_text
+from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, tensors_in, type_text
 from ..slots import Arg, Base, Final, Input, Late, Out, Part, Signature, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
@@ -355,7 +355,8 @@ class Trace:
         """The call to make in place of one that functionalisation would get wrong; writes are written down."""
         op, args, kwargs = self._rewritten(op, args, kwargs)
         for tensor in written_by(op, args, kwargs) if writes_inputs(op) and view_kind(op) is None else ():
-            self.lineage.wrote(tensor)
+            tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
+            self.lineage.wrote(tensor, tracked)
             for other in self.neighbours(tensor):
                 bump_version(other)
         return op, args, kwargs

@@ -52,12 +52,15 @@ class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
     ``when`` it was taken: ``"before"`` memory it looks at was written to, ``"after"`` that, or ``"last"``, of what an input looks
-    like in the end. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided.
+    like in the end. ``stale``: autograd forbids to use it by now. ``computed``: it has a history of its
+    own (a custom Function's, or it was written to after ``detach``), which its value carries. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided.
     """
 
     of: Slot
     steps: tuple[Step, ...] = ()
     when: When = "after"
+    stale: bool = False
+    computed: bool = False
 
     def __str__(self) -> str:
         return ".".join([str(self.of), *map(str, self.steps)])
@@ -170,6 +173,11 @@ def is_expanded(tensor: Tensor) -> bool:
     return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def detaches(steps: Sequence[Step]) -> bool:
+    """Whether the result of some steps has no history."""
+    return any(step.op is torch.ops.aten.detach.default for step in steps)
+
+
 class Lineage:
     """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look otherwise."""
 
@@ -179,7 +187,7 @@ class Lineage:
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
         self._unknown: set[int] = set()
-        self._written: list[Tensor] = []
+        self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
@@ -196,13 +204,14 @@ class Lineage:
                 self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()), version_of(source))
                 self._alive.append(result)
 
-    def wrote(self, tensor: Tensor) -> None:
-        """Write down that a tensor was written to."""
-        self._written.append(tensor)
+    def wrote(self, tensor: Tensor, tracked: bool) -> None:
+        """Write down that a tensor was written to, and whether autograd could track it."""
+        self._written.append((tensor, tracked))
 
-    def written(self, known: Callable[[Tensor], bool]) -> list[Tensor]:
-        """The ``known`` tensors that were written to, themselves or through a view."""
-        return [root for root in (self.path(t, known, True)[0] for t in self._written) if known(root)]
+    def written(self, known: Callable[[Tensor], bool]) -> list[tuple[Tensor, bool]]:
+        """The ``known`` tensors that were written to, themselves or through a view; tracked or not."""
+        roots = [(self.path(t, known, True)[0], tracked) for t, tracked in self._written]
+        return [(root, tracked) for root, tracked in roots if known(root)]
 
     def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
         """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad mode: ``tracked``)."""
@@ -227,6 +236,10 @@ class Lineage:
         """What a tensor was taken of, and how."""
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
+    def is_opaque(self, tensor: Tensor, source: Tensor) -> bool:
+        """Whether a custom ``autograd.Function`` stands between a view and what it looks at."""
+        return self.path(tensor, lambda t: t is source)[0] is not source
+
     def is_unknown(self, tensor: Tensor) -> bool:
         """Whether a tensor was restrided where ``replace`` did not hear of it (in C++, in a custom Function)."""
         return id(tensor) in self._unknown
@@ -240,7 +253,8 @@ class Lineage:
         steps: list[Step] = []
         version = None
         while not known(tensor) and id(tensor) in self._taken and (through or not made_by_python(tensor)):
-            tensor, step, version = self._taken[id(tensor)]
+            tensor, step, then = self._taken[id(tensor)]
+            version = then if version is None else version  # of the last step: what it is taken of may itself have been stale
             steps.append(step)
         return tensor, tuple(reversed(steps)), version is not None and version_of(tensor) > version
 

@@ -14,6 +14,7 @@ from ..errors import (
     DataDependentShapeError,
     FuncgradError,
     MutationError,
+    TraceError,
     UnsupportedTensorError,
 )
 from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
@@ -91,6 +92,8 @@ def named_error(error: Exception) -> FuncgradError | None:
             where=where,
             fix="pass the values as Python numbers, or compute what depends on them outside",
         )  # fmt: skip
+    if isinstance(error, ValueError) and "Cannot view a tensor with" in text:  # eager PyTorch raises a RuntimeError
+        return TraceError(text, where=where, fix="use reshape(), which copies where a view will not do")
     if isinstance(error, RuntimeError) and "as_strided() is non-compositional" in text:
         return AliasContractError(
             "the function writes to a view of an as_strided view", where=where, fix="take the view by slices, transposes and reshapes"

@@ -16,5 +16,5 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     leaves = tuple(RequireGrad(slot) for slot, output in slots.items() if output.is_leaf and (slot not in views or views[slot].steps))
     if not views and not leaves:
         return None
-    outs = (*(s for s in signature.outs if s not in views), *facts.bases)
+    outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
     return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=leaves)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..capture.memory import BaseOf
+from ..capture.stand_ins import with_history_of
 from ..capture.views import Step, View
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
@@ -27,20 +28,23 @@ def print_layers(
     kernel: str,
     fresh: Fresh,
     constants: MutableMapping[str, Any],
+    bumps_inside: bool = False,
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
-    ``kernel`` is the name of the inner function; objects the lines refer to are added to ``constants``.
+    ``kernel`` is the name of the inner function (``bumps_inside``: it moves the version counters itself); objects the lines refer to are added to ``constants``.
     """
     printer = _Printer(variables, fresh, constants)
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
     views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in outer.outs and isinstance(v, View)}
-    early = {slot: view for slot, view in views.items() if view.when == "before"}
+    early = {slot: view for slot, view in views.items() if view.when == "before" and not view.computed}
     for slot, view in early.items():
         if view.of in outer.ins:
             printer.make(slot, view)
+    if not bumps_inside:
+        printer.bump({slot for layer in layers for slot in layer.before})
     inner = layers[-1].inner if layers else outer
     arguments = ", ".join(variables[slot] for slot in inner.ins)
     outs = [printer.name(slot) for slot in inner.outs]
@@ -53,17 +57,23 @@ def print_layers(
     for slot, view in early.items():
         if view.of not in outer.ins:
             printer.make(slot, view)
-    printer.bump({view.of for view in early.values() if view.steps and view.of not in outer.ins})
+    printer.bump({view.of for view in early.values() if view.stale and view.of not in outer.ins})
     quiet = {slot for layer in layers for slot in layer.before}
     for layer in reversed(layers):
         for slot in layer.outer.outs:
-            if slot in layer.recover and slot not in early and (slot not in views or views[slot].when == "after"):
+            if slot in layer.recover and slot not in early and (slot not in views or views[slot].when == "after" or views[slot].computed):
                 printer.make(slot, layer.recover[slot])
         for effect in layer.effects:
-            printer.effect(effect, effect.target in quiet)
+            if not isinstance(effect, RequireGrad):
+                printer.effect(effect, effect.target in quiet)
     for slot, view in views.items():
-        if view.when == "last":
+        if view.when == "last" and not view.computed:
             printer.make(slot, view)
+    printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
+    for layer in layers:
+        for effect in layer.effects:
+            if isinstance(effect, RequireGrad):
+                printer.effect(effect, False)
     return printer.lines
 
 
@@ -122,7 +132,7 @@ class _Printer:
         return name
 
     def _take(self, slot: Slot, view: View) -> None:
-        value = self._variables[view.of]
+        value, computed = self._variables[view.of], self._variables.get(slot)
         if not view.steps:
             self._variables[slot] = value  # the very object
             return
@@ -132,6 +142,9 @@ class _Printer:
                 value = self._step(step, value)
             self.lines.append(f"{self._within(tracked)}{target} = {value}")
             value = target
+        if view.computed:
+            self._constants["with_history_of"] = with_history_of
+            self.lines.append(f"{target} = with_history_of({target}, {computed})")
 
     def _within(self, tracked: bool, within: str = "") -> str:
         """What a line that is not tracked by autograd stands in."""

@@ -11,5 +11,6 @@ def restride(signature: Signature, facts: Facts) -> Layer | None:
     """No inner call changes the sizes or strides of an input."""
     written = {member for overlap in facts.needed_overlaps() for member in overlap.base.of}
     effects = tuple(Restride(s, change.restrides, s in written) for s, change in facts.changes.items() if change.restrides)
-    before = tuple(e.target for e in effects) if facts.differentiable else ()
+    moves = facts.differentiable or any(o.view is not None and o.view.steps for o in facts.outputs)
+    before = tuple(e.target for e in effects) if moves else ()
     return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, before=before) if effects else None

@@ -69,7 +69,7 @@ def print_call(
         lines.append(f"if not ({condition}): {otherwise}")
     variables: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     variables |= {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
-    lines += print_layers(layers, outer, variables, "kernel", names.fresh, constants)
+    lines += print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable)
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
         if isinstance(leaf, Constant):

@@ -32,7 +32,8 @@ class Differentiable:
     ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
     every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, which
-    must be as forward saw them; forward writes to those at ``written_inputs``. The version counters of those at ``bumps`` move.
+    must be as forward saw them; forward writes to those at ``written_inputs``, those at
+    ``restrided_inputs`` will look otherwise after the call. The version counters of those at ``bumps`` move.
     """
 
     forward: Runnable
@@ -48,6 +49,7 @@ class Differentiable:
     gradient_inputs: tuple[int, ...]
     needed_inputs: tuple[int, ...]
     written_inputs: tuple[int, ...]
+    restrided_inputs: tuple[int, ...]
     bumps: tuple[int, ...]
     pullback: Pullback
     refused: Exception | None
@@ -69,11 +71,15 @@ class _Apply(torch.autograd.Function):
         for i in program.bumps:
             bump_version(inputs[i])
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
-        kept = [inputs[i] for i in program.kept_inputs] + list(saved) + [outs[i] for i, _ in program.writes_outs]
+        # as they lie now: the caller may be about to change how an input looks (t_)
+        kept = (
+            [inputs[i].detach() if i in program.restrided_inputs else inputs[i] for i in program.kept_inputs]
+            + list(saved)
+            + [outs[i] for i, _ in program.writes_outs]
+        )
         ctx.program = program
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-        # as they lie now: the caller may be about to change how an input looks (t_)
         ctx.late = [inputs[i].detach() for i in program.late_inputs]
         ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
@@ -144,7 +150,7 @@ def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _require_unchanged(ctx: Any) -> None:
-    written = set(ctx.program.written_inputs) & set(ctx.program.needed_inputs)
+    written = {*ctx.program.written_inputs, *ctx.program.restrided_inputs} & set(ctx.program.needed_inputs)
     if written:
         raise MutationError(
             "a function that writes to an input it also differentiates is differentiated a second time: the value it had is gone",

@@ -97,6 +97,7 @@ def differentiable(
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=needed,
         written_inputs=tuple(i for i, slot in enumerate(ins) if Final(slot) in outs),
+        restrided_inputs=tuple(i for i, s in enumerate(ins) if s in inner.facts.changes and inner.facts.changes[s].restrides),  # type: ignore[index]
         bumps=tuple(ins.index(slot) for slot in bumps),
         pullback=derivative,
         refused=refused,
