@@ -253,13 +253,14 @@ def engine_inside(context: Callable[[], contextlib.AbstractContextManager[Any]])
 
 
 @contextlib.contextmanager
-def apply_with(operand: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, every custom ``autograd.Function`` is applied to ``operand(argument)`` of each argument."""
+def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside, every custom ``autograd.Function`` is applied to ``operand(argument)`` of each argument, within ``around()``."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return original.__func__(cls, *map(operand, args), **kwargs)
+        with around():
+            return original.__func__(cls, *map(operand, args), **kwargs)
 
     function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:

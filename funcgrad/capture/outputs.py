@@ -100,7 +100,7 @@ def _views(
             when: When = "after"
             if own is not root:
                 when = "last" if lineage.current(own) is root else "before"
-            elif written_since or lineage.current(own) is not own:
+            elif written_since or is_stale(root):
                 when = "before"
             if own is not root and when == "before":  # it looked like this for a while
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]

@@ -108,6 +108,7 @@ class Trace:
         self.refused: Exception | None = None
         self.reseeded = False
         self._depth = 0
+        self._custom = 0
         self._nodes: dict[int, fx.Node] = {}
         self._scalars: dict[str, fx.Node] = {}
         self._alive: list[Any] = []
@@ -224,6 +225,14 @@ class Trace:
         """A leaf of the result as the tensor the function knows it by."""
         return self.lineage.named(self.stand_in(value)) if isinstance(value, Tensor) else value
 
+    @contextlib.contextmanager
+    def _custom_function(self) -> Iterator[None]:
+        self._custom += 1
+        try:
+            yield
+        finally:
+            self._custom -= 1
+
     def _operand(self, value: Any) -> Any:
         """An argument of ``autograd.Function.apply``, which no torch-function mode sees."""
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or is_transform_wrapper(value):
@@ -253,7 +262,7 @@ class Trace:
                 causal_mask_unknown(),
                 replace_cond(cond),
                 engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
-                apply_with(self._operand),
+                apply_with(self._operand, self._custom_function),
             ):
                 result = function(*args, **kwargs)
             if self.refused is not None:
@@ -355,7 +364,8 @@ class Trace:
         """The call to make in place of one that functionalisation would get wrong; writes are written down."""
         op, args, kwargs = self._rewritten(op, args, kwargs)
         for tensor in written_by(op, args, kwargs) if writes_inputs(op) and view_kind(op) is None else ():
-            tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
+            # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
+            tracked = self._custom > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
             self.lineage.wrote(tensor, tracked)
             for other in self.neighbours(tensor):
                 bump_version(other)

@@ -91,7 +91,7 @@ VIEWS = (
 )  # fmt: skip
 VALUES = (
     "{x}.sin()", "{x} * 2", "{x} * {y}.mean()", "{x} + {y}.sum()", "{x}.exp()", "{x}.clone()", "{x}.relu()", "{x} * {x}", "{x}.sum()",
-    "torch.stack([{x}, {x}])", "{x}.sigmoid() * {y}.prod()", "Count.apply({x}, {y}.detach())", "Count.apply({x}, {y})",
+    "torch.stack([{x}, {x}])", "{x}.sigmoid() * ({y} * {y}).sum()", "Count.apply({x}, {y}.detach())", "Count.apply({x}, {y})",
     "CountBackward.apply({x}, {y})", "CountBackward.apply({x}, {y}.detach())", "{x}.to(torch.float64)", "{x}.cumsum(0)",
 )  # fmt: skip
 WRITES = (
