@@ -25,7 +25,7 @@ from .origins import Origin, Unresolved, find_origins
 from .outputs import OutputFact, look_at_outputs
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
-from .views import Lineage, Step, is_expanded
+from .views import Lineage, Step, detaches, is_expanded
 
 Source = Arg | Captured
 
@@ -39,6 +39,8 @@ class Change:
     restrides: tuple[Step, ...] = ()
     in_backward: bool = False
     """Written to by the backward pass alone."""
+    moved: bool = False
+    """Its version counter moves though nothing is written (a view of it was restrided)."""
 
     def __str__(self) -> str:
         written = {None: "", "tracked": "written to", "detached": "written to under no_grad", "unversioned": "written to through .data"}
@@ -249,8 +251,9 @@ def _changes(
         data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
         late = slot not in shared and id(tensor) in ever and not data
-        if id(tensor) not in done and (data or restrides or late):
-            yield slot, Change(data, restrides, late)
+        moved = alone and not data and not restrides and ever is in_forward and own.how_written(False) == "detached"
+        if id(tensor) not in done and (data or restrides or late or moved):
+            yield slot, Change(data, restrides, late, moved)
         done.add(id(tensor))
 
 
@@ -306,6 +309,9 @@ def _refuse(
                 where=str(slot),
                 fix="return a view instead",
             )
+        own_changes = changes.get(slot, Change())
+        if not has_history(own.seen) and has_history(trace.current(own.seen)) and detaches(own_changes.restrides):
+            raise MutationError(f"the function detaches {slot} in place and writes to it in grad mode", where=str(slot), fix="return it")
         if histories.get(slot) == "an inference tensor":
             raise MutationError(f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}", where=str(slot))
         if slot in histories and is_expanded(tensor):

@@ -70,7 +70,7 @@ def look_at_outputs(
             if twin != path and is_base is not None and (view is None or view.steps):
                 view = View(out_slot(twin), (), "after" if view is None else view.when)  # one object, returned twice
             now = lineage.current(leaf)
-            own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now)
+            own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and (view is None or not is_untold(now))
             found.append(OutputFact(path, type_text(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
         else:
             found.append(OutputFact(path, type_text(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
@@ -113,7 +113,7 @@ def _views(
             intermediates.setdefault(id(root), (root, {}))[1][path] = (
                 steps,
                 "before" if is_stale(now) else "after",
-                is_stale(now) or is_untold(now),
+                is_stale(now),
             )
     return views, list(intermediates.values())
 

@@ -46,6 +46,11 @@ class Restride:
     renewed: bool = False
     """Whether it is a view of a base that was written to."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether autograd counts it as a write."""
+        return any(step.method != "detach_" for step in self.steps)
+
     def __str__(self) -> str:
         return f"{self.target}: {', '.join(step.method for step in self.steps)}"
 

@@ -12,5 +12,8 @@ def restride(signature: Signature, facts: Facts) -> Layer | None:
     written = {member for overlap in facts.needed_overlaps() for member in overlap.base.of}
     effects = tuple(Restride(s, change.restrides, s in written) for s, change in facts.changes.items() if change.restrides)
     moves = facts.differentiable or any(o.view is not None and o.view.steps for o in facts.outputs)
-    before = tuple(e.target for e in effects) if moves else ()
-    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, before=before) if effects else None
+    moved = [slot for slot, change in facts.changes.items() if change.moved]
+    before = tuple(e.target for e in effects if e.moves) if moves else ()
+    if not effects and not moved:
+        return None
+    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, before=(*before, *moved))

@@ -23,6 +23,9 @@ def main(n: int, first: int) -> int:
             if found is not None:
                 failed += 1
                 print(found, end="\n\n", flush=True)
+                if failed == 20:
+                    pool.terminate()
+                    break
             if done % 1000 == 0:
                 print(f"{done} programs, {failed} differences, {time.time() - start:.0f} s", file=sys.stderr, flush=True)
     print(f"{n} programs from seed {first}: {failed} differences, {time.time() - start:.0f} s")

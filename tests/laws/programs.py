@@ -97,9 +97,9 @@ VALUES = (
 WRITES = (
     "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()", "{x}.sin_()", "{x}.relu_()",
     "{x}[0] = 3.0", "{x}[:1].mul_(5)", "{x}.detach().mul_(2)", "{x}.data.add_(1)", "Double.apply({x})", "{x}.t().mul_(2)", "{x}.view(-1).add_(1)",
-    "{x}.unbind(0)[0].add_(1)", "{x}.exp_()", "{x}.copy_({y})",
+    "{x}.unbind(0)[0].add_(1)", "{x}.exp_()", "{x}.copy_({y}.clone())",
 )  # fmt: skip
-RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.detach_()", "{x}.unsqueeze_(-1)")
+RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
 
 
 @attrs.frozen
