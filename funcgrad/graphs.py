@@ -49,6 +49,17 @@ def getitem(values: Sequence[Any], i: int) -> Any:
     return values[i]
 
 
+def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written`` (positions and
+    names), and what it returns is followed by them."""
+    places: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    for place in written:
+        old = places[place]
+        places[place] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(old)
+    out = op(*(places[i] for i in range(len(args))), **{name: places[name] for name in kwargs})
+    return (*tensors_in(out), *(places[place] for place in written))
+
+
 def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
     """``torch.cond`` when a program runs: one of two graphs of the same operands."""
     return (if_true if condition else if_false).run(*operands)
@@ -242,7 +253,7 @@ def has_effect(node: Node) -> bool:
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    return node.target is require_false or is_random(node)
+    return node.target in (require_false, written_copies) or is_random(node)
 
 
 def is_getitem(node: Node) -> bool:

@@ -103,13 +103,13 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
 
 
 def make_functional_mode(
-    intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], bool],
+    intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
     note: Callable[[Any, Any, Any, Any], None],
 ) -> FunctionalTensorMode:
     """A functionalisation mode with three ears.
 
-    An op ``intercept`` takes is not functionalised; ``rewrite`` may call another in its place; ``note`` hears of each op that
+    An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another in its place; ``note`` hears of each op that
     looks at its first argument's memory (``view_kind``), with its result. The method is replaced on the instance: a subclass
     would not be found by the rules of higher-order operators.
     """
@@ -117,8 +117,9 @@ def make_functional_mode(
     original = mode.__torch_dispatch__
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if intercept(func, args, kwargs or {}):
-            return None
+        answer = intercept(func, args, kwargs or {})
+        if answer is not NotImplemented:
+            return answer
         func, args, kwargs = rewrite(func, args, kwargs or {})
         out = original(func, types, args, kwargs)
         if view_kind(func) is not None:

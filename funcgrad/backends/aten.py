@@ -190,6 +190,10 @@ class _Printer:
             return self.name(str(value).removeprefix("torch."), value)
         if isinstance(value, Graph):
             return self.name(value.name, value)
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{k!r}: {self.argument(v)}' for k, v in value.items())}}}"
+        if is_operator(value):
+            return self.name(target_text(value), value)
         raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
 
 

@@ -24,7 +24,7 @@ from ..errors import (
     UnsupportedTensorError,
     UnsupportedTransformError,
 )
-from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, tensors_in, type_text
+from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, tensors_in, type_text, written_copies
 from ..slots import Arg, Base, Final, Input, Late, Out, Part, Signature, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
@@ -43,6 +43,7 @@ from ..torch_private import (
     guard_expressions,
     is_exact,
     is_operator,
+    is_torchs_own,
     is_transform_wrapper,
     make_environment,
     make_functional_mode,
@@ -89,7 +90,7 @@ class Trace:
         self._env: ShapeEnv | None = None
         self.fakes = FakeTensorMode()
         self.lineage = Lineage()
-        self.functional = make_functional_mode(self._effect, self._rewrite, self.lineage.note)
+        self.functional = make_functional_mode(self._unfunctional, self._rewrite, self.lineage.note)
         self._tracer = Tracer(self)
         self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
@@ -350,26 +351,53 @@ class Trace:
         if isinstance(value, Tensor):
             self._nodes.setdefault(id(value), node)
 
-    def _effect(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Record an op that is called for its effect alone (a check of linalg) before functionalisation, which has no rule for it."""
+    def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
+        one that writes to its arguments. ``NotImplemented`` for any other."""
+        if writes_inputs(op) and not is_torchs_own(op):
+            return self._custom_write(op, args, kwargs)
         if not returns_nothing(op) or writes_inputs(op):
-            return False
+            return NotImplemented
         if self.graph is not None:
             values = [self.node(from_functional(a)) if isinstance(a, Tensor) else a for a in args]
             node = self.graph.create_node("call_function", op, tuple(values), dict(kwargs), name="check")
             node.meta = {"val": None, "pass": self.current_pass, "where": self._line()}
-        return True
+        return None
+
+    def _custom_write(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._note_writes(op, args, kwargs)
+        places: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        tensors = {id(t) for t in written_by(op, args, kwargs)}
+        written = tuple(place for place, value in places.items() if id(value) in tensors)
+        if len(written) != len(tensors):
+            raise UnsupportedTensorError(f"{op} writes to tensors in a list", where=user_line(), fix="give it one argument per tensor")
+        plain = [from_functional(a) if isinstance(a, Tensor) else a for a in args]
+        named = {k: from_functional(v) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+        with without_modes(), self.fakes:
+            values = written_copies(op, written, plain, named)
+        if self.graph is not None:
+            self.record(written_copies, (op, written, plain, named), {}, values)
+        n = len(values) - len(written)
+        for place, value in zip(written, values[n:], strict=True):
+            replace_value(places[place], value)
+        with self.functional:
+            outs = [to_functional(value) for value in values[:n]]
+        return outs[0] if n == 1 else tuple(outs) if n else None
 
     def _rewrite(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The call to make in place of one that functionalisation would get wrong; writes are written down."""
         op, args, kwargs = self._rewritten(op, args, kwargs)
-        for tensor in written_by(op, args, kwargs) if writes_inputs(op) and view_kind(op) is None else ():
+        if writes_inputs(op) and view_kind(op) is None:
+            self._note_writes(op, args, kwargs)
+        return op, args, kwargs
+
+    def _note_writes(self, op: Any, args: Any, kwargs: Any) -> None:
+        for tensor in written_by(op, args, kwargs):
             # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
             tracked = self._custom > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
             self.lineage.wrote(tensor, tracked)
             for other in self.neighbours(tensor):
                 bump_version(other)
-        return op, args, kwargs
 
     def neighbours(self, tensor: Tensor) -> Sequence[Tensor]:
         """The stand-ins whose real tensors share a version counter with the one a tensor is a view of, where they themselves do not."""
@@ -474,6 +502,8 @@ class Trace:
             return self._scalar_node(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._argument(v, op) for v in value)
+        if isinstance(value, dict):
+            return {k: self._argument(v, op) for k, v in value.items()}
         if isinstance(value, torch.Generator):
             raise UnsupportedTensorError(
                 f"{op} draws from a torch.Generator of its own",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..graphs import target_text, tensors_in
 from ..slots import Slot
-from ..torch_private import in_place_method, made_by_python, version_of, view_kind
+from ..torch_private import FunctionalTensor, in_place_method, made_by_python, version_of, view_kind, without_function_modes
 
 
 @frozen
@@ -193,15 +193,19 @@ class Lineage:
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Write down one view op."""
         source = args[0]
+        if not isinstance(source, FunctionalTensor):
+            return  # a constant on its way into the trace
         self._alive.append(source)
         if view_kind(op) == "restride":
             self._unknown.add(id(source))
             return
+        with without_function_modes():
+            version = version_of(source)
         rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
                 item = i if isinstance(out, (list, tuple)) else None
-                self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()), version_of(source))
+                self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()), version)
                 self._alive.append(result)
 
     def wrote(self, tensor: Tensor, tracked: bool) -> None:
