@@ -3,6 +3,7 @@
 from .errors import (
     AliasContractError,
     ArgumentError,
+    AutocastWarning,
     AuxError,
     CacheTrustError,
     CapturedTransformError,
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AliasContractError",
     "ArgumentError",
+    "AutocastWarning",
     "AuxError",
     "CacheTrustError",
     "CapturedTransformError",

@@ -101,5 +101,9 @@ class UnresolvedCaptureWarning(UserWarning):
     """A tensor the function closes over could not be traced back to where it lives; a rebinding would go unnoticed."""
 
 
+class AutocastWarning(UserWarning):
+    """Autocast is on where a gradient is compiled, and ``backward_autocast`` does not say whether it is meant for backward, too."""
+
+
 class LargeBaseWarning(UserWarning):
     """Overlapping inputs are written to, and the tensor they are views of is much larger than they are: all of it is copied."""

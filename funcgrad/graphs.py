@@ -52,7 +52,8 @@ def getitem(values: Sequence[Any], i: int) -> Any:
 def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written`` (positions and
     names), and what it returns is followed by them."""
-    places: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    places: dict[int | str, Any] = dict(enumerate(args))
+    places.update(kwargs)
     for place in written:
         old = places[place]
         places[place] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(old)

@@ -27,6 +27,20 @@ def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
     return positions  # type: ignore[return-value]
 
 
+BackwardAutocast = None | str | tuple[tuple[tuple[str, Any], ...], ...]
+"""``None``, ``"off"``, ``"same_as_forward"``, or keyword arguments for each ``torch.autocast`` to enter."""
+
+
+def _autocasts(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)) or all(isinstance(keywords, tuple) for keywords in value if value):
+        return tuple(value) if isinstance(value, list) else value
+    if not all(isinstance(keywords, Mapping) and "device_type" in keywords for keywords in value):
+        raise OptionError(
+            f"backward_autocast={value!r} is no list of keywords of torch.autocast", fix='[{"device_type": "cpu", "dtype": torch.bfloat16}]'
+        )
+    return tuple(tuple(sorted(keywords.items())) for keywords in value)
+
+
 @frozen(kw_only=True)
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
@@ -38,7 +52,10 @@ class Options:
     order may differ: with ``"eager"`` floats stay static.
     dynamic: one program for each set of sizes. ``None``: a float argument becomes a symbol at its second value (then
     ``isinstance(x, float)`` is False inside the function); ``False``: floats stay static.
-    memory_budget, policy, donate_argnums, backward_autocast: reserved; any other value than the default raises ``OptionError``.
+    backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
+    called outside of it), ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an
+    ``AutocastWarning`` where autocast is on when a gradient is compiled.
+    memory_budget, policy, donate_argnums: reserved; any other value than the default raises ``OptionError``.
 
     Raises ``OptionError`` for an unknown value.
     """
@@ -47,7 +64,7 @@ class Options:
     dynamic: bool | None = None
     memory_budget: int | float | str | None = None
     policy: Any = None
-    backward_autocast: str = "off"
+    backward_autocast: BackwardAutocast = field(default=None, converter=_autocasts)
     static_argnums: tuple[int, ...] = field(default=(), converter=_positions)
     donate_argnums: tuple[int, ...] = field(default=(), converter=_positions)
     rng: Randomness = "eager"
@@ -58,7 +75,8 @@ class Options:
         _check("dynamic", self.dynamic, now=(None, False), later=(True,))
         _check("rng", self.rng, now=("eager",), later=("philox",))
         _check("numerics", self.numerics, now=("fast", "eager"))
-        _check("backward_autocast", self.backward_autocast, now=("off",), later=("same_as_forward",))
+        if not isinstance(self.backward_autocast, tuple):
+            _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
         _check("memory_budget", self.memory_budget, now=(None,), rest_is_later=True)
         _check("policy", self.policy, now=(None,), rest_is_later=True)
         _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)

@@ -153,6 +153,7 @@ def mutation_count(tensor: torch.Tensor) -> int:
 
 def replace_value(tensor: torch.Tensor, fake: torch.Tensor) -> None:
     """The memory a functional tensor looks at holds ``fake`` from now on; autograd does not hear of it."""
+    assert isinstance(tensor, FunctionalTensor)
     with torch._C.DisableTorchFunction():
         torch._functionalize_replace(tensor.elem, fake)
         torch._functionalize_commit_update(tensor.elem)
@@ -267,7 +268,7 @@ def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.Ab
     try:
         yield
     finally:
-        function.apply = original
+        function.apply = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -359,67 +359,310 @@ def test_captured_tensor_of_a_transform_besides_a_tensor_argument(transform, x):
         pytest.fail("did not raise")
 
 
-# ── mutation ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── mutation that is refused, and memory that inputs share ───────────────────────────────────────────────────────
 
-BUFFER = torch.zeros(3)
-
-
-def writes_an_argument(x, log):
-    log["mean"].copy_(x.detach())
-    return x.sum()
+WEIGHT = torch.ones(3)
+PARAMETER = torch.nn.Parameter(torch.ones(3))
+GRADIENTS = [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled]
 
 
-def writes_what_it_differentiates(x, log):
+def state(tensor):
+    """All that a call could change about a tensor."""
+    version = None if tensor.is_inference() else tensor._version
+    gradient = tensor.grad if tensor.is_leaf else None
+    look = (tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.data_ptr(), tensor.is_leaf)
+    return tensor.tolist(), version, gradient, tensor.requires_grad, tensor.grad_fn, look
+
+
+def refuses(kind, call, *tensors):
+    """The error a call raises, of exactly this class and a ``RuntimeError``; the tensors are as they were."""
+    before = [state(t) for t in tensors]
+    error = fails(kind, RuntimeError, call)
+    assert [state(t) for t in tensors] == before
+    return error
+
+
+def a_leaf():
+    return torch.arange(3.0, requires_grad=True)
+
+
+def a_computed_tensor():
+    return a_leaf() * 1
+
+
+def a_view_of_a_leaf():
+    return torch.arange(4.0, requires_grad=True)[1:]
+
+
+def an_inference_tensor():
+    with torch.inference_mode():
+        return torch.arange(3.0)
+
+
+def an_expanded_tensor():
+    return torch.ones(1).expand(3)
+
+
+def doubles(x):
     x.mul_(2)
     return x.sum()
 
 
-def writes_a_captured_tensor(x, log):
-    BUFFER.add_(x.detach())
+def sets_other_memory(x):
+    x.set_(torch.ones(4))
     return x.sum()
 
 
-@pytest.mark.parametrize("transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.jit])
-@pytest.mark.parametrize(
-    ("f", "name"), [(writes_an_argument, "log['mean']"), (writes_what_it_differentiates, "x"), (writes_a_captured_tensor, "BUFFER")]
-)
-def test_mutation_names_the_tensor_and_leaves_it_alone(f, name, transform, x):
-    log = {"mean": torch.full((3,), 7.0)}
-    tensors = {"x": x, "log": log["mean"], "BUFFER": BUFFER}
-    before = {k: (t.clone(), t._version) for k, t in tensors.items()}
-    error = fails(fg.MutationError, RuntimeError, lambda: transform(f)(x, log))
-    if f is writes_what_it_differentiates and transform is not fg.jit:  # autograd's own refusal: it knows the line, not the name
-        assert error.where.startswith(line_of(f, "mul_("))
-    else:
-        assert error.where == name
-        assert f"data of {name}" in error.what
-    assert "clone()" in error.fix
-    for key, (value, version) in before.items():
-        assert torch.equal(tensors[key], value)
-        assert tensors[key]._version == version
+def sets_data(x):
+    x.data = torch.ones(3)
+    return x.sum()
 
 
-def test_mutation_of_sizes_and_strides():
-    m = torch.ones(2, 3)
-    error = fails(fg.MutationError, RuntimeError, lambda: fg.jit(lambda m: m.t_())(m), "metadata of m")
-    assert error.where == "m"
-    assert m.shape == (2, 3) and m.stride() == (3, 1)
-
-
-def test_mutation_of_a_leaf_that_requires_grad_names_the_line(x):
+def lets_it_require_grad(x):
     x.requires_grad_()
-    error = fails(fg.MutationError, RuntimeError, lambda: fg.jit(writes_what_it_differentiates)(x, {}))
-    assert error.where.startswith(line_of(writes_what_it_differentiates, "mul_("))
-    assert torch.equal(x.detach(), torch.arange(3.0))
+    return x.sum()
 
 
-def test_running_statistics():
-    module = torch.nn.BatchNorm1d(3)
-    state = {k: v.clone() for k, v in module.state_dict().items()}
-    error = fails(fg.MutationError, RuntimeError, lambda: fg.jit(module)(torch.randn(4, 3)))
-    assert error.where in ("num_batches_tracked", "running_mean", "running_var")
-    assert "eval mode" in error.fix
-    assert all(torch.equal(v, state[k]) for k, v in module.state_dict().items())
+def lets_a_captured_tensor_require_grad(x):
+    WEIGHT.requires_grad_()
+    return (x * WEIGHT).sum()
+
+
+def runs_backward(x):
+    x.sum().backward()
+    return x.sum()
+
+
+def sets_its_gradient(x):
+    x.grad = torch.ones(3)
+    return x.sum()
+
+
+def writes_a_parameter(x):
+    PARAMETER.mul_(2)
+    return (x * PARAMETER).sum()
+
+
+def detaches_and_writes(x):
+    x.detach_()
+    x.mul_(PARAMETER)
+    return x.sum()
+
+
+def fills(x):
+    x.zero_()
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("f", "make", "where", "what", "fix"),
+    [
+        (sets_other_memory, a_leaf, "x", "gives x other memory", "return the new tensor"),
+        (sets_other_memory, lambda: torch.ones(3), "x", "gives x other memory", "return the new tensor"),
+        (sets_data, lambda: torch.ones(3), "x", "gives x other memory", "return the new tensor"),
+        (lets_it_require_grad, lambda: torch.ones(3), "x", "requires_grad_() on x", "before"),
+        (lets_a_captured_tensor_require_grad, lambda: torch.ones(3), "WEIGHT", "requires_grad_() on WEIGHT", "before"),
+        (runs_backward, a_leaf, "x", "sets the gradient of x", "grad_compiled"),
+        (sets_its_gradient, lambda: torch.ones(3), "x", "sets the gradient of x", "outside"),
+        (doubles, an_inference_tensor, "x", "inference tensor", None),
+        (detaches_and_writes, lambda: torch.ones(3), "x", "detaches x", "return it"),
+        (detaches_and_writes, a_leaf, "x", "detaches x", "return it"),
+    ],
+)
+def test_mutation_that_is_refused_names_the_tensor(f, make, where, what, fix):
+    x = make()
+    error = refuses(fg.MutationError, lambda: fg.jit(f)(x), x, WEIGHT, PARAMETER)
+    assert error.where == where
+    assert what in error.what
+    assert fix is None or fix in error.fix
+
+
+@pytest.mark.parametrize(
+    ("f", "make", "line"),
+    [
+        (doubles, a_leaf, "mul_("),
+        (doubles, a_view_of_a_leaf, "mul_("),
+        (writes_a_parameter, lambda: torch.ones(3), "mul_("),
+        (fills, an_expanded_tensor, "zero_("),
+    ],
+)
+def test_mutation_that_autograd_forbids_names_the_line(f, make, line):
+    x = make()
+    error = refuses(fg.MutationError, lambda: fg.jit(f)(x), x, PARAMETER)
+    assert error.where.startswith(line_of(f, line))
+    assert error.fix
+
+
+def test_mutation_of_several_elements_in_one_place():
+    x = an_expanded_tensor()
+    before = state(x)
+    with pytest.raises(RuntimeError, match="refers to a single memory location"):
+        fg.jit(doubles)(x)
+    assert state(x) == before
+
+
+@pytest.mark.parametrize("transform", GRADIENTS)
+@pytest.mark.parametrize("f", [doubles, writes_a_parameter, sets_other_memory, runs_backward, lets_a_captured_tensor_require_grad])
+@pytest.mark.parametrize("make", [lambda: torch.ones(3), a_leaf, a_computed_tensor], ids=["plain", "leaf", "computed"])
+def test_mutation_that_a_gradient_refuses(f, make, transform):
+    x = make()
+    error = refuses(fg.MutationError, lambda: transform(f)(x), x, WEIGHT, PARAMETER)
+    if f in (doubles, writes_a_parameter):  # what is differentiated is a leaf that requires grad
+        assert error.where.startswith(line_of(f, "mul_("))
+        assert "clone()" in error.fix
+
+
+@pytest.mark.parametrize("make", [a_leaf, a_view_of_a_leaf, an_inference_tensor])
+def test_mutation_is_refused_when_a_program_for_another_tensor_is_there(make):
+    c, written, refused = fg.jit(doubles), torch.arange(3.0), make()
+    assert c(written) == 6 and torch.equal(written, torch.arange(3.0) * 2)
+    refuses(fg.MutationError, lambda: c(refused), refused)
+    assert c.cache_info().currsize == 1
+
+
+def keeps_a_copy_and_writes(x):
+    kept = x.clone()
+    x.add_(1)
+    return kept.sin().sum()
+
+
+def test_second_derivative_of_a_function_that_writes_to_what_it_needs(x):
+    x.requires_grad_()
+    f = fg.jit(keeps_a_copy_and_writes)
+    (gradient,) = torch.autograd.grad(f(x * 1), x)
+    torch.testing.assert_close(gradient, x.detach().cos())
+    result = f(x * 1)
+    error = refuses(fg.MutationError, lambda: torch.autograd.grad(result, x, create_graph=True), x)
+    assert "a second time" in error.what and "clone()" in error.fix
+    y = x * 1
+    (gradient,) = torch.autograd.grad(f(y.clone()), y, create_graph=True)  # what the advice names: y is as it was
+    assert torch.equal(y, x)
+
+
+def writes_then_asks_for_a_value(x, log):
+    log.add_(1)
+    return x.sum() * x.max().item()
+
+
+def writes_then_sets_a_gradient(x, log):
+    log.add_(1)
+    x.grad = torch.ones(3)
+    return x.sum()
+
+
+def writes_then_writes_a_parameter(x, log):
+    log.t_().add_(1)
+    PARAMETER.mul_(2)
+    return x.sum()
+
+
+@pytest.mark.parametrize(
+    ("f", "kind"),
+    [
+        (writes_then_asks_for_a_value, fg.DataDependentControlFlowError),
+        (writes_then_sets_a_gradient, fg.MutationError),
+        (writes_then_writes_a_parameter, fg.MutationError),
+    ],
+)
+def test_nothing_is_written_by_a_call_that_fails_later(f, kind, x):
+    log = torch.zeros(2, 3)
+    refuses(kind, lambda: fg.jit(f)(x, log), x, log, PARAMETER)
+
+
+def test_nothing_is_written_by_a_function_that_raises(x):
+    def writes_and_raises(x):
+        x.add_(1)
+        raise KeyError("its own")
+
+    before = state(x)
+    for transform in (fg.jit, torch.no_grad()(fg.jit)):
+        with pytest.raises(KeyError, match="its own"):
+            transform(writes_and_raises)(x)
+    assert state(x) == before
+
+
+def writes_the_first(a, b):
+    a.add_(1)
+    return (a.sum() + b.sum()).real
+
+
+def looks_at_both(a, b):
+    return (a.sum() + b.sum()).real
+
+
+def of_another_dtype():
+    base = torch.zeros(8)
+    return base[:4], base.view(torch.int32)[2:]
+
+
+def conjugated():
+    base = torch.zeros(4, dtype=torch.complex64)
+    return base, base.conj()
+
+
+def windows():
+    base = torch.zeros(8)
+    return base[:4], base.as_strided((3, 3), (2, 1), 0)
+
+
+ODD_PAIRS = [(of_another_dtype, "different dtypes"), (conjugated, "conjugated"), (windows, "no combination of slices")]
+
+
+@pytest.mark.parametrize(("make", "why"), ODD_PAIRS)
+def test_write_to_memory_that_inputs_share_in_odd_ways(make, why):
+    a, b = make()
+    error = refuses(fg.AliasContractError, lambda: fg.jit(writes_the_first)(a, b), a, b)
+    assert error.where == "a"
+    assert "that a and b share" in error.what and why in error.what
+    assert "clone" in error.fix
+    weighted = fg.grad_compiled(lambda w, a, b: w.sum() * writes_the_first(a, b))
+    refuses(fg.AliasContractError, lambda: weighted(torch.ones(2), a, b), a, b)
+    copy = b.clone()
+    assert fg.jit(writes_the_first)(a, copy) == a.real.sum() + copy.real.sum()  # what the advice names
+
+
+@pytest.mark.parametrize(("make", "why"), ODD_PAIRS)
+def test_memory_that_inputs_share_in_odd_ways_may_be_read(make, why):
+    assert fg.jit(looks_at_both)(*make()) == 0
+
+
+def writes_a_view_of_as_strided(x):
+    x.as_strided((2,), (1,), 0)[1:].mul_(2)
+    return x.sum()
+
+
+def test_write_to_a_view_of_an_as_strided_view(x):
+    error = refuses(fg.AliasContractError, lambda: fg.jit(writes_a_view_of_as_strided)(x), x)
+    assert error.where.startswith(line_of(writes_a_view_of_as_strided, "mul_("))
+    assert "slices" in error.fix
+
+
+def test_overlapping_inputs_with_a_large_base():
+    base, expected = torch.zeros(100), torch.zeros(100)
+    with pytest.warns(fg.LargeBaseWarning) as caught:
+        result = fg.jit(writes_the_first)(base[:4], base[2:6])
+    assert result == writes_the_first(expected[:4], expected[2:6])
+    assert torch.equal(base, expected)
+    (message,) = [str(w.message) for w in caught if w.category is fg.LargeBaseWarning]
+    assert "a and b overlap" in message
+    assert "400 B" in message and "32 B" in message
+    assert "smaller" in message
+
+
+@pytest.mark.parametrize(
+    ("f", "pair"),
+    [
+        (writes_the_first, lambda: torch.zeros(64).unfold(0, 4, 2)[:2]),  # eight times as large is not worth a word
+        (looks_at_both, lambda: torch.zeros(1000).unfold(0, 4, 2)[:2]),
+        (writes_the_first, lambda: torch.zeros(1000).unfold(0, 4, 4)[:2]),  # they do not overlap
+    ],
+    ids=["small", "read", "disjoint"],
+)
+def test_overlapping_inputs_without_a_warning(f, pair):
+    a, b = pair().unbind()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.LargeBaseWarning)
+        fg.jit(f)(a.detach(), b.detach())
 
 
 # ── tensors that cannot be traced ────────────────────────────────────────────────────────────────────────────────

@@ -108,12 +108,12 @@ class Facts(Shown):
         return [f.slot for f in overlap.families if self.requires_grad(f.slot) or f.slot in self.changes]
 
     def doc(self) -> Doc:
-        kinds = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}
+        kinds: dict[Source, str] = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}
         kinds |= {c.slot: "captured" + (", requires grad" if c.requires_grad else "") for c in self.captured}
-        types = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}
+        types: dict[Source, str] = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}
         rows = tuple((str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds)
         outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.outputs)
-        parts = [Text("inputs"), Table(("", "", ""), rows), Text("outputs"), Table(("", "", ""), outs)]
+        parts: list[Text | Table] = [Text("inputs"), Table(("", "", ""), rows), Text("outputs"), Table(("", "", ""), outs)]
         shared = [(" is ".join(map(str, group)), "one object") for group in self.same]
         shared += [(str(o.base), f"overlap; the base has {in_bytes(o.base_bytes)}, they {in_bytes(o.member_bytes)}") for o in self.overlap]
         return Doc("facts", (*parts, *((Text("memory"), Table(("", ""), tuple(shared))) if shared else ())))
@@ -145,7 +145,7 @@ class _DryRun:
         self._inputs, self._grad, self._out_slot, self._splits = inputs, grad, out_slot, splits
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
-        self.trace = Trace(record=False, stand_in_for=self._meet)
+        self.trace = Trace(record=False, backward_autocast=None, stand_in_for=self._meet)
 
     def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
         trace, inputs = self.trace, self._inputs

@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError
+from ..options import BackwardAutocast
 from ..slots import Arg, Captured, Final, Signature, Slot
 from ..torch_private import storage_id
 from ..trees import Tree, flatten
@@ -48,6 +49,7 @@ class Inner:
     signature: Signature
     out_slot: Callable[[str], Slot]
     splits: bool
+    backward_autocast: BackwardAutocast
 
     def run(self, *values: Any) -> Ran:
         """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""
@@ -71,7 +73,7 @@ class Inner:
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
         values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
-        values_of |= bases
+        values_of.update(bases)
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}

@@ -27,7 +27,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     ``with_backward``: trace the gradients of all inputs that require grad, too, given a tangent for each output that has a
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
-    trace = Trace(record=True)
+    trace = Trace(record=True, backward_autocast=inner.backward_autocast)
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)
 
@@ -55,7 +55,7 @@ def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
     outs: dict[Slot, Any] = {}
     for slot, value in ran.outs:
         late = isinstance(slot, Final) and trace.written_in_backward(slot.of)  # type: ignore[arg-type]
-        outs[Final(slot.of, "backward") if late else slot] = trace.result(value)  # type: ignore[union-attr]
+        outs[Final(slot.of, "backward") if isinstance(slot, Final) and late else slot] = trace.result(value)
     return outs
 
 

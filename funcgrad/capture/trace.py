@@ -25,6 +25,7 @@ from ..errors import (
     UnsupportedTransformError,
 )
 from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, tensors_in, type_text, written_copies
+from ..options import BackwardAutocast
 from ..slots import Arg, Base, Final, Input, Late, Out, Part, Signature, Slot, Tangent, identifier
 from ..tags import Tag, tag
 from ..torch_private import (
@@ -64,6 +65,7 @@ from ..torch_private import (
     writes_inputs,
     written_by,
 )
+from .autocast import backward_under
 from .lifted import Lifted, require_plain
 from .modes import Lifter, Tracer
 from .outside import FILLS, cond, rewrite
@@ -85,8 +87,11 @@ class Trace:
     Make one, ``input`` the arguments, ``run`` the function on them, then ask for ``result`` of each output.
     """
 
-    def __init__(self, *, record: bool, stand_in_for: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, *, record: bool, backward_autocast: BackwardAutocast, stand_in_for: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error."""
+        self._backward_autocast = backward_autocast
         self._env: ShapeEnv | None = None
         self.fakes = FakeTensorMode()
         self.lineage = Lineage()
@@ -305,7 +310,8 @@ class Trace:
         self.after_forward.clear()
         before, self.current_pass = self.current_pass, "backward"
         try:
-            yield
+            with backward_under(self._backward_autocast):
+                yield
         finally:
             self.current_pass = before
 
@@ -366,7 +372,8 @@ class Trace:
 
     def _custom_write(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._note_writes(op, args, kwargs)
-        places: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+        places: dict[int | str, Any] = dict(enumerate(args))
+        places.update(kwargs)
         tensors = {id(t) for t in written_by(op, args, kwargs)}
         written = tuple(place for place, value in places.items() if id(value) in tensors)
         if len(written) != len(tensors):

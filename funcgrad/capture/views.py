@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from ..graphs import target_text, tensors_in
@@ -70,14 +70,14 @@ class View:
 class Geometry:
     """How a tensor lies in its memory: sizes, strides, offset (in elements), and what an element is."""
 
-    shape: tuple[int, ...] = field(converter=tuple)
-    stride: tuple[int, ...] = field(converter=tuple)
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
 
     @staticmethod
     def of(t: Tensor) -> Geometry:
-        return Geometry(t.shape, t.stride(), int(t.storage_offset()), t.dtype)
+        return Geometry(tuple(t.shape), tuple(t.stride()), int(t.storage_offset()), t.dtype)
 
     @property
     def is_contiguous(self) -> bool:

@@ -79,7 +79,8 @@ def print_layers(
 
 def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """``kernel`` with layers around it, as one function of the outer inputs that returns the outer outputs."""
-    return compile_function(print_wrapper(layers, outer, kernel))
+    function: Callable[..., Any] = compile_function(print_wrapper(layers, outer, kernel))
+    return function
 
 
 def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any]) -> Source:

@@ -27,7 +27,7 @@ ORDER = (dedupe, restride, alias_outputs, synthetic_base, mutation)
 
 def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
     """What a call looks like from outside: its inputs, and the leaves of its result that are tensors or symbols."""
-    ins = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
+    ins: tuple[Slot, ...] = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
     return Signature(ins, tuple(out_slot(o.path) for o in facts.outputs if o.is_dynamic))
 
 

@@ -6,7 +6,6 @@ straight-line Python for the hot path.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,14 +14,13 @@ import torch
 from attrs import fields, frozen
 from torch import Tensor
 
+from ..capture.autocast import Autocast, autocast_now
 from ..capture.inputs import Symbolic
 from ..capture.memory import family_of, history
 from ..errors import ArgumentError
 from ..show import Doc, Shown, Table
 from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
 from ..trees import Tree, differences
-
-_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @frozen
@@ -66,21 +64,6 @@ class DynamicSpec:
 LeafSpec = TensorSpec | StaticSpec | DynamicSpec
 
 
-Autocast = tuple[tuple[str, torch.dtype], ...]
-"""The device types for which autocast is on, each with its dtype."""
-
-
-@contextlib.contextmanager
-def autocast_as(state: Autocast) -> Iterator[None]:
-    """Inside, autocast is as it was when ``state`` was read."""
-    dtypes = dict(state)
-    with contextlib.ExitStack() as stack:
-        for device in _AUTOCAST_DEVICES:
-            if device in dtypes or torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, dtype=dtypes.get(device), enabled=device in dtypes))
-        yield
-
-
 @frozen
 class Ambient:
     """Global state a trace depends on."""
@@ -103,7 +86,7 @@ def ambient() -> tuple[Any, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        tuple((d, torch.get_autocast_dtype(d)) for d in _AUTOCAST_DEVICES if torch.is_autocast_enabled(d)),
+        autocast_now(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
         sdpa_flags(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -24,7 +25,7 @@ from ..capture.inputs import Inputs, Symbolic
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
-from ..errors import RetraceError
+from ..errors import AutocastWarning, RetraceError
 from ..graphs import verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers
 from ..options import ENVIRONMENT, Options
@@ -40,6 +41,11 @@ from ..trees import flatten
 from .arguments import take_apart
 from .definition import Definition, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
+
+_AUTOCAST_UNSAID = (
+    "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
+    'Say backward_autocast="off" if that is meant, or "same_as_forward".'
+)
 
 _STORE = Store(ENVIRONMENT.cache_dir)
 
@@ -168,12 +174,15 @@ class Compiled:
                 key = key_of(inputs, [(c.slot, c.read()) for c in facts.captured], facts.histories)
                 modules = watch_modules(facts, definition.root)
             with stages("layers"):
+                if key.ambient.autocast and self._options.backward_autocast is None and (facts.differentiable or not definition.splits):
+                    warnings.warn(_AUTOCAST_UNSAID.format(self.__name__), AutocastWarning, stacklevel=2)
                 devices = tuple(device for device, _ in key.ambient.autocast)
                 outer = outer_signature(facts, definition.out_slot)
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
                 inner = Inner(
-                    definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits
-                )
+                    definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
+                    self._options.backward_autocast,
+                )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
             with stages("tag"):

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from ..backends.backend import Runnable
+from ..capture.autocast import Autocast, autocast_as
 from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..errors import TraceError
 from ..graphs import Graph, Joint, ancestors, is_random, restrict, value_of
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
-from ..runtime.key import Autocast, autocast_as
 from ..slots import Final, Grad, Late, Saved, Slot, Tangent
 from .definition import Definition, Pullback
 
