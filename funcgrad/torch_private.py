@@ -106,11 +106,13 @@ def make_functional_mode(
     intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
     note: Callable[[Any, Any, Any, Any], None],
+    settle: Callable[[], None],
 ) -> FunctionalTensorMode:
-    """A functionalisation mode with three ears.
+    """A functionalisation mode with four ears.
 
     An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another in its place; ``note`` hears of each op that
-    looks at its first argument's memory (``view_kind``), with its result. The method is replaced on the instance: a subclass
+    looks at its first argument's memory (``view_kind``), with its result; ``settle`` is called after each
+    write. The method is replaced on the instance: a subclass
     would not be found by the rules of higher-order operators.
     """
     mode = FunctionalTensorMode()
@@ -124,6 +126,8 @@ def make_functional_mode(
         out = original(func, types, args, kwargs)
         if view_kind(func) is not None:
             note(func, args, kwargs, out)
+        elif writes_inputs(func):
+            settle()
         return out
 
     mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
@@ -476,6 +480,12 @@ def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:
 def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor autograd knows this one to be a view of; None for one that is no view."""
     return tensor._base
+
+
+def family_of(t: torch.Tensor) -> torch.Tensor:
+    """The tensor autograd knows a view to be a view of, and itself for any other."""
+    base = view_base(t)
+    return t if base is None else base
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -82,6 +82,10 @@ class Facts(Shown):
             return not plain and any(map(self.requires_grad, slot.of))
         return any(s == slot and grad for s, _, grad in self.inputs) or any(c.slot == slot and c.requires_grad for c in self.captured)
 
+    def change_of(self, slot: Slot) -> Change | None:
+        """What the function does to an input, if anything."""
+        return next((change for changed, change in self.changes.items() if changed == slot), None)
+
     def tracks(self, slot: Slot) -> bool:
         """Whether a gradient may come in for an output: what is written under no_grad passes none on."""
         return not isinstance(slot, Final) or self.changes[slot.of].data == "tracked"  # type: ignore[index]
@@ -243,17 +247,16 @@ def _changes(
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         alone = slot not in shared or slot in families
-        how = (
-            _of_family([id(tensor)], mirrored, in_forward)
-            if slot in families and shared[slot].base in written
-            else in_forward.get(id(tensor))
-        )
-        data = None if not alone or (how == "unversioned" and slot in families) else how
+        how = in_forward.get(id(tensor))
+        if slot in families and shared[slot].base in written:
+            how = _of_family([id(tensor)], mirrored, in_forward)
+        own_data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
-        late = slot not in shared and id(tensor) in ever and not data
-        moved = alone and not data and not restrides and ever is in_forward and own.how_written(False) == "detached"
-        if id(tensor) not in done and (data or restrides or late or moved):
-            yield slot, Change(data, restrides, late, moved)
+        late = slot not in shared and id(tensor) in ever and not own_data
+        untouched = (slot not in shared or shared[slot].base not in written) and not own_data and not restrides and ever is in_forward
+        moved = untouched and own.how_written(False) == "detached"
+        if id(tensor) not in done and (own_data or restrides or late or moved):
+            yield slot, Change(own_data, restrides, late, moved)
         done.add(id(tensor))
 
 

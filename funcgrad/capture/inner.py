@@ -17,7 +17,6 @@ from torch import Tensor
 from ..errors import TraceError
 from ..options import BackwardAutocast
 from ..slots import Arg, Captured, Final, Signature, Slot
-from ..torch_private import storage_id
 from ..trees import Tree, flatten
 from .facts import Facts
 from .inputs import Inputs
@@ -64,8 +63,7 @@ class Inner:
         trace.watch(memory)
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
-            apart = {id(t): [o for o in tensors if o is not t and storage_id(o) != storage_id(t)] for t in tensors}
-            trace.linked |= {key: others for key, others in apart.items() if others}
+            trace.link(tensors)
         args, kwargs = self.inputs.rebuild(seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         leaves = [trace.named(v) for v in leaves]
@@ -73,7 +71,7 @@ class Inner:
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
         values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
-        values_of.update(bases)
+        values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
@@ -103,8 +101,13 @@ class Inner:
 
     def _own(self, slot: Slot, value: Tensor) -> Tensor:
         """The value, or for a tensor that forward changes, one that may be changed."""
-        change = self.facts.changes.get(slot)  # type: ignore[call-overload]
-        return fresh(value) if change is not None and (change.data or change.restrides) else value
+        change = self.facts.change_of(slot)
+        if change is None or not (change.data or change.restrides):
+            return value
+        own, trace = fresh(value), active_trace()
+        assert trace is not None
+        trace.keep_strides(own)
+        return own
 
 
 def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:

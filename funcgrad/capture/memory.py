@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..slots import Arg, Base, Captured
-from ..torch_private import creation_meta, storage_id, view_base
+from ..torch_private import creation_meta, family_of, storage_id, view_base
 from .views import Geometry, Step, steps_between
 
 Named = Sequence[tuple[Arg | Captured, Tensor]]
@@ -126,12 +126,6 @@ def _components(group: list[tuple[Arg | Captured, Tensor]]) -> list[list[tuple[A
         merged = [pair for c in touching for pair in c] + [(slot, tensor)]
         components = [c for c in components if c not in touching] + [merged]
     return components
-
-
-def family_of(t: Tensor) -> Tensor:
-    """The tensor autograd knows a view to be a view of, and itself for any other."""
-    base = view_base(t)
-    return t if base is None else base
 
 
 def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:

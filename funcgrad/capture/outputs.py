@@ -68,7 +68,8 @@ def look_at_outputs(
             twin = first[id(leaf)]
             view = views.get(twin)
             if twin != path and is_base is not None and (view is None or view.steps):
-                view = View(out_slot(twin), (), "after" if view is None else view.when)  # one object, returned twice
+                when = "after" if view is None or view.computed else view.when
+                view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and (view is None or not is_untold(now))
             found.append(OutputFact(path, type_text(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))

@@ -155,6 +155,7 @@ def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], g
         for slot, _ in views:
             real = reals[slot]
             found[id(real)] = _mirrored(alias if real is base else _view(alias, base, real), alias, leaf, memory)
+    trace.link([own.seen for own in found.values()])
     return found
 
 

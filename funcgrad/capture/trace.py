@@ -39,6 +39,7 @@ from ..torch_private import (
     draws_random,
     engine_inside,
     expression,
+    family_of,
     from_functional,
     generator_kept,
     guard_expressions,
@@ -69,7 +70,7 @@ from .autocast import backward_under
 from .lifted import Lifted, require_plain
 from .modes import Lifter, Tracer
 from .outside import FILLS, cond, rewrite
-from .views import Lineage, is_expanded
+from .views import Lineage, is_dense, is_expanded
 from .where import named_error, not_an_operand, user_line
 
 _one_at_a_time = threading.RLock()
@@ -95,7 +96,7 @@ class Trace:
         self._env: ShapeEnv | None = None
         self.fakes = FakeTensorMode()
         self.lineage = Lineage()
-        self.functional = make_functional_mode(self._unfunctional, self._rewrite, self.lineage.note)
+        self.functional = make_functional_mode(self._unfunctional, self._rewrite, self.lineage.note, self._settle)
         self._tracer = Tracer(self)
         self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
@@ -104,6 +105,7 @@ class Trace:
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"
         self.late: list[Tangent | Late] = []
+        self.gapped: list[tuple[Tensor, tuple[int, ...]]] = []
         self.linked: dict[int, list[Tensor]] = {}
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.placeholder_of: dict[Slot, fx.Node] = {}
@@ -405,6 +407,25 @@ class Trace:
             self.lineage.wrote(tensor, tracked)
             for other in self.neighbours(tensor):
                 bump_version(other)
+
+    def keep_strides(self, tensor: Tensor) -> None:
+        """A tensor of an input that does not lie densely in memory: a write computes a dense value, and the strides must not show it."""
+        if not is_dense(tensor):
+            self.gapped.append((tensor, tuple(tensor.stride())))
+
+    def _settle(self) -> None:
+        for tensor, stride in self.gapped:
+            value = from_functional(tensor)
+            if value.stride() != stride:
+                room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(stride))
+                replace_value(tensor, torch.ops.aten.copy.default(room, value))
+
+    def link(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""
+        for t in tensors:
+            others = [o for o in tensors if family_of(o) is not family_of(t)]
+            if others:
+                self.linked[id(t)] = others
 
     def neighbours(self, tensor: Tensor) -> Sequence[Tensor]:
         """The stand-ins whose real tensors share a version counter with the one a tensor is a view of, where they themselves do not."""

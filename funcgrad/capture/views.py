@@ -168,6 +168,16 @@ def _slices(base: Geometry, start: int, strides: _Strides) -> list[Step] | None:
     return steps
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory without gaps, each once: a copy has the same strides."""
+    expected = 1
+    for stride, size in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def is_expanded(tensor: Tensor) -> bool:
     """Whether one element in memory stands for several of the tensor."""
     return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))

@@ -194,7 +194,7 @@ def run(program: Program, transform: Callable[[Callable[..., Any]], Callable[...
     seen.stages["outs"] = [_data(t) for t in outs]
     seen.stages["inputs"] = [_data(t) for t in inputs]
     seen.stages["look"] = [(t.shape, t.stride(), t.storage_offset(), t.requires_grad, t.dtype) for t in inputs]
-    seen.stages["look of outs"] = [(t.shape, t.stride(), t.requires_grad, t.dtype) for t in outs]
+    seen.stages["look of outs"] = [(t.shape, _strides(t), t.requires_grad, t.dtype) for t in outs]
     seen.stages["memory"] = _shared([*everything, base])
     seen.stages["same"] = [[a is b for a in everything] for b in everything]
     seen.stages["leaves"] = [_is_leaf(t) for t in inputs]
@@ -210,6 +210,10 @@ def run(program: Program, transform: Callable[[Callable[..., Any]], Callable[...
     seen.stages["outs after backward"] = [_data(t) for t in outs]
     seen.stages["inputs after backward"] = [_data(t) for t in inputs]
     return seen
+
+
+def _strides(t: Tensor) -> list[int]:
+    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
 
 
 def _is_leaf(t: Tensor) -> bool | str:
