@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 JOBS ?= 2
+N ?= 20000
 
-.PHONY: demo test lint bench notebooks clean
+.PHONY: demo test fuzz lint bench notebooks clean
 
 .venv/%.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,6 +17,10 @@ demo: .venv/demo.done
 
 test: .venv/test,notebook,demo.done
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# N random programs that alias and mutate, eager against compiled, on all cores; a difference is printed as a minimised program.
+fuzz: .venv/test,notebook,demo.done
+	$(BIN)/python -m tests.laws.fuzz $(N)
 
 lint: .venv/test,notebook,demo.done
 	$(BIN)/ruff check .

@@ -443,6 +443,11 @@ def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
     return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in _nodes_below(tensors))
 
 
+def is_dead_end(tensor: torch.Tensor) -> bool:
+    """Whether what computed a tensor leads to no leaf: nothing would get a gradient."""
+    return not any(hasattr(node, "variable") for node in _nodes_below([tensor]))
+
+
 def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves a backward pass from these tensors ends in."""
     return [node.variable for node in _nodes_below(tensors) if hasattr(node, "variable")]

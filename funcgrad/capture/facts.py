@@ -162,6 +162,7 @@ class _DryRun:
         args, kwargs = inputs.rebuild(stand_ins)
         with _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
+        trace.spread_versions()
         leaves, _, paths = flatten(result)
         leaves = [trace.named(v) for v in leaves]
         return self._facts(leaves, paths, _resolve(root, trace), modules)
@@ -210,7 +211,7 @@ class _DryRun:
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
-        _refuse(self.trace, named, self._mirrored, changes, histories, groups)
+        _refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
         sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
@@ -292,6 +293,7 @@ def _refuse(
     changes: Mapping[Source | Base, Change],
     histories: Mapping[Source, str],
     groups: Sequence[Overlap],
+    written: Mapping[int, str],
 ) -> None:
     """Raise for a change that cannot be carried out, or that eager PyTorch refuses where a trace does not see it."""
     for slot, tensor in named:
@@ -305,7 +307,11 @@ def _refuse(
             )
         how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
         if how == "tracked" and "leaf" in histories.get(slot, ""):
-            raise MutationError(f"{histories[slot]} that requires grad is being used in an in-place operation: {slot}", where=str(slot))
+            raise MutationError(
+                f"{histories[slot]} that requires grad is being used in an in-place operation: {slot}",
+                where=str(slot),
+                fix="write under torch.no_grad(), or into a copy: x = x.clone()",
+            )
         if trace.lineage.is_unknown(own.seen):
             raise MutationError(
                 f"the function changes the sizes of {slot} where the trace does not see it (in a custom autograd.Function)",
@@ -313,11 +319,15 @@ def _refuse(
                 fix="return a view instead",
             )
         own_changes = changes.get(slot, Change())
-        if not has_history(own.seen) and has_history(trace.current(own.seen)) and detaches(own_changes.restrides):
+        if has_history(trace.current(own.seen)) and detaches(own_changes.restrides):
             raise MutationError(f"the function detaches {slot} in place and writes to it in grad mode", where=str(slot), fix="return it")
         if histories.get(slot) == "an inference tensor":
-            raise MutationError(f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}", where=str(slot))
-        if slot in histories and is_expanded(tensor):
+            raise MutationError(
+                f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}",
+                where=str(slot),
+                fix="call it in inference mode, or pass a clone",
+            )
+        if id(tensor) in written and is_expanded(tensor):
             raise MutationError(
                 "unsupported operation: more than one element of the written-to tensor refers to a single memory location: "
                 f"{slot} is expanded",

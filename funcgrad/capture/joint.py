@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..tags import Tag, tag
-from ..torch_private import has_history, leaves_below, python_node_below, storage_id
+from ..torch_private import has_history, is_dead_end, leaves_below, python_node_below, storage_id
 from .inner import Inner, Ran, inputs_of
 from .trace import Trace
 
@@ -85,7 +85,8 @@ def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence
     """The gradients of leaves. ``autograd.grad`` runs only what leads to a target; where there is more (the caller's Python, which may
     have effects, or another leaf), all of it runs, as in ``backward()``."""
     known = {id(target) for target in targets}
-    if not python_node_below(outs) and all(id(leaf) in known for leaf in leaves_below(outs)):
+    more = python_node_below(outs) or any(map(is_dead_end, outs)) or not all(id(leaf) in known for leaf in leaves_below(outs))
+    if not more:
         return torch.autograd.grad(outs, targets, seeds, allow_unused=True)
     torch.autograd.backward(outs, seeds)
     return [target.grad for target in targets]

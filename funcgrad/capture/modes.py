@@ -134,8 +134,8 @@ class Lifter(TorchFunctionMode):
         if by is not tensor:
             self._trace.lineage.replace(own, by, torch.is_grad_enabled())
         if func is not Tensor.detach_ and (not tensor._is_view() or creation_meta(tensor).name == "DEFAULT"):
-            for moved in (tensor, *self._trace.neighbours(tensor)):
-                bump_version(moved)
+            bump_version(tensor)
+            self._trace.spread_versions()
         return original  # type: ignore[no-any-return]
 
     def _stand_in(self, value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from ..errors import UnsupportedTransformError
 from ..graphs import type_text
 from ..slots import Arg, Base, Captured, Slot
-from ..torch_private import has_history, is_leaf, is_stale, is_untold, leaves_below
+from ..torch_private import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below
 from .views import Lineage, Step, View, When, detaches
 
 
@@ -59,7 +59,7 @@ def look_at_outputs(
     for root, users in intermediates:
         itself = first.get(id(root)) if lineage.current(root) is root else None
         base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
-        if is_base is not None and is_base(base, root) and (len(users) > 1 or any(odd for _, _, odd in users.values())):
+        if is_base is not None and is_base(base, root) and _must_be_views(users):
             views |= {p: View(base, steps, when, when == "before") for p, (steps, when, _) in users.items() if p != itself}
             bases |= {base: root} if isinstance(base, Base) else {}
     found: list[OutputFact] = []
@@ -80,8 +80,13 @@ def look_at_outputs(
 
 
 _Users = dict[str, tuple[tuple[Step, ...], When, bool]]
-"""Output path → the steps to it from some tensor, when they are taken, and whether only a view will do: autograd forbids to use
-it by now, or will not say what it is."""
+"""Output path → the steps to it from some tensor, when they are taken, and whether a gradient flows through it."""
+
+
+def _must_be_views(users: _Users) -> bool:
+    """Whether autograd must know that outputs share memory: a gradient flows through one of several, or one may not be used any more."""
+    stale = any(when == "before" for _, when, _ in users.values())
+    return stale or (len(users) > 1 and any(tracked for _, _, tracked in users.values()))
 
 
 def _views(
@@ -114,7 +119,7 @@ def _views(
             intermediates.setdefault(id(root), (root, {}))[1][path] = (
                 steps,
                 "before" if is_stale(now) else "after",
-                is_stale(now),
+                has_history(now) and not is_dead_end(now),
             )
     return views, list(intermediates.values())
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..torch_private import (
     creation_meta,
+    family_of,
     from_functional,
     is_storage_changed,
     set_creation_meta,
@@ -160,8 +161,8 @@ def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], g
 
 
 def _family_bases(overlap: Overlap, reals: dict[Any, Tensor]) -> list[tuple[Any, Tensor]]:
-    """The views and the base of each family; one that is alone in its family stands for itself."""
-    return [(f.views, f.found(reals[f.found.of]) if f.found else reals[f.slot]) for f in overlap.families]
+    """The views and the base of each family, whether or not that is an input."""
+    return [(f.views, family_of(reals[f.views[0][0]])) for f in overlap.families]
 
 
 def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:

@@ -60,6 +60,7 @@ from ..torch_private import (
     running_sequence_number,
     storage_id,
     to_functional,
+    version_of,
     view_kind,
     without_function_modes,
     without_modes,
@@ -106,7 +107,7 @@ class Trace:
         self.current_pass = "forward"
         self.late: list[Tangent | Late] = []
         self.gapped: list[tuple[Tensor, tuple[int, ...]]] = []
-        self.linked: dict[int, list[Tensor]] = {}
+        self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.placeholder_of: dict[Slot, fx.Node] = {}
         self.after_forward: list[Callable[[], None]] = []
@@ -395,6 +396,7 @@ class Trace:
 
     def _rewrite(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The call to make in place of one that functionalisation would get wrong; writes are written down."""
+        self.spread_versions()
         op, args, kwargs = self._rewritten(op, args, kwargs)
         if writes_inputs(op) and view_kind(op) is None:
             self._note_writes(op, args, kwargs)
@@ -405,8 +407,6 @@ class Trace:
             # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
             tracked = self._custom > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
             self.lineage.wrote(tensor, tracked)
-            for other in self.neighbours(tensor):
-                bump_version(other)
 
     def keep_strides(self, tensor: Tensor) -> None:
         """A tensor of an input that does not lie densely in memory: a write computes a dense value, and the strides must not show it."""
@@ -422,17 +422,18 @@ class Trace:
 
     def link(self, tensors: Sequence[Tensor]) -> None:
         """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""
-        for t in tensors:
-            others = [o for o in tensors if family_of(o) is not family_of(t)]
-            if others:
-                self.linked[id(t)] = others
+        if len({id(family_of(t)) for t in tensors}) > 1:
+            self._linked.append({id(t): (t, version_of(t)) for t in tensors})
 
-    def neighbours(self, tensor: Tensor) -> Sequence[Tensor]:
-        """The stand-ins whose real tensors share a version counter with the one a tensor is a view of, where they themselves do not."""
-        if not self.linked:
-            return ()
-        root, _, _ = self.lineage.path(tensor, lambda t: id(t) in self.linked, True)
-        return self.linked.get(id(root), ())
+    def spread_versions(self) -> None:
+        """Move the version counters of linked tensors to where the furthest is."""
+        with without_function_modes():
+            for group in self._linked:
+                moved = [t for t, version in group.values() if version_of(t) != version]
+                for t, _ in group.values() if moved else ():
+                    if all(family_of(t) is not family_of(other) for other in moved):
+                        bump_version(t)
+                group.update({key: (t, version_of(t)) for key, (t, _) in group.items()} if moved else {})
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         if writes_inputs(op) and view_kind(op) is None and isinstance(args[0] if args else None, Tensor) and is_expanded(args[0]):

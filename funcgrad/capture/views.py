@@ -100,6 +100,11 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
         return (Step(torch.ops.aten.alias.default, ()),)
+    expanded = [i for i, (n, s) in enumerate(zip(member.shape, member.stride, strict=True)) if n > 1 and s == 0]
+    if expanded:
+        once = tuple(1 if i in expanded else n for i, n in enumerate(member.shape))
+        seen_once = steps_between(base, evolve(member, shape=once))
+        return None if seen_once is None else (*seen_once, Step(torch.ops.aten.expand.default, (member.shape,)))
     dims = sorted((i for i, n in enumerate(member.shape) if n > 1), key=lambda i: member.stride[i], reverse=True)
     strides = [(member.shape[i], member.stride[i]) for i in dims]
     start = member.offset - base.offset

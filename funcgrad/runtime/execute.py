@@ -153,8 +153,9 @@ def _require_unchanged(ctx: Any) -> None:
     written = {*ctx.program.written_inputs, *ctx.program.restrided_inputs} & set(ctx.program.needed_inputs)
     if written:
         raise MutationError(
-            "a function that writes to an input it also differentiates is differentiated a second time: the value it had is gone",
-            fix="pass a copy: f(x.clone()), or return the new value instead of writing it",
+            "a function that writes to an input, or changes its sizes (t_), is differentiated a second time: what it was is gone",
+            where="the backward pass that is differentiated (create_graph=True)",
+            fix="copy it inside of the compiled function, fg.jit(lambda x: f(x.clone())), or return the new value instead of writing it",
         )
     for value, version in zip(ctx.inputs, ctx.versions, strict=True):
         if isinstance(value, Tensor) and version_of(value) != version:
