@@ -52,18 +52,7 @@ class Base:
         return f"base({', '.join(map(str, self.of))})"
 
 
-@frozen
-class Part:
-    """An inner tensor of a tensor subclass; ``attribute`` is its name."""
-
-    of: Arg | Captured | Out | Part
-    attribute: str
-
-    def __str__(self) -> str:
-        return f"{self.of}.{self.attribute}"
-
-
-Input = Arg | Captured | Base | Part
+Input = Arg | Captured | Base
 """What can be an input of a forward pass."""
 
 
@@ -118,7 +107,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | Part | Final | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | Final | Late | Grad | Tangent | Saved
 
 
 def of_backward(slot: Slot) -> bool:

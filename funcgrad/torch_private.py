@@ -110,10 +110,10 @@ def make_functional_mode(
 ) -> FunctionalTensorMode:
     """A functionalisation mode with four ears.
 
-    An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another in its place; ``note`` hears of each op that
-    looks at its first argument's memory (``view_kind``), with its result; ``settle`` is called after each
-    write. The method is replaced on the instance: a subclass
-    would not be found by the rules of higher-order operators.
+    An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another
+    in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with its result; ``settle``
+    is called after each write. The method is replaced on the instance: a subclass would not be found by the rules of
+    higher-order operators.
     """
     mode = FunctionalTensorMode()
     original = mode.__torch_dispatch__
@@ -231,17 +231,6 @@ def causal_mask_unknown() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Inside, ``torch.cond`` is ours: torch's own starts another tracer, which cannot run within a trace."""
-    original = torch.cond
-    torch.cond = replacement
-    try:
-        yield
-    finally:
-        torch.cond = original
-
-
-@contextlib.contextmanager
 def engine_inside(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
     """Inside, every backward pass that Python starts runs within ``context()``."""
     module = torch.autograd
@@ -256,48 +245,6 @@ def engine_inside(context: Callable[[], contextlib.AbstractContextManager[Any]])
         yield
     finally:
         module._engine_run_backward = original  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Inside, every custom ``autograd.Function`` is applied to ``operand(argument)`` of each argument, within ``around()``."""
-    function = torch.autograd.Function
-    original = function.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with around():
-            return original.__func__(cls, *map(operand, args), **kwargs)
-
-    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        function.apply = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
-    """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before."""
-    state = torch.default_generator.get_state()
-    names = ("manual_seed", "set_rng_state", "seed")
-    originals = {(m, name): getattr(m, name) for m in (torch, torch.random) for name in names}
-
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            on_reseed()
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                return function(*args, **kwargs)
-
-        return call
-
-    for (module, name), function in originals.items():
-        setattr(module, name, noting(function))
-    try:
-        yield
-    finally:
-        for (module, name), function in originals.items():
-            setattr(module, name, function)
-        torch.default_generator.set_state(state)
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -385,74 +332,6 @@ def running_sequence_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
-def made_by_python(tensor: torch.Tensor) -> bool:
-    """Whether a custom ``autograd.Function`` computed a tensor."""
-    try:
-        return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
-    except RuntimeError:  # a view taken under no_grad of what was written to since: it has no history to ask for
-        return False
-
-
-def is_untold(tensor: torch.Tensor) -> bool:
-    """Whether a view was taken under no_grad of what requires grad: it requires grad, and nobody can say why."""
-    return tensor.requires_grad and not has_history(tensor) and tensor._is_view()
-
-
-def is_stale(tensor: torch.Tensor) -> bool:
-    """Whether autograd forbids to use a view, since what it is a view of was written to."""
-    try:
-        return tensor.grad_fn is NotImplemented
-    except RuntimeError:
-        return True
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    """The version counter of a tensor; 0 for an inference tensor, which has none."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def has_history(tensor: torch.Tensor) -> bool:
-    """Whether something differentiable computed a tensor (as far as autograd would go back from it)."""
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:  # see made_by_python
-        return False
-
-
-def is_leaf(tensor: torch.Tensor) -> bool:
-    """``tensor.is_leaf``; False for a view that has no history to ask for."""
-    try:
-        return tensor.is_leaf
-    except RuntimeError:  # see made_by_python
-        return False
-
-
-def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        yield node
-        below = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= below
-        pending += below
-
-
-def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward pass from these tensors runs Python: a custom ``autograd.Function``."""
-    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in _nodes_below(tensors))
-
-
-def is_dead_end(tensor: torch.Tensor) -> bool:
-    """Whether what computed a tensor leads to no leaf: nothing would get a gradient."""
-    return not any(hasattr(node, "variable") for node in _nodes_below([tensor]))
-
-
-def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves a backward pass from these tensors ends in."""
-    return [node.variable for node in _nodes_below(tensors) if hasattr(node, "variable")]
-
-
 def creation_meta(tensor: torch.Tensor) -> Any:
     """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be written to."""
     return torch._C._autograd._get_creation_meta(tensor)
@@ -471,26 +350,9 @@ versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] 
 """Inside, writes to a tensor do not move its version counter."""
 
 
-def bump_version(tensor: torch.Tensor) -> None:
-    """What was saved of a tensor for backward is out of date, as after a write."""
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
-
-
 def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:
     """See ``creation_meta``."""
     torch._C._autograd._set_creation_meta(tensor, meta)
-
-
-def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor autograd knows this one to be a view of; None for one that is no view."""
-    return tensor._base
-
-
-def family_of(t: torch.Tensor) -> torch.Tensor:
-    """The tensor autograd knows a view to be a view of, and itself for any other."""
-    base = view_base(t)
-    return t if base is None else base
 
 
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
+from ..histories import has_history, is_leaf, python_node_below
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Arg, Base, Captured, Final, Slot
-from ..torch_private import has_history, is_leaf, python_node_below, storage_id, transform_active
+from ..torch_private import storage_id, transform_active
 from ..trees import flatten
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import MetTooLate
@@ -162,7 +163,7 @@ class _DryRun:
         args, kwargs = inputs.rebuild(stand_ins)
         with _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
-        trace.spread_versions()
+        trace.writes.spread_versions()
         leaves, _, paths = flatten(result)
         leaves = [trace.named(v) for v in leaves]
         return self._facts(leaves, paths, _resolve(root, trace), modules)

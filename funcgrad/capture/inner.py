@@ -60,10 +60,10 @@ class Inner:
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None
         slot_of = {id(value): slot for slot, value in reversed(seen.items()) if isinstance(value, Tensor)}
-        trace.watch(memory)
+        trace.writes.watch(memory)
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
-            trace.link(tensors)
+            trace.writes.link(tensors)
         args, kwargs = self.inputs.rebuild(seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         leaves = [trace.named(v) for v in leaves]
@@ -106,7 +106,7 @@ class Inner:
             return value
         own, trace = fresh(value), active_trace()
         assert trace is not None
-        trace.keep_strides(own)
+        trace.writes.keep_strides(own)
         return own
 
 

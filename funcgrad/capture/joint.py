@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
+from ..histories import has_history, is_dead_end, leaves_below, python_node_below
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..tags import Tag, tag
-from ..torch_private import has_history, is_dead_end, leaves_below, python_node_below, storage_id
+from ..torch_private import storage_id
 from .inner import Inner, Ran, inputs_of
 from .trace import Trace
 
@@ -54,7 +55,7 @@ def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
     """The outputs of a program that runs as one; what its own backward pass wrote to is final after that."""
     outs: dict[Slot, Any] = {}
     for slot, value in ran.outs:
-        late = isinstance(slot, Final) and trace.written_in_backward(slot.of)  # type: ignore[arg-type]
+        late = isinstance(slot, Final) and trace.writes.in_backward(slot.of)  # type: ignore[arg-type]
         outs[Final(slot.of, "backward") if isinstance(slot, Final) and late else slot] = trace.result(value)
     return outs
 

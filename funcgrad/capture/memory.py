@@ -13,8 +13,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..histories import family_of, view_base
 from ..slots import Arg, Base, Captured
-from ..torch_private import creation_meta, family_of, storage_id, view_base
+from ..torch_private import creation_meta, storage_id
 from .views import Geometry, Step, steps_between
 
 Named = Sequence[tuple[Arg | Captured, Tensor]]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import CapturedTransformError, TraceError
 from ..graphs import type_text
+from ..histories import bump_version
 from ..torch_private import (
     RESTRIDES,
     TRACER_SLOT,
@@ -18,7 +19,6 @@ from ..torch_private import (
     FunctionalTensor,
     TorchDispatchMode,
     TorchFunctionMode,
-    bump_version,
     creation_meta,
     fake_mode_of,
     from_functional,
@@ -135,7 +135,7 @@ class Lifter(TorchFunctionMode):
             self._trace.lineage.replace(own, by, torch.is_grad_enabled())
         if func is not Tensor.detach_ and (not tensor._is_view() or creation_meta(tensor).name == "DEFAULT"):
             bump_version(tensor)
-            self._trace.spread_versions()
+            self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
 
     def _stand_in(self, value: Any) -> Any:

@@ -10,8 +10,8 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import UnsupportedTransformError
 from ..graphs import type_text
+from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below
 from ..slots import Arg, Base, Captured, Slot
-from ..torch_private import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below
 from .views import Lineage, Step, View, When, detaches
 
 

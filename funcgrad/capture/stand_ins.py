@@ -14,18 +14,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..torch_private import (
-    creation_meta,
-    family_of,
-    from_functional,
-    is_storage_changed,
-    set_creation_meta,
-    storage_id,
-    to_functional,
-    version_of,
-    view_base,
-    without_modes,
-)
+from ..histories import family_of, version_of, view_base
+from ..torch_private import creation_meta, from_functional, is_storage_changed, set_creation_meta, storage_id, to_functional, without_modes
 from .memory import Overlap, neighbours, together
 from .trace import Trace
 from .views import Geometry, steps_between
@@ -156,7 +146,7 @@ def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], g
         for slot, _ in views:
             real = reals[slot]
             found[id(real)] = _mirrored(alias if real is base else _view(alias, base, real), alias, leaf, memory)
-    trace.link([own.seen for own in found.values()])
+    trace.writes.link([own.seen for own in found.values()])
     return found
 
 

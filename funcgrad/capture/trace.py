@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -19,29 +19,23 @@ from torch import Tensor, fx
 
 from ..errors import (
     FuncgradError,
-    MutationError,
     TraceError,
     UnsupportedTensorError,
     UnsupportedTransformError,
 )
-from ..graphs import Graph, choose, getitem, is_random, require_false, scalar, storages, tensors_in, type_text, written_copies
+from ..graphs import Graph, choose, is_random, require_false, type_text, written_copies
 from ..options import BackwardAutocast
-from ..slots import Arg, Base, Final, Input, Late, Out, Part, Signature, Slot, Tangent, identifier
+from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
 from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
-    FakeTensorMode,
     FunctionalTensor,
     ShapeEnv,
-    apply_with,
-    bump_version,
     causal_mask_unknown,
     draws_random,
     engine_inside,
     expression,
-    family_of,
     from_functional,
-    generator_kept,
     guard_expressions,
     is_exact,
     is_operator,
@@ -50,18 +44,13 @@ from ..torch_private import (
     make_environment,
     make_functional_mode,
     make_symbol,
-    mutation_count,
-    next_sequence_number,
     outside_transforms,
     python_text,
-    replace_cond,
     replace_value,
     returns_nothing,
     running_sequence_number,
     storage_id,
     to_functional,
-    version_of,
-    view_kind,
     without_function_modes,
     without_modes,
     writes_inputs,
@@ -70,9 +59,12 @@ from ..torch_private import (
 from .autocast import backward_under
 from .lifted import Lifted, require_plain
 from .modes import Lifter, Tracer
-from .outside import FILLS, cond, rewrite
-from .views import Lineage, is_dense, is_expanded
-from .where import named_error, not_an_operand, user_line
+from .outside import cond
+from .recorder import Recorder
+from .replaced import apply_with, generator_kept, replace_cond
+from .views import Lineage
+from .where import named_error, user_line
+from .writes import Writes
 
 _one_at_a_time = threading.RLock()
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
@@ -83,7 +75,7 @@ def active_trace() -> Trace | None:
     return _active.get()
 
 
-class Trace:
+class Trace(Recorder):
     """The inputs, the captured tensors and (if ``record``) the graph of one run.
 
     Make one, ``input`` the arguments, ``run`` the function on them, then ask for ``result`` of each output.
@@ -93,35 +85,22 @@ class Trace:
         self, *, record: bool, backward_autocast: BackwardAutocast, stand_in_for: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error."""
+        super().__init__(record=record)
         self._backward_autocast = backward_autocast
         self._env: ShapeEnv | None = None
-        self.fakes = FakeTensorMode()
         self.lineage = Lineage()
-        self.functional = make_functional_mode(self._unfunctional, self._rewrite, self.lineage.note, self._settle)
+        self.writes = Writes(self.lineage)
+        self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after)
         self._tracer = Tracer(self)
         self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
-        self.graph = fx.Graph() if record else None
-        self.constants: dict[str, Tensor] = {}
-        self.current_pass = "forward"
         self.late: list[Tangent | Late] = []
-        self.gapped: list[tuple[Tensor, tuple[int, ...]]] = []
-        self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
-        self.placeholder_of: dict[Slot, fx.Node] = {}
-        self.after_forward: list[Callable[[], None]] = []
-        self._memory: Mapping[Slot, Tensor] | None = None
-        self._writes: dict[Slot, int] = {}
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.reseeded = False
         self._depth = 0
-        self._custom = 0
-        self._nodes: dict[int, fx.Node] = {}
-        self._scalars: dict[str, fx.Node] = {}
-        self._alive: list[Any] = []
-        self._lines: dict[int, str] = {}
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,7 +124,7 @@ class Trace:
         """From now on ``functional`` stands for ``real``, wherever the function meets it."""
         self.captured[id(real)] = Lifted(real, functional, where)
 
-    def tangent(self, out: Out | Base | Final | Part, value: Tensor) -> Tensor:
+    def tangent(self, out: Slot, value: Tensor) -> Tensor:
         """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
         own = from_functional(value)  # under the trace's modes: it may replay views, which must be recorded
         with without_modes(), self.fakes:
@@ -202,17 +181,6 @@ class Trace:
         self._symbols[str(expression(symbol))] = str(slot)
         return symbol
 
-    def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
-        if self.graph is None:
-            return None
-        calls = [n for n in self.graph.nodes if n.op != "placeholder"]
-        with self.graph.inserting_before(calls[0]) if calls else contextlib.nullcontext():
-            node = self.graph.placeholder(identifier(slot))
-        node.meta["val"] = value
-        self._remember(value, node)
-        self.placeholder_of[slot] = node
-        return node
-
     def lift(self, real: Tensor) -> Tensor:
         """The stand-in for a real tensor met inside the function."""
         if id(real) not in self.captured:
@@ -233,14 +201,6 @@ class Trace:
     def named(self, value: Any) -> Any:
         """A leaf of the result as the tensor the function knows it by."""
         return self.lineage.named(self.stand_in(value)) if isinstance(value, Tensor) else value
-
-    @contextlib.contextmanager
-    def _custom_function(self) -> Iterator[None]:
-        self._custom += 1
-        try:
-            yield
-        finally:
-            self._custom -= 1
 
     def _operand(self, value: Any) -> Any:
         """An argument of ``autograd.Function.apply``, which no torch-function mode sees."""
@@ -271,7 +231,7 @@ class Trace:
                 causal_mask_unknown(),
                 replace_cond(cond),
                 engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
-                apply_with(self._operand, self._custom_function),
+                apply_with(self._operand, self.writes.in_custom_function),
             ):
                 result = function(*args, **kwargs)
             if self.refused is not None:
@@ -287,16 +247,6 @@ class Trace:
         finally:
             _active.reset(token)
 
-    def watch(self, memory: Mapping[Slot, Tensor]) -> None:
-        """Remember how often each input was written to when the forward pass ends. The outermost function's inputs count."""
-        if self._memory is None:
-            self._memory = dict(memory)
-            self.after_forward.append(lambda: self._writes.update({s: mutation_count(t) for s, t in memory.items()}))
-
-    def written_in_backward(self, slot: Slot) -> bool:
-        """Whether a watched input was written to after the forward pass ended."""
-        return self._memory is not None and slot in self._writes and mutation_count(self._memory[slot]) > self._writes[slot]
-
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""
         return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
@@ -308,9 +258,7 @@ class Trace:
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:
         """What is recorded inside belongs to a backward pass."""
-        for callback in self.after_forward:
-            callback()
-        self.after_forward.clear()
+        self.writes.forward_is_done()
         before, self.current_pass = self.current_pass, "backward"
         try:
             with backward_under(self._backward_autocast):
@@ -338,27 +286,7 @@ class Trace:
         """Symbol name → the path of the float it stands for."""
         return dict(self._symbols)
 
-    def own(self, node: fx.Node) -> fx.Node:
-        """The node, or a copy of it where it lives in a constant: what is returned is the caller's to change."""
-        assert self.graph is not None
-        constants = set().union(*(storages(n) for n in self.graph.nodes if n.op == "get_attr"), frozenset())
-        if not (storages(node) & constants):
-            return node
-        copy = self.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), {}, name="own")
-        with self.fakes:
-            copy.meta = {**node.meta, "val": node.meta["val"].clone()}
-        return copy
-
     # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def node(self, fake: Tensor) -> fx.Node:
-        """The node that computes a fake tensor."""
-        return self._nodes[id(fake)]
-
-    def _remember(self, value: Any, node: fx.Node) -> None:
-        self._alive.append(value)  # an id stays unique only while its object lives
-        if isinstance(value, Tensor):
-            self._nodes.setdefault(id(value), node)
 
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
@@ -374,7 +302,7 @@ class Trace:
         return None
 
     def _custom_write(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._note_writes(op, args, kwargs)
+        self.writes.note(op, args, kwargs)
         places: dict[int | str, Any] = dict(enumerate(args))
         places.update(kwargs)
         tensors = {id(t) for t in written_by(op, args, kwargs)}
@@ -393,60 +321,6 @@ class Trace:
         with self.functional:
             outs = [to_functional(value) for value in values[:n]]
         return outs[0] if n == 1 else tuple(outs) if n else None
-
-    def _rewrite(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """The call to make in place of one that functionalisation would get wrong; writes are written down."""
-        self.spread_versions()
-        op, args, kwargs = self._rewritten(op, args, kwargs)
-        if writes_inputs(op) and view_kind(op) is None:
-            self._note_writes(op, args, kwargs)
-        return op, args, kwargs
-
-    def _note_writes(self, op: Any, args: Any, kwargs: Any) -> None:
-        for tensor in written_by(op, args, kwargs):
-            # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
-            tracked = self._custom > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
-            self.lineage.wrote(tensor, tracked)
-
-    def keep_strides(self, tensor: Tensor) -> None:
-        """A tensor of an input that does not lie densely in memory: a write computes a dense value, and the strides must not show it."""
-        if not is_dense(tensor):
-            self.gapped.append((tensor, tuple(tensor.stride())))
-
-    def _settle(self) -> None:
-        for tensor, stride in self.gapped:
-            value = from_functional(tensor)
-            if value.stride() != stride:
-                room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(stride))
-                replace_value(tensor, torch.ops.aten.copy.default(room, value))
-
-    def link(self, tensors: Sequence[Tensor]) -> None:
-        """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""
-        if len({id(family_of(t)) for t in tensors}) > 1:
-            self._linked.append({id(t): (t, version_of(t)) for t in tensors})
-
-    def spread_versions(self) -> None:
-        """Move the version counters of linked tensors to where the furthest is."""
-        with without_function_modes():
-            for group in self._linked:
-                moved = [t for t, version in group.values() if version_of(t) != version]
-                for t, _ in group.values() if moved else ():
-                    if all(family_of(t) is not family_of(other) for other in moved):
-                        bump_version(t)
-                group.update({key: (t, version_of(t)) for key, (t, _) in group.items()} if moved else {})
-
-    def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        if writes_inputs(op) and view_kind(op) is None and isinstance(args[0] if args else None, Tensor) and is_expanded(args[0]):
-            taken = self.lineage.source(args[0])
-            if op not in FILLS:
-                raise RuntimeError(
-                    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-                    "Please clone() the tensor before performing the operation."
-                )
-            if taken is None or taken[1].op is not torch.ops.aten.expand.default:
-                raise MutationError(f"{op} fills a view of an expanded tensor", where=user_line(), fix="fill what was expanded")
-            return op, (taken[0], *args[1:]), kwargs  # to write to an expanded tensor, functionalisation would sum over it
-        return rewrite(op, args, kwargs)
 
     def choice(self, condition: Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Trace both branches of a ``torch.cond`` into graphs of their own and record one call that chooses."""
@@ -500,80 +374,3 @@ class Trace:
         if self.graph is not None:
             node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
             node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
-
-    def record(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Append one call. A call that yields no tensor (a size, a device) is metadata and leaves no node."""
-        assert self.graph is not None
-        leaves = out if isinstance(out, (list, tuple)) else [out]
-        if not any(isinstance(v, Tensor) for v in leaves):
-            return
-        node_args = [self._argument(a, op) for a in args]
-        node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
-        meta = {"pass": self.current_pass, "where": self._line()}
-        name = op.__name__.split(".")[0].strip("_") or "call"
-        node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
-        node.meta = {"val": out, **meta}
-        self._remember(out, node)
-        if op is torch.ops.aten.lift_fresh.default and isinstance(node.args[0], fx.Node):
-            node.args[0].meta["val"] = out  # what looks at the lifted constant looks at the constant's own memory
-        if out is not leaves[0]:
-            for i, value in enumerate(leaves):
-                if isinstance(value, Tensor):
-                    item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{name}_{i}")
-                    item.meta = {"val": value, **meta}
-                    self._remember(value, item)
-
-    def _argument(self, value: Any, op: Any) -> Any:
-        if isinstance(value, Tensor):
-            node = self._nodes.get(id(value))
-            return self._constant(value) if node is None else node
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self._scalar_node(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._argument(v, op) for v in value)
-        if isinstance(value, dict):
-            return {k: self._argument(v, op) for k, v in value.items()}
-        if isinstance(value, torch.Generator):
-            raise UnsupportedTensorError(
-                f"{op} draws from a torch.Generator of its own",
-                where=user_line(),
-                fix="draw from the default generator (torch.manual_seed)",
-            )
-        return value
-
-    def _constant(self, value: Tensor) -> fx.Node:
-        assert self.graph is not None
-        if isinstance(value, FakeTensor):
-            raise not_an_operand(user_line())
-        name = f"constant{len(self.constants)}"
-        with without_modes():
-            self.constants[name] = value.detach().clone()
-        node = self.graph.create_node("get_attr", name, (), {}, name=name)
-        node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
-        self._remember(value, node)
-        return node
-
-    def _scalar_node(self, value: Any) -> Any:
-        expr = expression(value)
-        if not expr.free_symbols:
-            return value.node.pytype(expr)
-        if not is_exact(expr):
-            raise TraceError(f"{expr} is not computed on symbolic floats as Python computes it", where=user_line(), fix="dynamic=False")
-        text = python_text(expr)
-        if text not in self._scalars:
-            assert self.graph is not None
-            symbols: dict[str, Any] = {str(s): self._scalars[str(s)] for s in sorted(expr.free_symbols, key=str)}
-            node = self.graph.create_node("call_function", scalar, (text,), symbols, name="scalar")
-            node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
-            self._scalars[text] = node
-        return self._scalars[text]
-
-    def _line(self) -> str | None:
-        """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
-        number = running_sequence_number()
-        if number is not None and number in self._lines:
-            return self._lines[number]
-        line = user_line()
-        if line is not None and self.current_pass == "forward":
-            self._lines.setdefault(next_sequence_number() - 1, line)
-        return line

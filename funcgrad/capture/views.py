@@ -15,8 +15,9 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..graphs import target_text, tensors_in
+from ..histories import made_by_python, version_of
 from ..slots import Slot
-from ..torch_private import FunctionalTensor, in_place_method, made_by_python, version_of, view_kind, without_function_modes
+from ..torch_private import FunctionalTensor, in_place_method, view_kind, without_function_modes
 
 
 @frozen
@@ -52,8 +53,9 @@ class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
     ``when`` it was taken: ``"before"`` memory it looks at was written to, ``"after"`` that, or ``"last"``, of what an input looks
-    like in the end. ``stale``: autograd forbids to use it by now. ``computed``: it has a history of its
-    own (a custom Function's, or it was written to after ``detach``), which its value carries. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided.
+    like in the end. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided:
+    ``stale`` ones. ``computed``: it has a history of its own (a custom Function's, or it was written to after ``detach``), which
+    its value carries.
     """
 
     of: Slot

@@ -9,80 +9,21 @@ outer outputs (in the call) are had from inner ones. The layers of a call are pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NewType
+from typing import Any, NewType
 
 from attrs import frozen
 
-from ..capture.memory import BaseOf
-from ..capture.views import Step, View
+from ..capture.views import View
 from ..show import Doc, Shown, Table, Text
-from ..slots import Base, Final, Part, Signature, Slot
+from ..slots import Signature, Slot
+from .effects import Effect, Recipe
+from .printing import wrap
 
 OuterIndex = NewType("OuterIndex", int)
 """The position of a value in a layer's outer signature."""
 
 InnerIndex = NewType("InnerIndex", int)
 """The position of a value in a layer's inner signature: never where an ``OuterIndex`` is asked for (checked by type)."""
-
-
-@frozen
-class CopyBack:
-    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``)."""
-
-    target: Slot
-    source: Final
-    how: Literal["plain", "detached", "unversioned"]
-
-    def __str__(self) -> str:
-        return f"copy {self.source} into {self.target}" + ("" if self.how == "plain" else f" ({self.how})")
-
-
-@frozen
-class Restride:
-    """The caller's tensor changes its sizes and strides by ``steps``, in place."""
-
-    target: Slot
-    steps: tuple[Step, ...]
-    renewed: bool = False
-    """Whether it is a view of a base that was written to."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether autograd counts it as a write."""
-        return any(step.method != "detach_" for step in self.steps)
-
-    def __str__(self) -> str:
-        return f"{self.target}: {', '.join(step.method for step in self.steps)}"
-
-
-@frozen
-class RequireGrad:
-    """An output becomes a leaf that requires grad."""
-
-    target: Slot
-
-    def __str__(self) -> str:
-        return f"{self.target}.requires_grad_()"
-
-
-Effect = CopyBack | Restride | RequireGrad
-
-
-@frozen
-class Wrap:
-    """A tensor subclass put together from its inner tensors."""
-
-    kind: type
-    parts: tuple[Part, ...]
-    context: Any
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind.__name__}({', '.join(map(str, self.parts))})"
-
-
-Recipe = BaseOf | View | Wrap | Part
 
 
 @frozen(eq=False)
@@ -120,8 +61,6 @@ class Layer(Shown):
 
     def __call__(self, kernel: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
         """The kernel with this layer around it: takes the outer inputs, returns the outer outputs."""
-        from .printing import wrap  # the printer reads layers
-
         return wrap((self,), self.outer, kernel)
 
     def doc(self) -> Doc:
@@ -136,6 +75,3 @@ class Layer(Shown):
 def replaced(signature: Signature, *, ins: tuple[Slot, ...] | None = None, outs: tuple[Slot, ...] | None = None) -> Signature:
     """The same signature with other inputs or outputs."""
     return Signature(signature.ins if ins is None else ins, signature.outs if outs is None else outs)
-
-
-__all__ = ["Base", "CopyBack", "Effect", "InnerIndex", "Layer", "OuterIndex", "Recipe", "RequireGrad", "Restride", "Wrap", "replaced"]

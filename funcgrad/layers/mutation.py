@@ -6,7 +6,8 @@ from typing import Literal
 
 from ..capture.facts import Facts
 from ..slots import Final, Signature, Slot
-from .layer import CopyBack, Layer, replaced
+from .effects import CopyBack
+from .layer import Layer, replaced
 
 
 def mutation(signature: Signature, facts: Facts) -> Layer | None:

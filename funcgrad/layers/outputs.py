@@ -6,7 +6,8 @@ from __future__ import annotations
 from ..capture.facts import Facts
 from ..capture.views import View
 from ..slots import Signature, Slot
-from .layer import Layer, RequireGrad, replaced
+from .effects import RequireGrad
+from .layer import Layer, replaced
 
 
 def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..capture.memory import BaseOf
 from ..capture.stand_ins import with_history_of
 from ..capture.views import Step, View
+from ..histories import bump_version
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
-from ..torch_private import below_autograd, bump_version, direct, versions_kept
-from .layer import CopyBack, Effect, Layer, Recipe, RequireGrad, Restride
+from ..torch_private import below_autograd, direct, versions_kept
+from .effects import CopyBack, Effect, Recipe, RequireGrad, Restride
+
+if TYPE_CHECKING:
+    from .layer import Layer
 
 Fresh = Callable[[str], str]
 """Makes a variable name no one has, like the one given."""
@@ -32,7 +36,8 @@ def print_layers(
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
-    ``kernel`` is the name of the inner function (``bumps_inside``: it moves the version counters itself); objects the lines refer to are added to ``constants``.
+    ``kernel`` is the name of the inner function (``bumps_inside``: it moves the version counters itself); objects the lines
+    refer to are added to ``constants``.
     """
     printer = _Printer(variables, fresh, constants)
     for layer in layers:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..capture.facts import Facts
 from ..slots import Signature
-from .layer import Layer, Restride
+from .effects import Restride
+from .layer import Layer
 
 
 def restride(signature: Signature, facts: Facts) -> Layer | None:

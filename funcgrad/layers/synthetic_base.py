@@ -10,7 +10,8 @@ from ..capture.views import View
 from ..errors import LargeBaseWarning
 from ..show import in_bytes
 from ..slots import Signature, Slot
-from .layer import Layer, Recipe, replaced
+from .effects import Recipe
+from .layer import Layer, replaced
 
 _WARN_ABOVE = 8
 """How many times larger than the views a base may be before it is worth a word: all of it is computed and copied."""
@@ -28,7 +29,7 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         if overlap.base_bytes > _WARN_ABOVE * overlap.member_bytes:
             warnings.warn(
                 f"{' and '.join(map(str, overlap.base.of))} overlap and are written to: all of their base "
-                f"({in_bytes(overlap.base_bytes)}) is computed and copied for {in_bytes(overlap.member_bytes)}; pass views of a smaller one",
+                f"({in_bytes(overlap.base_bytes)}) is computed and copied, for {in_bytes(overlap.member_bytes)}: pass views of a smaller",
                 LargeBaseWarning,
                 stacklevel=2,
             )

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from ..errors import PartitionError
 from ..graphs import Graph, Joint, ancestors, call_text, copy_nodes, is_view, nbytes, pass_of, type_text, value_of, verify, where_of
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Final, Input, Part, Saved, Slot, of_backward
+from ..slots import Arg, Base, Captured, Final, Input, Saved, Slot, of_backward
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
 
@@ -169,7 +169,7 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     for node in graph.fx.nodes:  # in the order of the joint graph, so that printed halves are stable
         if node in kept and node in backward_nodes:
             own = slot_of.get(node)
-            saved.append((own if isinstance(own, (Arg, Captured, Base, Part)) else Saved(node.name), node))
+            saved.append((own if isinstance(own, (Arg, Captured, Base)) else Saved(node.name), node))
     inputs = [(s, n) for s, n in ins if n not in incoming]
     forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
@@ -188,7 +188,7 @@ def _kept(slot: Input | Saved, node: fx.Node) -> Kept:
     value = value_of(node)
     if isinstance(slot, Captured):
         why, size = "captured: alive anyway", 0
-    elif isinstance(slot, (Arg, Base, Part)):
+    elif isinstance(slot, (Arg, Base)):
         why, size = "an argument: alive anyway", 0
     elif node.users and any(u.op == "output" for u in node.users):
         why, size = "an output: alive anyway", 0

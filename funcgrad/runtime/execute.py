@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..backends.backend import Runnable
 from ..errors import MutationError
-from ..torch_private import below_autograd, bump_version, version_of
+from ..histories import bump_version, version_of
+from ..torch_private import below_autograd
 
 Pullback = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 

@@ -18,8 +18,9 @@ from ..capture.autocast import Autocast, autocast_now
 from ..capture.inputs import Symbolic
 from ..capture.memory import history
 from ..errors import ArgumentError
+from ..histories import family_of
 from ..show import Doc, Shown, Table
-from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, family_of, function_modes, sdpa_flags, storage_id
+from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
 from ..trees import Tree, differences
 
 

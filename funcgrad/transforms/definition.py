@@ -20,8 +20,9 @@ from torch import Tensor
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
+from ..histories import has_history
 from ..slots import Arg, Grad, Out, Slot
-from ..torch_private import has_history, transform_active
+from ..torch_private import transform_active
 from ..trees import Tree, flatten, unflatten
 
 

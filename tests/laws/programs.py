@@ -74,7 +74,8 @@ INPUTS = (
     "base.detach()[:3]", "base.unbind(0)[1]", "base.view(2, 4).unbind(0)[1]", "base[:5].view(5)",
 )  # fmt: skip
 OTHERS = (
-    "torch.arange(4.) + 1", "(torch.arange(6.) / 4).view(2, 3)", "torch.ones(3, requires_grad=True)", "torch.ones(4, requires_grad=True) * 2",
+    "torch.arange(4.) + 1", "(torch.arange(6.) / 4).view(2, 3)", "torch.ones(3, requires_grad=True)",
+    "torch.ones(4, requires_grad=True) * 2",
     "torch.full((2, 3), 0.5, requires_grad=True).sin()", "torch.tensor(2.)", "(torch.arange(6.).requires_grad_() * 1).view(3, 2).t()",
     "torch.ones(3, requires_grad=True)[1:]",
 )  # fmt: skip
@@ -85,7 +86,8 @@ BASES = (
     "(torch.arange(8.) / 5).requires_grad_().clone()",
 )
 VIEWS = (
-    "{x}[1:]", "{x}[:2]", "{x}.t()", "{x}.view(-1)", "{x}.reshape(-1)", "{x}.select(0, 0)", "{x}.unbind(0)[0]", "{x}.detach()", "{x}.transpose(0, -1)",
+    "{x}[1:]", "{x}[:2]", "{x}.t()", "{x}.view(-1)", "{x}.reshape(-1)", "{x}.select(0, 0)", "{x}.unbind(0)[0]", "{x}.detach()",
+    "{x}.transpose(0, -1)",
     "{x}.unsqueeze(0)", "{x}.squeeze()", "{x}.view_as({x})", "{x}.split(1)[0]", "{x}.flatten()", "{x}.data", "{x}.expand(2, *{x}.shape)",
     "{x}.diagonal()", "{x}.contiguous()", "torch.nn.functional.dropout({x}, training=False)", "{x}.real",
 )  # fmt: skip
@@ -95,8 +97,10 @@ VALUES = (
     "CountBackward.apply({x}, {y})", "CountBackward.apply({x}, {y}.detach())", "{x}.to(torch.float64)", "{x}.cumsum(0)",
 )  # fmt: skip
 WRITES = (
-    "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()", "{x}.sin_()", "{x}.relu_()",
-    "{x}[0] = 3.0", "{x}[:1].mul_(5)", "{x}.detach().mul_(2)", "{x}.data.add_(1)", "Double.apply({x})", "{x}.t().mul_(2)", "{x}.view(-1).add_(1)",
+    "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()", "{x}.sin_()",
+    "{x}.relu_()",
+    "{x}[0] = 3.0", "{x}[:1].mul_(5)", "{x}.detach().mul_(2)", "{x}.data.add_(1)", "Double.apply({x})", "{x}.t().mul_(2)", 
+    "{x}.view(-1).add_(1)",
     "{x}.unbind(0)[0].add_(1)", "{x}.exp_()", "{x}.copy_({y}.clone())",
 )  # fmt: skip
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")

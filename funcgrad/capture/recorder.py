@@ -1,0 +1,147 @@
+"""The recorder: calls on fake tensors become nodes of an fx graph."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..errors import TraceError, UnsupportedTensorError
+from ..graphs import getitem, scalar, storages
+from ..slots import Slot, identifier
+from ..torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    expression,
+    is_exact,
+    next_sequence_number,
+    python_text,
+    running_sequence_number,
+    without_modes,
+)
+from .where import not_an_operand, user_line
+
+
+class Recorder:
+    """A graph in the making. ``graph`` is None for a run that is only watched."""
+
+    def __init__(self, *, record: bool) -> None:
+        self.fakes = FakeTensorMode()
+        self.graph = fx.Graph() if record else None
+        self.constants: dict[str, Tensor] = {}
+        self.current_pass = "forward"
+        self.placeholder_of: dict[Slot, fx.Node] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._scalars: dict[str, fx.Node] = {}
+        self._alive: list[Any] = []
+        self._lines: dict[int, str] = {}
+
+    def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
+        if self.graph is None:
+            return None
+        calls = [n for n in self.graph.nodes if n.op != "placeholder"]
+        with self.graph.inserting_before(calls[0]) if calls else contextlib.nullcontext():
+            node = self.graph.placeholder(identifier(slot))
+        node.meta["val"] = value
+        self._remember(value, node)
+        self.placeholder_of[slot] = node
+        return node
+
+    def node(self, fake: Tensor) -> fx.Node:
+        """The node that computes a fake tensor."""
+        return self._nodes[id(fake)]
+
+    def _remember(self, value: Any, node: fx.Node) -> None:
+        self._alive.append(value)  # an id stays unique only while its object lives
+        if isinstance(value, Tensor):
+            self._nodes.setdefault(id(value), node)
+
+    def record(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Append one call. A call that yields no tensor (a size, a device) is metadata and leaves no node."""
+        assert self.graph is not None
+        leaves = out if isinstance(out, (list, tuple)) else [out]
+        if not any(isinstance(v, Tensor) for v in leaves):
+            return
+        node_args = [self._argument(a, op) for a in args]
+        node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
+        meta = {"pass": self.current_pass, "where": self._line()}
+        name = op.__name__.split(".")[0].strip("_") or "call"
+        node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
+        node.meta = {"val": out, **meta}
+        self._remember(out, node)
+        if op is torch.ops.aten.lift_fresh.default and isinstance(node.args[0], fx.Node):
+            node.args[0].meta["val"] = out  # what looks at the lifted constant looks at the constant's own memory
+        if out is not leaves[0]:
+            for i, value in enumerate(leaves):
+                if isinstance(value, Tensor):
+                    item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{name}_{i}")
+                    item.meta = {"val": value, **meta}
+                    self._remember(value, item)
+
+    def _argument(self, value: Any, op: Any) -> Any:
+        if isinstance(value, Tensor):
+            node = self._nodes.get(id(value))
+            return self._constant(value) if node is None else node
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self._scalar_node(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._argument(v, op) for v in value)
+        if isinstance(value, dict):
+            return {k: self._argument(v, op) for k, v in value.items()}
+        if isinstance(value, torch.Generator):
+            raise UnsupportedTensorError(
+                f"{op} draws from a torch.Generator of its own",
+                where=user_line(),
+                fix="draw from the default generator (torch.manual_seed)",
+            )
+        return value
+
+    def _constant(self, value: Tensor) -> fx.Node:
+        assert self.graph is not None
+        if isinstance(value, FakeTensor):
+            raise not_an_operand(user_line())
+        name = f"constant{len(self.constants)}"
+        with without_modes():
+            self.constants[name] = value.detach().clone()
+        node = self.graph.create_node("get_attr", name, (), {}, name=name)
+        node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+        self._remember(value, node)
+        return node
+
+    def _scalar_node(self, value: Any) -> Any:
+        expr = expression(value)
+        if not expr.free_symbols:
+            return value.node.pytype(expr)
+        if not is_exact(expr):
+            raise TraceError(f"{expr} is not computed on symbolic floats as Python computes it", where=user_line(), fix="dynamic=False")
+        text = python_text(expr)
+        if text not in self._scalars:
+            assert self.graph is not None
+            symbols: dict[str, Any] = {str(s): self._scalars[str(s)] for s in sorted(expr.free_symbols, key=str)}
+            node = self.graph.create_node("call_function", scalar, (text,), symbols, name="scalar")
+            node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+            self._scalars[text] = node
+        return self._scalars[text]
+
+    def _line(self) -> str | None:
+        """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
+        number = running_sequence_number()
+        if number is not None and number in self._lines:
+            return self._lines[number]
+        line = user_line()
+        if line is not None and self.current_pass == "forward":
+            self._lines.setdefault(next_sequence_number() - 1, line)
+        return line
+
+    def own(self, node: fx.Node) -> fx.Node:
+        """The node, or a copy of it where it lives in a constant: what is returned is the caller's to change."""
+        assert self.graph is not None
+        constants = set().union(*(storages(n) for n in self.graph.nodes if n.op == "get_attr"), frozenset())
+        if not (storages(node) & constants):
+            return node
+        copy = self.graph.create_node("call_function", torch.ops.aten.clone.default, (node,), {}, name="own")
+        with self.fakes:
+            copy.meta = {**node.meta, "val": node.meta["val"].clone()}
+        return copy

@@ -1,0 +1,67 @@
+"""Functions of torch that are others while a trace runs: what a trace cannot see otherwise, or could not carry out.
+
+They are replaced for the whole process, so one trace runs at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..torch_private import without_function_modes, without_modes
+
+
+@contextlib.contextmanager
+def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
+    """Inside, ``torch.cond`` is ours: torch's own starts another tracer, which cannot run within a trace."""
+    original = torch.cond
+    torch.cond = replacement
+    try:
+        yield
+    finally:
+        torch.cond = original
+
+
+@contextlib.contextmanager
+def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside, every custom ``autograd.Function`` is applied to ``operand(argument)`` of each argument, within ``around()``."""
+    function = torch.autograd.Function
+    original = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with around():
+            return original.__func__(cls, *map(operand, args), **kwargs)
+
+    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        function.apply = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
+    """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before."""
+    state = torch.default_generator.get_state()
+    names = ("manual_seed", "set_rng_state", "seed")
+    originals = {(m, name): getattr(m, name) for m in (torch, torch.random) for name in names}
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            on_reseed()
+            with without_modes(), without_function_modes():
+                return function(*args, **kwargs)
+
+        return call
+
+    for (module, name), function in originals.items():
+        setattr(module, name, noting(function))
+    try:
+        yield
+    finally:
+        for (module, name), function in originals.items():
+            setattr(module, name, function)
+        torch.default_generator.set_state(state)

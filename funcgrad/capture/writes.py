@@ -1,0 +1,127 @@
+"""Writes: what a traced function writes to, made right where functionalisation would get it wrong, and told to who must know."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MutationError
+from ..graphs import tensors_in
+from ..histories import bump_version, family_of, version_of
+from ..slots import Slot
+from ..torch_private import (
+    from_functional,
+    mutation_count,
+    replace_value,
+    view_kind,
+    without_function_modes,
+    writes_inputs,
+    written_by,
+)
+from .outside import FILLS, rewrite
+from .views import Lineage, is_dense, is_expanded
+from .where import user_line
+
+
+class Writes:
+    """The writes of one run. ``before`` and ``after`` are called around each op of it."""
+
+    def __init__(self, lineage: Lineage) -> None:
+        self.after_forward: list[Callable[[], None]] = []
+        self._lineage = lineage
+        self._custom_functions = 0
+        self._gapped: list[tuple[Tensor, tuple[int, ...]]] = []
+        self._linked: list[dict[int, tuple[Tensor, int]]] = []
+        self._memory: Mapping[Slot, Tensor] | None = None
+        self._counts: dict[Slot, int] = {}
+
+    # ── each op ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def before(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The call to make in place of one that functionalisation would get wrong; writes are written down."""
+        self.spread_versions()
+        op, args, kwargs = self._rewritten(op, args, kwargs)
+        if writes_inputs(op) and view_kind(op) is None:
+            self.note(op, args, kwargs)
+        return op, args, kwargs
+
+    def after(self) -> None:
+        """A write to a tensor with gaps in memory computed a dense value: the strides must not show it."""
+        for tensor, stride in self._gapped:
+            value = from_functional(tensor)
+            if value.stride() != stride:
+                room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(stride))
+                replace_value(tensor, torch.ops.aten.copy.default(room, value))
+
+    def note(self, op: Any, args: Any, kwargs: Any) -> None:
+        """Write down what a call writes to."""
+        # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
+        tracked = self._custom_functions > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
+        for tensor in written_by(op, args, kwargs):
+            self._lineage.wrote(tensor, tracked)
+
+    def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        if writes_inputs(op) and view_kind(op) is None and isinstance(args[0] if args else None, Tensor) and is_expanded(args[0]):
+            taken = self._lineage.source(args[0])
+            if op not in FILLS:
+                raise RuntimeError(
+                    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                    "Please clone() the tensor before performing the operation."
+                )
+            if taken is None or taken[1].op is not torch.ops.aten.expand.default:
+                raise MutationError(f"{op} fills a view of an expanded tensor", where=user_line(), fix="fill what was expanded")
+            return op, (taken[0], *args[1:]), kwargs  # to write to an expanded tensor, functionalisation would sum over it
+        return rewrite(op, args, kwargs)
+
+    @contextlib.contextmanager
+    def in_custom_function(self) -> Iterator[None]:
+        """Around the forward of a custom ``autograd.Function``."""
+        self._custom_functions += 1
+        try:
+            yield
+        finally:
+            self._custom_functions -= 1
+
+    # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def keep_strides(self, tensor: Tensor) -> None:
+        """``tensor`` stands for an input; where that has gaps in memory, it keeps them."""
+        if not is_dense(tensor):
+            self._gapped.append((tensor, tuple(tensor.stride())))
+
+    def link(self, tensors: Sequence[Tensor]) -> None:
+        """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""
+        if len({id(family_of(t)) for t in tensors}) > 1:
+            self._linked.append({id(t): (t, version_of(t)) for t in tensors})
+
+    def spread_versions(self) -> None:
+        """Move the version counters of linked tensors to where the furthest is."""
+        with without_function_modes():
+            for group in self._linked:
+                moved = [t for t, version in group.values() if version_of(t) != version]
+                for t, _ in group.values() if moved else ():
+                    if all(family_of(t) is not family_of(other) for other in moved):
+                        bump_version(t)
+                group.update({key: (t, version_of(t)) for key, (t, _) in group.items()} if moved else {})
+
+    # ── forward and backward ─────────────────────────────────────────────────────────────────────────────────────
+
+    def watch(self, memory: Mapping[Slot, Tensor]) -> None:
+        """Remember how often each input was written to when the forward pass ends. The outermost function's inputs count."""
+        if self._memory is None:
+            self._memory = dict(memory)
+            self.after_forward.append(lambda: self._counts.update({s: mutation_count(t) for s, t in memory.items()}))
+
+    def forward_is_done(self) -> None:
+        """Called as the first backward pass begins; calls what waits for it, once. (S1-3)"""
+        callbacks, self.after_forward = self.after_forward, []
+        for callback in callbacks:
+            callback()
+
+    def in_backward(self, slot: Slot) -> bool:
+        """Whether a watched input was written to after the forward pass ended."""
+        return self._memory is not None and slot in self._counts and mutation_count(self._memory[slot]) > self._counts[slot]

@@ -1,0 +1,96 @@
+"""What autograd knows of a tensor: its history, its leaf-ness, its family of views, its version counter.
+
+Asking a view for its history may raise (its base was written to where that is forbidden): who asks here gets an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+def made_by_python(tensor: torch.Tensor) -> bool:
+    """Whether a custom ``autograd.Function`` computed a tensor."""
+    try:
+        return isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction)
+    except RuntimeError:  # a view taken under no_grad of what was written to since: it has no history to ask for
+        return False
+
+
+def is_untold(tensor: torch.Tensor) -> bool:
+    """Whether a view was taken under no_grad of what requires grad: it requires grad, and nobody can say why."""
+    return tensor.requires_grad and not has_history(tensor) and tensor._is_view()
+
+
+def is_stale(tensor: torch.Tensor) -> bool:
+    """Whether autograd forbids to use a view, since what it is a view of was written to."""
+    try:
+        return tensor.grad_fn is NotImplemented
+    except RuntimeError:
+        return True
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The version counter of a tensor; 0 for an inference tensor, which has none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def has_history(tensor: torch.Tensor) -> bool:
+    """Whether something differentiable computed a tensor (as far as autograd would go back from it)."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # see made_by_python
+        return False
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """``tensor.is_leaf``; False for a view that has no history to ask for."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # see made_by_python
+        return False
+
+
+def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        yield node
+        below = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= below
+        pending += below
+
+
+def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a backward pass from these tensors runs Python: a custom ``autograd.Function``."""
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in _nodes_below(tensors))
+
+
+def is_dead_end(tensor: torch.Tensor) -> bool:
+    """Whether what computed a tensor leads to no leaf: nothing would get a gradient."""
+    return not any(hasattr(node, "variable") for node in _nodes_below([tensor]))
+
+
+def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves a backward pass from these tensors ends in."""
+    return [node.variable for node in _nodes_below(tensors) if hasattr(node, "variable")]
+
+
+def bump_version(tensor: torch.Tensor) -> None:
+    """What was saved of a tensor for backward is out of date, as after a write."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
+
+
+def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor autograd knows this one to be a view of; None for one that is no view."""
+    return tensor._base
+
+
+def family_of(t: torch.Tensor) -> torch.Tensor:
+    """The tensor autograd knows a view to be a view of, and itself for any other."""
+    base = view_base(t)
+    return t if base is None else base

@@ -1,0 +1,57 @@
+"""What layers are made of: recipes for values, and the closed list of what may happen to the caller's tensors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+
+from ..capture.memory import BaseOf
+from ..capture.views import Step, View
+from ..slots import Final, Slot
+
+
+@frozen
+class CopyBack:
+    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``)."""
+
+    target: Slot
+    source: Final
+    how: Literal["plain", "detached", "unversioned"]
+
+    def __str__(self) -> str:
+        return f"copy {self.source} into {self.target}" + ("" if self.how == "plain" else f" ({self.how})")
+
+
+@frozen
+class Restride:
+    """The caller's tensor changes its sizes and strides by ``steps``, in place."""
+
+    target: Slot
+    steps: tuple[Step, ...]
+    renewed: bool = False
+    """Whether it is a view of a base that was written to."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether autograd counts it as a write."""
+        return any(step.method != "detach_" for step in self.steps)
+
+    def __str__(self) -> str:
+        return f"{self.target}: {', '.join(step.method for step in self.steps)}"
+
+
+@frozen
+class RequireGrad:
+    """An output becomes a leaf that requires grad."""
+
+    target: Slot
+
+    def __str__(self) -> str:
+        return f"{self.target}.requires_grad_()"
+
+
+Effect = CopyBack | Restride | RequireGrad
+
+
+Recipe = BaseOf | View
