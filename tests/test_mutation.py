@@ -406,7 +406,7 @@ def test_a_base_far_larger_than_its_views_is_worth_a_warning():  # S2-8
         base = torch.zeros(n)
         return base[:3], base[1:4]
 
-    with pytest.warns(fg.LargeBaseWarning, match=r"a and b overlap .* all of their base \(3.9 KiB\) is computed and copied for 24 B"):
+    with pytest.warns(fg.LargeBaseWarning, match=r"a and b overlap .*\(3.9 KiB\).* 24 B"):
         program = fg.jit(write_one).program(*make(1000))
     (overlap,) = program.facts.overlap
     assert (overlap.base_bytes, overlap.member_bytes) == (4000, 24)
@@ -504,18 +504,8 @@ def any_int(layer: Layer) -> None:
 def test_the_type_checker_tells_inner_from_outer_positions(tmp_path):  # S2-14
     file = tmp_path / "mixed.py"
     file.write_text(MIXED)
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--follow-imports=silent",
-        "--config-file=",
-        "--cache-dir",
-        str(tmp_path),
-        str(file),
-    ]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    command = [sys.executable, "-m", "mypy", "--strict", str(file)]
+    found = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False).stdout
     errors = re.findall(r"mixed\.py:(\d+): error: .*\[([\w-]+)\]", found)
     assert errors == [("7", "arg-type"), ("10", "return-value"), ("13", "arg-type")], found
 

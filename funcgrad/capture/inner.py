@@ -7,7 +7,7 @@ layers give back around the compiled kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,12 +70,25 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.out_slot, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
+        self._require_known_writes(trace, slot_of)
         values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
         values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tuple(paths), tree)
+
+    def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:
+        """What this run writes to, the dry run must have seen: else the write would be lost. (S2-10)"""
+        bases = {member: overlap.base for overlap in self.facts.overlap for member in overlap.base.of}
+        for tensor, _ in trace.lineage.written(lambda t: id(t) in slot_of):
+            slot = slot_of[id(tensor)]
+            if not any((change := self.facts.change_of(s)) and change.data for s in (slot, bases.get(slot, slot))):
+                raise TraceError(
+                    f"the function writes to {slot} in its second run and did not in its first",
+                    where=str(slot),
+                    fix="make it a pure function of its arguments: what it writes to must not depend on what ran before",
+                )
 
     def _outer(self, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
         """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""

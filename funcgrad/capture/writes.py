@@ -66,16 +66,22 @@ class Writes:
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         if writes_inputs(op) and view_kind(op) is None and isinstance(args[0] if args else None, Tensor) and is_expanded(args[0]):
-            taken = self._lineage.source(args[0])
             if op not in FILLS:
                 raise RuntimeError(
                     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
                     "Please clone() the tensor before performing the operation."
                 )
+            # to write to an expanded tensor, functionalisation would sum over it: fill what was expanded
+            return op, (self._before_expand(args[0], op), *args[1:]), kwargs
+        return rewrite(op, args, kwargs)
+
+    def _before_expand(self, tensor: Tensor, op: Any) -> Tensor:
+        while is_expanded(tensor):
+            taken = self._lineage.source(tensor)
             if taken is None or taken[1].op is not torch.ops.aten.expand.default:
                 raise MutationError(f"{op} fills a view of an expanded tensor", where=user_line(), fix="fill what was expanded")
-            return op, (taken[0], *args[1:]), kwargs  # to write to an expanded tensor, functionalisation would sum over it
-        return rewrite(op, args, kwargs)
+            tensor = taken[0]
+        return tensor
 
     @contextlib.contextmanager
     def in_custom_function(self) -> Iterator[None]:

@@ -146,7 +146,8 @@ def same_static(spec: StaticSpec, value: Any) -> bool:
 
 def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
     """For each tensor: the first that is over the same memory, and if there are others, the first that is the same object, the
-    first of the same family (views of one tensor, as autograd knows them), and how it and the base of its family lie."""
+    first of the same family (views of one tensor, as autograd knows them), which one is the family's base (-1: none of
+    them), its own offset, and how the base lies and is tracked."""
     memory = [storage_id(t) for t in tensors]
     pattern: list[tuple[Any, ...]] = []
     for i, t in enumerate(tensors):
@@ -156,8 +157,9 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
         base = family_of(t)
         same = next(j for j, other in enumerate(tensors) if other is t)
         family = next(j for j, other in enumerate(tensors) if family_of(other) is base)
-        lies = (int(t.storage_offset()), base.shape, base.stride(), int(base.storage_offset()), base.requires_grad, base.is_leaf)
-        pattern.append((memory.index(memory[i]), same, family, *lies))
+        itself = next((j for j, other in enumerate(tensors) if other is base), -1)
+        lies = (tuple(base.shape), base.stride(), int(base.storage_offset()), base.requires_grad, base.is_leaf)
+        pattern.append((memory.index(memory[i]), same, family, itself, int(t.storage_offset()), lies))
     return tuple(pattern)
 
 
@@ -238,14 +240,36 @@ def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[st
         constants["history"] = history
         lines.append(f"if history({named[where]}) != {known!r}: {otherwise}")
     if len(tensors) > 1:
-        everything = ", ".join(tensors)
-        if all(len(alone) == 1 for alone in key.aliasing):
-            memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
-            lines.append(f"if len({{{memory}}}) != {len(tensors)}: {otherwise}")
-        else:
-            constants.update(aliasing=aliasing, ALIASING=key.aliasing)
-            lines.append(f"if aliasing(({everything})) != ALIASING: {otherwise}")
+        memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
+        lines.append(f"if len({{{memory}}}) != {len({alone[0] for alone in key.aliasing})}: {otherwise}")
+        lines += [f"if {condition}: {otherwise}" for condition in _aliases_differ(key.aliasing, tensors)]
     return lines
+
+
+def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str]) -> Iterator[str]:
+    """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is known."""
+    for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
+        if len(alias) == 1:
+            continue
+        memory, same, family, base, offset, lies = alias
+        if same != i:
+            yield f"{name} is not {names[same]}"
+            continue
+        conditions = [f"{name}.storage_offset() != {offset}"]
+        conditions += [f"{name} is {names[j]}" for j in range(i) if pattern[j][0] == memory and pattern[j][1] == j]
+        if memory != i:
+            conditions.append(f"{STORAGE_ID.format(name)} != {STORAGE_ID.format(names[memory])}")
+        if base == -1 and family != i:
+            conditions.append(f"{name}._base is not {names[family]}._base")
+        else:
+            conditions.append(f"{name}._base is not {'None' if base in (i, -1) else names[base]}")
+        if base == -1 and family == i:
+            shape, stride, start, requires_grad, is_leaf = lies
+            conditions[-1] = f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
+            conditions.append(f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}")
+            conditions.append(f"{name}._base.is_leaf is not {is_leaf}")
+            conditions += [f"{name}._base is {names[j]}._base" for j in range(i) if pattern[j][0] == memory and pattern[j][1] == j]
+        yield " or ".join(conditions)
 
 
 def _fields_of(state: Ambient) -> tuple[Any, ...]:

@@ -1,0 +1,457 @@
+"""Laws of the layers: a stack around a function's own kernel is the function, each sentence holds on every inner call, a layer
+is there only where facts ask for it, and without it a law fails."""
+
+import itertools
+from contextlib import contextmanager
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import funcgrad as fg
+from funcgrad.capture.memory import share_elements
+from funcgrad.capture.views import Geometry, steps_between
+from funcgrad.layers import stack
+from funcgrad.layers.printing import wrap
+from funcgrad.layers.stack import ORDER, outer_signature
+from funcgrad.slots import Arg, Base, Final, Out, Signature
+from funcgrad.source import compile_function
+from funcgrad.torch_private import storage_id
+
+from .programs import Count, difference, generate, run
+
+# A program of the generator takes some 20 ms to compile and run.
+FEW = settings(max_examples=1200, deadline=None)
+SEEDS = st.integers(0, 10**6)
+
+
+@frozen
+class Case:
+    """What ``programs.run`` needs of a program: a function of tensors that returns a tuple of them, and its inputs."""
+
+    make: object
+    f: object
+
+    def functions(self):
+        def setup():
+            inputs = list(self.make())
+            return inputs, inputs[0]
+
+        return setup, self.f
+
+
+def program_of(case, compile=fg.jit):
+    setup, f = case.functions()
+    return compile(f).program(*setup()[0])
+
+
+def runs_in_eager(case):
+    return run(case, lambda f: f).error is None
+
+
+# ── the sentences, checked on a real inner call ──────────────────────────────────────────────────────────────────
+
+
+def look(value):
+    return (value.shape, value.stride(), value.storage_offset()) if isinstance(value, Tensor) else value
+
+
+def same_memory(a, b):
+    return storage_id(a) == storage_id(b)
+
+
+class Spy:
+    """A kernel that writes down the name of each layer whose sentence does not hold when it is called."""
+
+    def __init__(self, program):
+        self.kernel = program.call.names["kernel"]
+        self.inner = program.layers[-1].inner if program.layers else outer_of(program)
+        self.facts = program.facts
+        self.broken = set()
+        self.calls = 0
+
+    def __call__(self, *values):
+        self.calls += 1
+        ins = {s: v for s, v in zip(self.inner.ins, values, strict=True) if isinstance(v, Tensor)}
+        self.before(ins)
+        looks = {s: look(v) for s, v in ins.items()}
+        held = {s: v.detach().clone() for s, v in ins.items()}
+        outs = self.kernel(*values)
+        self.note("restride", any(look(v) != looks[s] for s, v in ins.items()))
+        self.note("mutation", any(not torch.allclose(v.detach(), held[s], 0, 0, True) for s, v in ins.items()))
+        self.after(ins, dict(zip(self.inner.outs, outs, strict=True)))
+        return outs
+
+    def before(self, ins):
+        self.note("dedupe", len({id(v) for v in ins.values()}) < len(ins))
+        # carriers bring the history of a family; its memory goes in as that of the base
+        carriers = {c for o in self.facts.needed_overlaps() for c in self.facts.carriers(o)}
+        written = {s for s in ins if s in self.facts.changes and self.facts.changes[s].data} - carriers
+        pairs = [(a, b) for a in written for b in ins if b is not a and b not in carriers]
+        self.note("synthetic base", any(same_memory(ins[a], ins[b]) and share_elements(ins[a], ins[b]) for a, b in pairs))
+        self.note("autocast", torch.is_autocast_enabled("cpu"))
+        self.note("grad mode", not torch.is_grad_enabled())
+
+    def after(self, ins, outs):
+        of_function = {s: v for s, v in outs.items() if not isinstance(s, Final) and isinstance(v, Tensor)}
+        aliases = [(o, i) for o in of_function.values() for i in ins.values() if o is i or same_memory(o, i)]
+        self.note("outputs", bool(aliases))
+        grad = any(v.requires_grad for v in of_function.values())
+        self.note("untracked", grad and not self.facts.differentiable)
+
+    def note(self, name, is_broken):
+        if is_broken:
+            self.broken.add(name)
+
+
+def outer_of(program):
+    return outer_signature(program.facts, Out)
+
+
+def spied(program):
+    """The program's printed call with a spy in the place of its kernel."""
+    spy = Spy(program)
+    call = compile_function(evolve(program.call, names={**program.call.names, "kernel": spy}))
+    return spy, lambda *args, **kwargs: call(args, kwargs)
+
+
+@FEW
+@given(SEEDS)
+def test_the_sentences_hold_on_every_inner_call(seed):
+    case = generate(seed)
+    assume(runs_in_eager(case))
+    spy, call = spied(program_of(case))
+    run(case, lambda f: call)
+    assert spy.calls == 1
+    # grad mode may be off, and is, but where a kernel asks for it
+    assert spy.broken <= {"grad mode"}
+
+
+# ── round trip ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def printed(program):
+    return wrap(program.layers, outer_of(program), program.call.names["kernel"])
+
+
+def one_by_one(program):
+    kernel = program.call.names["kernel"]
+    for layer in reversed(program.layers):
+        kernel = layer(kernel)
+    return kernel
+
+
+def counts_for_itself(program, text):
+    """A program with two halves moves version counters on its own, behind the views autograd forbids to use after that."""
+    return program.facts.differentiable and "unbind" in text
+
+
+@FEW
+@given(SEEDS)
+def test_a_stack_around_its_own_kernel_is_the_function(seed):
+    case = generate(seed)
+    eager = run(case, lambda f: f)
+    assume(eager.error is None)
+    program = program_of(case)
+    assume(not counts_for_itself(program, case.text))
+    assert difference(eager, run(case, lambda f: printed(program))) is None
+
+
+def takes_views_between_layers(program):
+    """Whether an output is a view taken between what two layers do to one input: a moment that only the printed stack has."""
+    return any(o.view is not None and o.view.when != "after" for o in program.facts.outputs)
+
+
+@FEW
+@given(SEEDS)
+def test_layers_one_by_one_are_the_printed_stack(seed):
+    case = generate(seed)
+    eager = run(case, lambda f: f)
+    assume(eager.error is None)
+    program = program_of(case)
+    assume(not counts_for_itself(program, case.text) and not takes_views_between_layers(program))
+    assert difference(run(case, lambda f: printed(program)), run(case, lambda f: one_by_one(program))) is None
+
+
+# ── only when needed ─────────────────────────────────────────────────────────────────────────────────────────────
+
+PURE = ("{x}.sin()", "{x} * {y}.mean()", "({x} + 1).t()", "{x}[:1] * 2", "{x}.reshape(-1).cumsum(0)", "{x}.clone().mul_(2)")
+
+
+@FEW
+@given(st.data())
+def test_a_pure_function_of_distinct_tensors_has_no_layers(data):
+    """Nor has one that writes to its own intermediates."""
+    names = ["a", "b", "c"]
+    inputs = names.copy()
+    lines = []
+    for i in range(data.draw(st.integers(1, 5))):
+        x, y = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(names))
+        lines.append(f"v{i} = {data.draw(st.sampled_from(PURE)).format(x=x, y=y)}")
+        names.append(f"v{i}")
+    namespace = {}
+    exec(f"def f(a, b, c):\n    {'; '.join(lines)}\n    return (v{len(lines) - 1},)", namespace)
+    case = Case(lambda: [torch.ones(2, 2, requires_grad=grad) for _, grad in zip(inputs, grads, strict=True)], namespace["f"])
+    # with some that require grad, but only if what is returned depends on them: else the kernel runs below autograd
+    grads = (data.draw(st.booleans()),) * 3
+    assume(runs_in_eager(case))
+    assert program_of(case).layers == ()
+
+
+# ── each layer is needed ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def twice():
+    x = torch.arange(3.0)
+    return x, x
+
+
+def overlapping():
+    base = torch.arange(8.0)
+    return base[:4], base[2:6]
+
+
+def one():
+    return (torch.arange(6.0).view(2, 3),)
+
+
+def f_dedupe(a, b):
+    a.mul_(2)
+    return (a + b,)
+
+
+def f_restride(a):
+    a.t_()
+    return (a.sum(0),)
+
+
+def f_outputs(a):
+    return a[1:], a * 2
+
+
+def f_synthetic_base(a, b):
+    a.mul_(2)
+    return (b + 1,)
+
+
+def f_mutation(a):
+    a.mul_(2)
+    return (a.sum(),)
+
+
+NEEDED = {
+    "dedupe": (twice, f_dedupe),
+    "restride": (one, f_restride),
+    "outputs": (one, f_outputs),
+    "synthetic base": (overlapping, f_synthetic_base),
+    "mutation": (one, f_mutation),
+}
+PLANS = dict(zip(("dedupe", "restride", "outputs", "synthetic base", "mutation"), ORDER, strict=True))
+
+
+def broken_laws(case):
+    """Which laws do not hold of one call: names of layers whose sentence is false, and "round trip"; or the error it raises."""
+    try:
+        spy, call = spied(program_of(case))
+        found = run(case, lambda f: call)
+        broken = spy.broken - {"grad mode"}
+        differs = difference(run(case, lambda f: f), found)
+    except Exception as error:
+        return {f"raises {type(error).__name__}"}
+    return broken | ({"round trip"} if differs else set())
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_without_a_layer_a_law_fails(name, monkeypatch):
+    case = Case(*NEEDED[name])
+    assert name in [layer.name for layer in program_of(case).layers]
+    assert not broken_laws(case)
+    monkeypatch.setattr(stack, "ORDER", tuple(plan for plan in ORDER if plan is not PLANS[name]))
+    assert broken_laws(case)
+
+
+@contextmanager
+def bfloat16():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+
+
+def f_product(a):
+    return (a @ a.t(),)
+
+
+def f_gradient(a):
+    return (a * a).sum()
+
+
+def f_detached(w):
+    return (w.detach() * 2,)
+
+
+def weight():
+    return (torch.ones(3, requires_grad=True),)
+
+
+@pytest.mark.parametrize(
+    ("name", "planner", "make", "f", "transform", "around"),
+    [
+        ("autocast", "no_autocast", one, f_product, fg.jit, bfloat16),
+        ("grad mode", "grad_mode", one, f_gradient, fg.grad_compiled, torch.no_grad),
+        ("untracked", "untracked", weight, f_detached, fg.jit, torch.enable_grad),
+    ],
+)
+def test_without_an_ambient_layer_its_sentence_is_false(name, planner, make, f, transform, around, monkeypatch):
+    def broken():
+        with around():
+            program = transform(f).program(*make())
+            spy, call = spied(program)
+            # a kernel of ATen calls may detach what it returns: what it computes on the way must not be tracked either
+            graph = program.joint.graph
+            spy.kernel = lambda *values: graph.run(*values)[: len(spy.inner.outs)]
+            call(*make())
+        return [layer.name for layer in program.layers], spy.broken
+
+    names, sentences = broken()
+    assert name in names and name not in sentences
+    monkeypatch.setattr(stack, planner, lambda *_: None)
+    names, sentences = broken()
+    assert name not in names and name in sentences
+
+
+# ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def everything():
+    p, base = torch.arange(3.0), torch.arange(8.0)
+    return p, p, base[:4], base[2:6], torch.arange(6.0).view(2, 3), torch.arange(4.0)
+
+
+def f_everything(p, q, a, b, m, v):
+    p.mul_(2)
+    a.add_(1)
+    m.t_()
+    return p + q, a * b, m.sum(1), v[1:]
+
+
+# "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is written to
+ORDERS = [
+    o for o in itertools.permutations(ORDER) if o.index(PLANS["mutation"]) > max(map(o.index, (PLANS["outputs"], PLANS["synthetic base"])))
+]
+
+
+def test_the_order_of_layers_that_touch_different_arguments_changes_nothing(monkeypatch):  # S2-4
+    case = Case(everything, f_everything)
+    eager = run(case, lambda f: f)
+    assert len(ORDERS) == 40
+    for order in ORDERS:
+        monkeypatch.setattr(stack, "ORDER", order)
+        compiled = fg.jit(f_everything)
+        assert difference(eager, run(case, lambda f: compiled)) is None, order
+        assert len(program_of(case).layers) == len(ORDER)
+
+
+def test_a_layer_knows_where_its_inner_call_has_an_outer_input():  # S2-4
+    layers = {layer.name: layer for layer in program_of(Case(everything, f_everything)).layers}
+    p, q, a, b = map(Arg, "pqab")
+    dedupe, base = layers["dedupe"], layers["synthetic base"]
+    assert dedupe.inner_of(dedupe.outer_index(q)) == dedupe.inner_of(dedupe.outer_index(p)) == dedupe.inner_index(p)
+    assert base.inner_of(base.outer_index(a)) == base.inner_of(base.outer_index(b)) == base.inner_index(Base((a, b)))
+
+
+# ── views ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@st.composite
+def bases(draw):
+    """A tensor of up to three dimensions: contiguous, permuted, or with gaps."""
+    shape = draw(st.lists(st.integers(1, 4), max_size=3))
+    kind = draw(st.sampled_from(["contiguous", "permuted", "gaps"]))
+    if kind == "gaps":
+        return torch.arange(400.0).as_strided(shape, (100, 11, 2)[: len(shape)], draw(st.integers(0, 5)))
+    base = torch.arange(float(torch.Size(shape).numel())).view(shape)
+    return base.permute(draw(st.permutations(range(len(shape))))) if kind == "permuted" else base
+
+
+@st.composite
+def views(draw, base):
+    """A view of a tensor, by some views one after the other."""
+    view = base
+    for _ in range(draw(st.integers(0, 4))):
+        dim = draw(st.integers(0, view.dim() - 1)) if view.dim() else None
+        kind = draw(st.sampled_from(["slice", "select", "unsqueeze", "transpose", "flatten", "fold"]))
+        if kind == "unsqueeze":
+            view = view.unsqueeze(draw(st.integers(0, view.dim())))
+        elif kind == "transpose" and dim is not None:
+            view = view.transpose(dim, draw(st.integers(0, view.dim() - 1)))
+        elif kind == "slice" and dim is not None:
+            start = draw(st.integers(0, view.shape[dim]))
+            end, step = draw(st.integers(start, view.shape[dim])), draw(st.integers(1, 3))
+            view = view[(slice(None),) * dim + (slice(start, end, step),)]
+        elif kind == "select" and dim is not None and view.shape[dim]:
+            view = view.select(dim, draw(st.integers(0, view.shape[dim] - 1)))
+        elif view.is_contiguous() and view.numel() and kind == "flatten":
+            view = view.view(-1)
+        elif view.is_contiguous() and view.numel() % 2 == 0 and view.numel() and kind == "fold":
+            view = view.view(2, -1)
+    return view
+
+
+@settings(max_examples=4000, deadline=None)
+@given(st.data())
+def test_the_steps_between_two_tensors_lead_from_one_to_the_other(data):
+    base = data.draw(bases())
+    view = data.draw(views(base))
+    steps = steps_between(Geometry.of(base), Geometry.of(view))
+    if steps is None:
+        # what has no element shares none; what lies in a base with gaps may not be a combination of slices
+        assert not view.numel() or not base.is_contiguous()
+        return
+    found = base
+    for step in steps:
+        found = step(found)
+    assert torch.equal(found, view)  # sizes, too
+    assert found.storage_offset() == view.storage_offset()
+    # the stride of a dimension of one element is never used
+    assert [s for n, s in zip(found.shape, found.stride(), strict=True) if n > 1] == [
+        s for n, s in zip(view.shape, view.stride(), strict=True) if n > 1
+    ]
+    assert not any("as_strided" in str(step) for step in steps)
+
+
+@st.composite
+def windows(draw):
+    """A strided look at a storage of 96 bytes, and the bytes it looks at."""
+    dtype = draw(st.sampled_from([torch.int8, torch.int16, torch.float32, torch.float64]))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+    stride = tuple(draw(st.integers(0, 6)) for _ in shape)
+    offset = draw(st.integers(0, 5))
+    return dtype, shape, stride, offset
+
+
+def bytes_of(t):
+    size = t.element_size()
+    indices = itertools.product(*(range(n) for n in t.shape))
+    firsts = [(t.storage_offset() + sum(i * s for i, s in zip(index, t.stride(), strict=True))) * size for index in indices]
+    return {first + i for first in firsts for i in range(size)}
+
+
+@settings(max_examples=4000, deadline=None)
+@given(windows(), windows())
+def test_two_tensors_share_elements_if_they_share_a_byte(one, other):
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    a, b = (memory.view(dtype).as_strided(shape, stride, offset) for dtype, shape, stride, offset in (one, other))
+    assert share_elements(a, b) == bool(bytes_of(a) & bytes_of(b)) == share_elements(b, a)
+
+
+# ── what a custom Function writes to in backward is no matter of the layers ──────────────────────────────────────
+
+
+def test_what_backward_writes_is_none_of_the_layers_business():
+    """The layer copies what forward wrote; backward writes for itself."""
+    case = Case(lambda: (torch.ones(3, requires_grad=True), torch.zeros(3)), lambda x, b: (Count.apply(x, b),))
+    (layer,) = program_of(case).layers
+    assert [str(effect) for effect in layer.effects] == ["copy final(b) into b"]
+    assert layer.inner == Signature((Arg("x"), Arg("b")), (Out("[0]"), Final(Arg("b"))))
