@@ -345,6 +345,36 @@ def test_views_of_one_storage_any_of_them_written_to(data):  # S2-3
         assert_like_eager(f, make)
 
 
+def test_two_groups_of_views_over_one_base():  # S2-3
+    """Either group is a view of all of the base: what one writes must not be undone by what the other holds of it."""
+
+    def f(a, b, c, d):
+        a.mul_(2)
+        c.add_(100)
+        return b + 1, d + 1
+
+    def make(history):
+        base = history()
+        return base[:4], base[2:6], base[8:12], base[10:14]
+
+    for history in (lambda: torch.arange(16.0), lambda: leaf(16).clone()):
+        assert_like_eager(f, lambda history=history: make(history))
+
+
+def test_a_group_of_views_and_a_lone_one_over_one_base():  # S2-3
+    def f(a, c, b):
+        a.mul_(2)
+        c.add_(100)
+        return b + 1, c * 2
+
+    def make(history):
+        base = history()
+        return base[:4], base[6:], base[2:6]
+
+    for history in (lambda: torch.arange(8.0), lambda: leaf().clone()):
+        assert_like_eager(f, lambda history=history: make(history))
+
+
 def square_and_overlap(square):
     base = square()
     return base[:3].view(1, 3), base[1:7].view(2, 3)

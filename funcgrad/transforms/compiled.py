@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..backends.aten import AtenBackend
 from ..backends.backend import Backend
-from ..capture.facts import observe
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic
+from ..capture.observe import observe
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace

@@ -70,6 +70,7 @@ class Spy:
         self.kernel = program.call.names["kernel"]
         self.inner = program.layers[-1].inner if program.layers else outer_of(program)
         self.facts = program.facts
+        self.outer = {}
         self.broken = set()
         self.calls = 0
 
@@ -90,10 +91,14 @@ class Spy:
         # carriers bring the history of a family; its memory goes in as that of the base
         carriers = {c for o in self.facts.needed_overlaps() for c in self.facts.carriers(o)}
         written = {s for s in ins if s in self.facts.changes and self.facts.changes[s].data} - carriers
-        pairs = [(a, b) for a in written for b in ins if b is not a and b not in carriers]
-        self.note("synthetic base", any(same_memory(ins[a], ins[b]) and share_elements(ins[a], ins[b]) for a, b in pairs))
+        pairs = [(t, ins[b]) for a in written for t in self.looks_at(a, ins[a]) for b in ins if b is not a and b not in carriers]
+        self.note("synthetic base", any(same_memory(t, other) and share_elements(t, other) for t, other in pairs))
         self.note("autocast", torch.is_autocast_enabled("cpu"))
         self.note("grad mode", not torch.is_grad_enabled())
+
+    def looks_at(self, slot, value):
+        """The windows through which the function writes to an inner input: for a base, the views of it that it was given."""
+        return [self.outer[of] for of in slot.of] if isinstance(slot, Base) else [value]
 
     def after(self, ins, outs):
         of_function = {s: v for s, v in outs.items() if not isinstance(s, Final) and isinstance(v, Tensor)}
@@ -115,7 +120,12 @@ def spied(program):
     """The program's printed call with a spy in the place of its kernel."""
     spy = Spy(program)
     call = compile_function(evolve(program.call, names={**program.call.names, "kernel": spy}))
-    return spy, lambda *args, **kwargs: call(args, kwargs)
+
+    def spied_call(*args):
+        spy.outer = dict(zip((slot for slot, _, _ in program.facts.inputs), args, strict=True))
+        return call(args, {})
+
+    return spy, spied_call
 
 
 @FEW

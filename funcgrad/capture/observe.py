@@ -1,0 +1,172 @@
+"""The dry run: the function runs once on fakes that mirror the real tensors, and what it does is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UnresolvedCaptureWarning
+from ..graphs import type_text
+from ..histories import has_history, python_node_below
+from ..slots import Arg, Base, Captured, Slot
+from ..torch_private import storage_id, transform_active
+from ..trees import flatten
+from .changes import changes_of, refuse, refuse_gradient
+from .facts import Facts, Source
+from .inputs import CapturedTensor, Inputs, Symbolic
+from .lifted import MetTooLate
+from .memory import history, neighbours, overlaps, same_objects
+from .origins import Unresolved, find_origins
+from .outputs import look_at_outputs
+from .stand_ins import Mirrored, mirror, mirror_alone
+from .trace import Trace
+
+
+def observe(
+    function: Callable[..., Any], inputs: Inputs, grad: bool, root: Callable[..., Any], splits: bool, out_slot: Callable[[str], Slot]
+) -> Facts:
+    """Run ``function`` once on fakes and write down what it does.
+
+    ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
+    caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
+    backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
+    Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out.
+    """
+    known: list[Tensor] = []
+    while True:
+        dry = _DryRun(inputs, grad, known, out_slot, splits)
+        try:
+            return dry.trace.run(dry.run, (function, root), {})  # type: ignore[no-any-return]
+        except MetTooLate as met:
+            known.append(met.tensor)
+
+
+class _DryRun:
+    """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
+
+    def __init__(self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool) -> None:
+        self._inputs, self._grad, self._out_slot, self._splits = inputs, grad, out_slot, splits
+        self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
+        self._mirrored: dict[int, Mirrored] = {}
+        self.trace = Trace(record=False, backward_autocast=None, stand_in_for=self._meet)
+
+    def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
+        trace, inputs = self.trace, self._inputs
+        stand_ins: dict[Any, Any] = {s: trace.symbolic_float(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
+        self._mirrored = mirror(trace, self._reals, self._grad)
+        stand_ins |= {slot: self._mirrored[id(t)].seen for slot, t in inputs.tensors}
+        for slot, tensor in self._reals:
+            if not isinstance(slot, Arg):
+                trace.bind(tensor, self._mirrored[id(tensor)].seen)
+        args, kwargs = inputs.rebuild(stand_ins)
+        with _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
+            result = function(*args, **kwargs)
+        trace.writes.spread_versions()
+        leaves, _, paths = flatten(result)
+        leaves = [trace.named(v) for v in leaves]
+        return self._facts(leaves, paths, _resolve(root, trace), modules)
+
+    def _meet(self, real: Tensor) -> Tensor:
+        """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing it."""
+        if any(t is real for _, t in self._reals):  # it is an argument, too
+            self._reals.append((f"captured {len(self._reals)}", real))
+            return self._mirrored[id(real)].seen
+        if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
+            raise MetTooLate(real)
+        self._reals.append((f"captured {len(self._reals)}", real))
+        self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        return self._mirrored[id(real)].seen
+
+    def _written(self) -> dict[int, str]:
+        """How each real tensor, by identity, has been written to so far."""
+        key_of = {id(m.seen): key for key, m in self._mirrored.items()}
+        tracked: dict[int, bool] = {}
+        for tensor, flag in self.trace.lineage.written(lambda t: id(t) in key_of):
+            tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
+        return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
+
+    def _run_backward(self, leaves: Sequence[Tensor]) -> None:
+        """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
+        written = [self._mirrored[key].family for key in self._written()]
+        roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
+        if python_node_below(roots):
+            seeds = [torch.ones_like(v) for v in roots]
+            with self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
+                torch.autograd.backward(roots, seeds)
+
+    def _facts(self, leaves: list[Any], paths: list[str], captured: tuple[CapturedTensor, ...], modules: list[torch.nn.Module]) -> Facts:
+        named: list[tuple[Source, Tensor]] = [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
+        for slot, tensor in named:
+            refuse_gradient(slot, self._mirrored[id(tensor)])
+        groups, lineage = overlaps(named), self.trace.lineage
+        slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
+        is_base = (lambda _, root: has_history(root)) if self._splits else None
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, self._out_slot, is_base)
+        in_forward = self._written()
+        changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
+        if self._splits and self._grad:
+            self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
+            changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, self._written())) | changes
+        written = {slot for slot, change in changes.items() if change.data or change.in_backward}
+        written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
+        histories = {slot: history(t) for slot, t in named if slot in written}
+        refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
+        kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
+        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
+        tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
+        tracked = tracked or any(c.data == "tracked" for c in changes.values())
+        return Facts(
+            kinds, captured, same_objects(named), groups, neighbours(named), changes, histories, outputs, tuple(modules),
+            tuple(bases), sources and tracked,
+        )  # fmt: skip
+
+
+def _resolve(root: Callable[..., Any], trace: Trace) -> tuple[CapturedTensor, ...]:
+    lifted: Sequence[Any] = list(trace.captured.values())
+    origins = find_origins(root, [item.real for item in lifted])
+    found: list[CapturedTensor] = []
+    for item, origin in zip(lifted, origins, strict=True):
+        if isinstance(origin, Unresolved):
+            warnings.warn(
+                f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a variable or "
+                "attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
+                UnresolvedCaptureWarning,
+                stacklevel=2,
+            )
+        slot = _fresh(origin.name or "captured", found)
+        found.append(CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, origin))
+    return tuple(found)
+
+
+def _fresh(name: str, found: Sequence[CapturedTensor]) -> Captured:
+    """A slot of this name; numbered where two tensors would read the same."""
+    slot, taken = Captured(name), {c.slot for c in found}
+    for i in itertools.count(2):
+        if slot not in taken:
+            break
+        slot = Captured(f"{name}#{i}")
+    return slot
+
+
+class _ModuleWatch:
+    """Collects the modules called inside, each once."""
+
+    def __enter__(self) -> list[torch.nn.Module]:
+        self._seen: dict[int, torch.nn.Module] = {}
+        self._modules: list[torch.nn.Module] = []
+        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(self._note)
+        return self._modules
+
+    def _note(self, module: torch.nn.Module, args: Any) -> None:
+        if id(module) not in self._seen:
+            self._seen[id(module)] = module
+            self._modules.append(module)
+
+    def __exit__(self, *exc: object) -> None:
+        self._handle.remove()
