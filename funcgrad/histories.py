@@ -91,6 +91,9 @@ def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def family_of(t: torch.Tensor) -> torch.Tensor:
-    """The tensor autograd knows a view to be a view of, and itself for any other."""
+    """The tensor autograd knows a view to be a view of, and itself for any other.
+
+    A view of a tensor that does not require grad, made a leaf by ``requires_grad_()``, is one for itself.
+    """
     base = view_base(t)
-    return t if base is None else base
+    return t if base is None or (t.requires_grad and not base.requires_grad) else base

@@ -37,7 +37,10 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
             ran = inner.run(*ins)
         return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
 
-    ran, outs = trace.run(run, (), {})
+    try:
+        ran, outs = trace.run(run, (), {})
+    finally:
+        trace.captured.clear()  # the real tensors: a trace lives until the next garbage collection
     outs = {slot: trace.own(node) if isinstance(node, fx.Node) else node for slot, node in outs.items()}
     trace.graph.output(tuple(outs.values()))
     _keep_first_values(trace, outs)

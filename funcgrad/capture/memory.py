@@ -86,7 +86,7 @@ def neighbours(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
 
 
 def overlaps(named: Named) -> tuple[Overlap, ...]:
-    """The groups of distinct objects that overlap, directly or through one another."""
+    """For each storage, the distinct objects that overlap with another."""
     distinct = {id(t): (slot, t) for slot, t in reversed(named)}
     members = sorted(distinct.values(), key=lambda pair: [id(t) for _, t in named].index(id(pair[1])))
     by_storage: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
@@ -95,7 +95,9 @@ def overlaps(named: Named) -> tuple[Overlap, ...]:
     found: list[Overlap] = []
     for group in by_storage.values():
         if len(group) > 1:
-            found += [together(component) for component in _components(group) if len(component) > 1]
+            # one for each storage: two bases over one would each carry an old copy of what the other writes
+            shared = [pair for component in _components(group) if len(component) > 1 for pair in component]
+            found += [together(shared)] if shared else []
     return tuple(found)
 
 

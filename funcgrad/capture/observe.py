@@ -45,6 +45,8 @@ def observe(
             return dry.trace.run(dry.run, (function, root), {})  # type: ignore[no-any-return]
         except MetTooLate as met:
             known.append(met.tensor)
+        finally:
+            dry.release()
 
 
 class _DryRun:
@@ -55,6 +57,12 @@ class _DryRun:
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
         self.trace = Trace(record=False, backward_autocast=None, stand_in_for=self._meet)
+
+    def release(self) -> None:
+        """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
+        self._reals.clear()
+        self._inputs = self._inputs.released()
+        self.trace.captured.clear()
 
     def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
         trace, inputs = self.trace, self._inputs

@@ -168,7 +168,8 @@ class _Names:
     """Fresh variable names that read like what they hold."""
 
     def __init__(self) -> None:
-        own = "args kwargs root kernel value own MISS Tensor keys ambient AMBIENT aliasing ALIASING same_static autocast enable_grad"
+        own = "args kwargs root kernel value own MISS Tensor keys ambient AMBIENT family_of history same_static"
+        own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 

@@ -241,6 +241,7 @@ def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[st
         lines.append(f"if history({named[where]}) != {known!r}: {otherwise}")
     if len(tensors) > 1:
         memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
+        constants["family_of"] = family_of
         lines.append(f"if len({{{memory}}}) != {len({alone[0] for alone in key.aliasing})}: {otherwise}")
         lines += [f"if {condition}: {otherwise}" for condition in _aliases_differ(key.aliasing, tensors)]
     return lines
@@ -262,13 +263,14 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str]) ->
         if base == -1 and family != i:
             conditions.append(f"{name}._base is not {names[family]}._base")
         else:
-            conditions.append(f"{name}._base is not {'None' if base in (i, -1) else names[base]}")
+            conditions.append(f"family_of({name}) is not {name}" if base == i else f"{name}._base is not {names[base]}")
         if base == -1 and family == i:
             shape, stride, start, requires_grad, is_leaf = lies
             conditions[-1] = f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
             conditions.append(f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}")
             conditions.append(f"{name}._base.is_leaf is not {is_leaf}")
-            conditions += [f"{name}._base is {names[j]}._base" for j in range(i) if pattern[j][0] == memory and pattern[j][1] == j]
+            others = [j for j in range(i) if pattern[j][0] == memory and pattern[j][2:4] == (j, -1)]
+            conditions += [f"{name}._base is {names[j]}._base" for j in others]
         yield " or ".join(conditions)
 
 

@@ -91,14 +91,22 @@ class Spy:
         # carriers bring the history of a family; its memory goes in as that of the base
         carriers = {c for o in self.facts.needed_overlaps() for c in self.facts.carriers(o)}
         written = {s for s in ins if s in self.facts.changes and self.facts.changes[s].data} - carriers
-        pairs = [(t, ins[b]) for a in written for t in self.looks_at(a, ins[a]) for b in ins if b is not a and b not in carriers]
-        self.note("synthetic base", any(same_memory(t, other) and share_elements(t, other) for t, other in pairs))
+        reached = [(a, b) for a in written for b in ins if b is not a and b not in carriers and self.reaches(b, ins[b], a, ins[a])]
+        self.note("synthetic base", any(not self.is_overwritten(b, by=a) for a, b in reached))
         self.note("autocast", torch.is_autocast_enabled("cpu"))
         self.note("grad mode", not torch.is_grad_enabled())
 
-    def looks_at(self, slot, value):
-        """The windows through which the function writes to an inner input: for a base, the views of it that it was given."""
-        return [self.outer[of] for of in slot.of] if isinstance(slot, Base) else [value]
+    def reaches(self, slot, value, written, written_value):
+        """Whether an inner input reaches memory the function writes to through another: for a base, through the views it is for."""
+        windows = [self.outer[of] for of in written.of] if isinstance(written, Base) else [written_value]
+        return any(same_memory(value, t) and share_elements(value, t) for t in windows)
+
+    def is_overwritten(self, slot, by):
+        """A base may reach a view of it that overlaps no other, if what the view holds in the end is written after the base."""
+        outs = self.inner.outs
+        return (
+            isinstance(slot, Base) and not isinstance(by, Base) and Final(slot) in outs and outs.index(Final(slot)) < outs.index(Final(by))
+        )
 
     def after(self, ins, outs):
         of_function = {s: v for s, v in outs.items() if not isinstance(s, Final) and isinstance(v, Tensor)}
