@@ -1,0 +1,70 @@
+"""What a backward pass sees of autocast."""
+
+import warnings
+
+import pytest
+import torch
+
+import funcgrad as fg
+
+
+class Product(torch.autograd.Function):
+    """Its backward notes the dtype autocast gives a matrix product."""
+
+    seen = None
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        product = g.float() @ w.float().t()
+        Product.seen = product.dtype
+        return product.float(), x.float().t() @ g.float()
+
+
+def loss(x, w):
+    return Product.apply(x, w).float().sum()
+
+
+CASES = [
+    ("off", torch.float32),
+    ("same_as_forward", torch.bfloat16),
+    ([{"device_type": "cpu", "dtype": torch.float16}], torch.float16),
+]
+
+
+@pytest.mark.parametrize("transform", [fg.jit, fg.grad_compiled])
+@pytest.mark.parametrize("option, dtype", CASES)
+def test_a_custom_backward_sees_the_autocast_it_was_given(transform, option, dtype):  # S1-13
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transform(loss, backward_autocast=option)(x, w)
+    assert Product.seen is dtype
+
+
+@pytest.mark.parametrize("option, dtype", CASES)
+def test_gradients_equal_eager_under_the_same_autocast(option, dtype):  # S1-13
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, found = loss(x, w), fg.jit(loss, backward_autocast=option)(x, w)
+    torch.testing.assert_close(found, expected)
+    with torch.autocast("cpu", dtype=dtype if dtype is not torch.float32 else torch.bfloat16, enabled=dtype is not torch.float32):
+        wanted = torch.autograd.grad(expected, [x, w])
+    torch.testing.assert_close(torch.autograd.grad(found, [x, w]), wanted)
+
+
+def test_unsaid_is_off_with_a_warning_where_autocast_is_on():  # S1-14
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(fg.AutocastWarning, match="backward_autocast"):
+        fg.jit(loss)(x, w)
+    assert Product.seen is torch.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fg.jit(loss)(x, w)  # autocast is off: there is nothing to say
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            fg.jit(lambda x: x @ x)(w)  # nothing is differentiated
