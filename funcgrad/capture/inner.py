@@ -48,6 +48,7 @@ class Inner:
     signature: Signature
     out_slot: Callable[[str], Slot]
     splits: bool
+    root: Callable[..., Any]
     backward_autocast: BackwardAutocast
 
     def run(self, *values: Any) -> Ran:

@@ -14,6 +14,7 @@ from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..tags import Tag, tag
 from ..torch_private import storage_id
 from .inner import Inner, Ran, inputs_of
+from .surroundings import Surroundings
 from .trace import Trace
 
 
@@ -33,7 +34,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     ins = inputs_of(inner, trace, reals, grad)
 
     def run() -> tuple[Ran, dict[Slot, Any]]:
-        with torch.set_grad_enabled(grad), trace.lifting():
+        with Surroundings(inner.root).kept(trace, False), torch.set_grad_enabled(grad), trace.lifting():
             ran = inner.run(*ins)
         return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import CapturedTransformError, TraceError
+from ..errors import CapturedTransformError, TraceError, UnsupportedTensorError
 from ..graphs import type_text
 from ..histories import bump_version
 from ..torch_private import (
@@ -101,6 +101,8 @@ class Lifter(TorchFunctionMode):
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
         original = args[0] if args else None
+        if getattr(func, "__self__", None) is Tensor.grad and func.__name__ == "__get__":
+            self._require_no_gradient(original)
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
         if func in RESTRIDES and isinstance(args[0], FunctionalTensor):
@@ -111,6 +113,16 @@ class Lifter(TorchFunctionMode):
             return original if out is not None and args and out is args[0] and isinstance(original, FunctionalTensor) else out
         finally:
             self._trace.checks = None
+
+    def _require_no_gradient(self, tensor: Any) -> None:
+        """A stand-in has no gradient where the real tensor may have one."""
+        real = self._trace.reals.get(id(tensor), tensor)
+        if not isinstance(real, FunctionalTensor) and real.grad is not None:
+            raise UnsupportedTensorError(
+                f"the function reads the gradient of a tensor {type_text(real)} (.grad), which is no input of it",
+                where=user_line(),
+                fix="pass it as an argument: f(p, p.grad)",
+            )
 
     def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.

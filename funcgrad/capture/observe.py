@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnresolvedCaptureWarning
+from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import has_history, python_node_below
 from ..slots import Arg, Base, Captured, Slot
@@ -20,11 +20,12 @@ from ..trees import flatten
 from .changes import changes_of, refuse, refuse_gradient
 from .facts import Facts, Source
 from .inputs import CapturedTensor, Inputs, Symbolic
-from .lifted import MetTooLate
+from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
 from .origins import Unresolved, find_origins
 from .outputs import look_at_outputs
 from .stand_ins import Mirrored, mirror, mirror_alone
+from .surroundings import Surroundings
 from .trace import Trace
 
 
@@ -73,12 +74,21 @@ class _DryRun:
             if not isinstance(slot, Arg):
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
         args, kwargs = inputs.rebuild(stand_ins)
-        with _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
+        given, _, names = flatten((args, kwargs))
+        trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
+        with Surroundings(root).kept(trace, True), _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
+        _require_same(given, names, *flatten((args, kwargs))[::2])
         trace.writes.spread_versions()
         leaves, _, paths = flatten(result)
         leaves = [trace.named(v) for v in leaves]
-        return self._facts(leaves, paths, _resolve(root, trace), modules)
+        return self._facts(leaves, paths, root, modules)
+
+    def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
+        """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by value."""
+        met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
+        captured = _resolve(root, list(met.values()))
+        return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:
         """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing it."""
@@ -108,8 +118,8 @@ class _DryRun:
             with self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
                 torch.autograd.backward(roots, seeds)
 
-    def _facts(self, leaves: list[Any], paths: list[str], captured: tuple[CapturedTensor, ...], modules: list[torch.nn.Module]) -> Facts:
-        named: list[tuple[Source, Tensor]] = [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
+    def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any], modules: list[torch.nn.Module]) -> Facts:
+        captured, named = self._named(root)
         for slot, tensor in named:
             refuse_gradient(slot, self._mirrored[id(tensor)])
         groups, lineage = overlaps(named), self.trace.lineage
@@ -119,7 +129,11 @@ class _DryRun:
         in_forward = self._written()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
         if self._splits and self._grad:
+            known = len(self._reals)
             self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
+            if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
+                captured, named = self._named(root)
+                groups = overlaps(named)
             changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, self._written())) | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
@@ -135,8 +149,21 @@ class _DryRun:
         )  # fmt: skip
 
 
-def _resolve(root: Callable[..., Any], trace: Trace) -> tuple[CapturedTensor, ...]:
-    lifted: Sequence[Any] = list(trace.captured.values())
+def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any], names_now: Sequence[str]) -> None:
+    """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
+    changed = [
+        name for name, a, b in zip(names, given, now, strict=False) if a is not b and (isinstance(a, Tensor) or isinstance(b, Tensor))
+    ]
+    changed += sorted(set(names) ^ set(names_now))
+    if changed:
+        raise MutationError(
+            f"the function stores into a container it was given, at {changed[0]} of (args, kwargs)",
+            where=changed[0],
+            fix="return the new container, or write in place into the tensors in it: state['h'].copy_(h)",
+        )
+
+
+def _resolve(root: Callable[..., Any], lifted: Sequence[Lifted]) -> tuple[CapturedTensor, ...]:
     origins = find_origins(root, [item.real for item in lifted])
     found: list[CapturedTensor] = []
     for item, origin in zip(lifted, origins, strict=True):

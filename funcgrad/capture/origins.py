@@ -60,6 +60,18 @@ def find_origins(function: Callable[..., Any], wanted: Sequence[object]) -> list
     return [found.get(id(w), Unresolved()) for w in wanted]
 
 
+_NEAR = 4
+"""How many steps from a function a container may be to be looked at when it is traced."""
+
+
+def reachable(function: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
+    """What can be reached from a function in a few steps, with the name a reader writes for it."""
+    for value, steps, name in _walk(function):
+        if len(steps) > _NEAR:
+            return
+        yield value, name or "the function's attributes"
+
+
 def plain_values(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
     """The plain Python values and functions the function reads from its closure, defaults and globals, and where they live.
 

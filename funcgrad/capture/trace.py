@@ -97,6 +97,7 @@ class Trace(Recorder):
         self.captured: dict[int, Lifted] = {}
         self.late: list[Tangent | Late] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
+        self.reals: dict[int, Tensor] = {}
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.reseeded = False
@@ -291,6 +292,9 @@ class Trace(Recorder):
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
         one that writes to its arguments. ``NotImplemented`` for any other."""
+        if op.namespace == "profiler":
+            with without_modes():
+                return op(*args, **kwargs)
         if writes_inputs(op) and not is_torchs_own(op):
             return self._custom_write(op, args, kwargs)
         if not returns_nothing(op) or writes_inputs(op):

@@ -17,8 +17,10 @@ from ..torch_private import (
     from_functional,
     mutation_count,
     replace_value,
+    storage_id,
     view_kind,
     without_function_modes,
+    without_modes,
     writes_inputs,
     written_by,
 )
@@ -73,6 +75,8 @@ class Writes:
                 )
             # to write to an expanded tensor, functionalisation would sum over it: fill what was expanded
             return op, (self._before_expand(args[0], op), *args[1:]), kwargs
+        if writes_inputs(op) and view_kind(op) is None and args and isinstance(args[0], Tensor):
+            _refuse_as_eager(op, args)
         return rewrite(op, args, kwargs)
 
     def _before_expand(self, tensor: Tensor, op: Any) -> Tensor:
@@ -131,3 +135,37 @@ class Writes:
     def in_backward(self, slot: Slot) -> bool:
         """Whether a watched input was written to after the forward pass ended."""
         return self._memory is not None and slot in self._counts and mutation_count(self._memory[slot]) > self._counts[slot]
+
+
+def _refuse_as_eager(op: Any, args: Any) -> None:
+    """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads what it
+    overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
+    target, others = args[0], [a for a in args[1:] if isinstance(a, Tensor)]
+    for other in others:
+        if storage_id(other) == storage_id(target) and _partly_overlap(target, other):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+                "Please clone() the tensor before performing the operation."
+            )
+    if op in _PRODUCTS and not target.is_complex():
+        with without_modes(), without_function_modes():
+            wide = torch.result_type(*(_shell(a) if isinstance(a, Tensor) else a for a in args[:2]))
+        if not torch.can_cast(wide, target.dtype):
+            wide_name, name = (str(d).removeprefix("torch.").capitalize() for d in (wide, target.dtype))
+            raise RuntimeError(f"result type {wide_name} can't be cast to the desired output type {name}")
+
+
+def _shell(tensor: Tensor) -> Tensor:
+    """A tensor that promotes as this one does."""
+    return torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device="meta")
+
+
+_PRODUCTS = {torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar}
+
+
+def _partly_overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two dense tensors over one memory overlap without being the same look at it; for others PyTorch does not tell."""
+    if not is_dense(a) or not is_dense(b) or not a.numel() or not b.numel():
+        return False
+    first, second = (a.storage_offset(), a.storage_offset() + a.numel()), (b.storage_offset(), b.storage_offset() + b.numel())
+    return first[0] < second[1] and second[0] < first[1] and (first != second or a.stride() != b.stride())

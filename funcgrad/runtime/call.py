@@ -8,6 +8,7 @@ import builtins
 import keyword
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,7 +70,11 @@ def print_call(
         lines.append(f"if not ({condition}): {otherwise}")
     variables: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     variables |= {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
-    lines += print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable)
+    layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable)
+    if any(layer.effects for layer in layers):  # what is read, computed and written back is one step to other threads
+        constants["lock"] = threading.RLock()
+        layered = ["with lock:", *(f"    {line}" for line in layered)]
+    lines += layered
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
         if isinstance(leaf, Constant):
@@ -168,7 +173,7 @@ class _Names:
     """Fresh variable names that read like what they hold."""
 
     def __init__(self) -> None:
-        own = "args kwargs root kernel value own MISS Tensor keys ambient AMBIENT family_of history same_static"
+        own = "args kwargs root kernel lock value own MISS Tensor keys ambient AMBIENT family_of history same_static"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}

@@ -181,7 +181,7 @@ class Compiled:
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
                 inner = Inner(
                     definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-                    self._options.backward_autocast,
+                    definition.root, self._options.backward_autocast,
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)

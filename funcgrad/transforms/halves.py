@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, fx
 
 from ..backends.backend import Runnable
 from ..capture.autocast import Autocast, autocast_as
 from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
+from ..capture.where import named_error
 from ..errors import TraceError
-from ..graphs import Graph, Joint, ancestors, is_random, restrict, value_of
+from ..graphs import Graph, Joint, is_random, restrict, value_of
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
 from ..slots import Final, Grad, Late, Saved, Slot, Tangent
@@ -34,7 +36,7 @@ def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad
         return capture(inner, reals, True, True), None
     except BackwardError as error:
         assert isinstance(error.__cause__, RuntimeError)
-        return capture(inner, reals, True, False), error.__cause__
+        return capture(inner, reals, True, False), named_error(error.__cause__) or error.__cause__
 
 
 def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
@@ -112,9 +114,27 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> tuple[int, ...]:
         names = {n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Tangent, Late))}
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
-        roots = [v for v in joint.graph.results if v is not None]
-    found = ancestors(roots)
+        outs = zip(joint.signature.outs, joint.graph.results, strict=True)
+        roots = [v for s, v in outs if isinstance(v, fx.Node) and not isinstance(s, Final)]
+    found = _read_by(roots)
     return tuple(i for i, node in enumerate(joint.graph.placeholders) if node in found)
+
+
+_UNREAD = {torch.ops.aten._native_batch_norm_legit_functional.default: (3, 4)}
+"""Arguments that only what an op returns in their place depends on: running statistics."""
+
+
+def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes some values depend on."""
+    found: set[fx.Node] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            unread = [node.args[i] for i in _UNREAD.get(node.target, ())]  # type: ignore[call-overload]
+            pending += [n for n in node.all_input_nodes if n not in unread]
+    return found
 
 
 def pullback_of(inner: Inner, joint: Joint, root: Callable[..., Any]) -> Pullback:
