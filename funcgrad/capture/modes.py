@@ -110,6 +110,7 @@ class Lifter(TorchFunctionMode):
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             out = REWRITES.get(func, func)(*args, **kwargs)
+            self._trace.writes.spread_versions()
             return original if out is not None and args and out is args[0] and isinstance(original, FunctionalTensor) else out
         finally:
             self._trace.checks = None

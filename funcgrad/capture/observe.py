@@ -64,6 +64,7 @@ class _DryRun:
         self._reals.clear()
         self._inputs = self._inputs.released()
         self.trace.captured.clear()
+        self.trace.reals.clear()
 
     def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
         trace, inputs = self.trace, self._inputs

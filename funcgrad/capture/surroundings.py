@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 
+_COUNTED = (bool, int, float, str, type(None))
+"""What a function may count or note on its way: put back after the dry run, so that the second run starts where the first did."""
+
+
 class Surroundings:
     """The dicts and lists that were seen, each with a copy of what it held and the name a reader knows it by."""
 
@@ -41,11 +45,11 @@ class Surroundings:
             self._remember(value.__dict__, f"{name}.")
 
     def _remember(self, container: Any, name: str) -> None:
-        self._seen.setdefault(id(container), (container, container.copy(), name))
+        self._seen.setdefault(id(container), (container, dict(container) if isinstance(container, dict) else list(container), name))
 
     @contextlib.contextmanager
     def kept(self, trace: Trace, wholly: bool) -> Iterator[None]:
-        """Inside, the function runs; afterwards everything holds what it held (``wholly``), or no tensor of the trace. See ``restore``."""
+        """Inside, the function runs; afterwards nothing holds a tensor of the trace, and (``wholly``) counters are as before."""
         hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, args: self.see(module, type(module).__name__))
         try:
             yield
@@ -68,19 +72,21 @@ class Surroundings:
         """
         stored: list[str] = []
         for container, before, name in self._seen.values():
-            items = container.items() if isinstance(container, dict) else enumerate(container)
+            items = list(container.items()) if isinstance(container, dict) else list(enumerate(container))
             traced = [(key, value) for key, value in items if isinstance(value, FunctionalTensor)]
             for key, value in traced:
                 had = before.get(key) if isinstance(before, dict) else (before[key] if key < len(before) else None)
                 if had is None or real_of.get(id(value)) is not had:
                     stored.append(f"{name}{key}" if name.endswith(".") else f"{name}[{key!r}]")
-            if not traced and not (wholly and _differ(container, before)):
+            if isinstance(container, list):
+                container[:] = before if traced else container
                 continue
-            if isinstance(container, dict):
-                container.clear()
-                container.update(before)
-            else:
-                container[:] = before
+            counted = [(k, v) for k, v in items if wholly and type(v) in _COUNTED and before.get(k) is not v]
+            for key, _ in (*traced, *counted):
+                if key in before:
+                    container[key] = before[key]
+                else:
+                    del container[key]
         if stored:
             raise MutationError(
                 f"the function stores a tensor it computes in {', '.join(sorted(stored))}",
@@ -91,10 +97,3 @@ class Surroundings:
 
 def _is_plain_object(value: Any) -> bool:
     return isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, (type, torch.Tensor)) and not callable(value)
-
-
-def _differ(container: Any, before: Any) -> bool:
-    """Whether a container holds other objects than before."""
-    if isinstance(container, dict):
-        return container.keys() != before.keys() or any(value is not before[key] for key, value in container.items())
-    return len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True))

@@ -45,7 +45,6 @@ class Writes:
 
     def before(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The call to make in place of one that functionalisation would get wrong; writes are written down."""
-        self.spread_versions()
         op, args, kwargs = self._rewritten(op, args, kwargs)
         if writes_inputs(op) and view_kind(op) is None:
             self.note(op, args, kwargs)
@@ -109,7 +108,10 @@ class Writes:
             self._linked.append({id(t): (t, version_of(t)) for t in tensors})
 
     def spread_versions(self) -> None:
-        """Move the version counters of linked tensors to where the furthest is."""
+        """Move the version counters of linked tensors to where the furthest is. Called when a call of the function's has returned:
+        autograd moves a counter after the op, and saves tensors before the next."""
+        if not self._linked:
+            return
         with without_function_modes():
             for group in self._linked:
                 moved = [t for t, version in group.values() if version_of(t) != version]
