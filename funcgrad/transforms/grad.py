@@ -17,7 +17,8 @@ def grad_compiled(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has
     ``f(*args, **kwargs)`` returns a 0-d floating-point tensor, or ``(loss, aux)`` with ``has_aux``. The result takes the same
     arguments and returns the gradients with respect to the positional arguments ``argnums``: the structure, dtypes and
     devices of that argument (a tuple of them for a tuple of ``argnums``), with ``has_aux`` the pair ``(grads, aux)``.
-    A leaf the loss does not depend on gets zeros. Keyword arguments are options (``fg.Options``).
+    A leaf the loss does not depend on gets zeros. What ``f`` writes to (other arguments, buffers, captured tensors) is written
+    to, as in eager PyTorch. Keyword arguments are options (``fg.Options``).
 
     Raises ``NonScalarOutputError``, ``NonDifferentiableArgumentError``, ``ArgumentError``, ``AuxError``, and while tracing
     ``DataDependentControlFlowError``, ``MutationError``, ``UnsupportedTensorError``. Nothing is changed when it raises.
@@ -36,10 +37,16 @@ def grad_and_value_compiled(f: Callable[..., Any], argnums: int | tuple[int, ...
 
 
 def jit(f: Callable[..., Any], **options: Any) -> Compiled:
-    """``f`` compiled: the same results, differentiable by ``.backward()`` and ``torch.autograd.grad`` to any order.
+    """``f`` compiled: the same results, the same writes to arguments and captured tensors (data, sizes, version counters), the
+    same aliasing of outputs; differentiable by ``.backward()`` and ``torch.autograd.grad`` to any order.
 
     ``f`` takes and returns pytrees of tensors. Where an input (or a captured parameter) requires grad and grad mode is on,
     forward and backward are compiled together and run as two programs. Keyword arguments are options (``fg.Options``).
+
+    Raises, while tracing, ``MutationError`` for what cannot be carried out (a new tensor stored in a container or a module,
+    ``set_``, ``.grad =``), ``AliasContractError``, ``DataDependentControlFlowError``, ``UnsupportedTensorError``. What eager
+    PyTorch forbids is refused before anything is changed. A second derivative of a function whose own writes it needs the
+    old values of raises ``MutationError``.
     """
     return _compiled(Plain(_callable(f)), options)
 
