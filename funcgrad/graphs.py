@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor, dtype, fx
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
@@ -23,8 +23,7 @@ from .show import Code, Doc, Shown, Table, Text
 from .slots import Signature, Slot
 from .tags import tags_of
 from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
-from .trees import Node as Container
-from .trees import Tree, count
+from .trees import Tree
 
 _DRAWN_AT_MOST = 80
 _SHORT = {
@@ -90,13 +89,6 @@ class Graph(Shown):
     def result_of(self, slot: Slot) -> Any:
         """The node (or constant) of one output slot."""
         return self.results[self.signature.outs.index(slot)]
-
-    def input_of(self, slot: Slot) -> Slot | None:
-        """The input an output slot returns unchanged, or None where it returns something computed."""
-        result = self.result_of(slot)
-        if isinstance(result, Node) and result.op == "placeholder":
-            return self.signature.ins[self.placeholders.index(result)]
-        return None
 
     def run(self, *values: Any) -> tuple[Any, ...]:
         """Run node by node on real (or fake) values, one per slot of ``signature.ins``."""
@@ -164,13 +156,6 @@ class Joint(Shown):
         broken = [g for g in self.guards if not scalar(g, **symbols)]
         return [(", ".join(p for s, p in self.symbols.items() if s in g), g) for g in broken]
 
-    def returning_child(self, i: int) -> Joint:
-        """The same graph, where the caller gets the ``i``-th child of what the traced function returned."""
-        assert isinstance(self.returned.tree, Container)
-        children = self.returned.tree.children
-        start = sum(map(count, children[:i]))
-        return evolve(self, returned=Returned(children[i], self.returned.leaves[start : start + count(children[i])]))
-
     def doc(self) -> Doc:
         nodes = [n for n in self.graph.fx.nodes if n.op == "call_function"]
         back = sum(pass_of(n) == "backward" for n in nodes)
@@ -228,6 +213,11 @@ def tensors_in(value: Any) -> list[Tensor]:
 def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
     return {storage_id(t) for t in tensors_in(node.meta.get("val"))}
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether one element in memory stands for several of the tensor."""
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def nbytes(value: Any) -> int:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from attrs import evolve, frozen
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws.programs import difference, run
+from laws.programs import Case, difference, run
 from torch import fx
 
 import funcgrad as fg
@@ -24,24 +24,6 @@ from funcgrad.slots import Arg, Base, Final, Grad, Late, Out, Signature, Tangent
 from funcgrad.tags import Tag, tag, tags_of
 
 PACKAGE = Path(fg.__file__).resolve().parent
-
-
-@frozen
-class Case:
-    """What ``laws.programs.run`` needs: a function that returns a tuple of tensors, and a maker of its inputs.
-
-    The first input stands for what they share, so that the gradients of what is above it are compared, too.
-    """
-
-    make: object
-    f: object
-
-    def functions(self):
-        def setup():
-            inputs = list(self.make())
-            return inputs, inputs[0]
-
-        return setup, self.f
 
 
 def assert_like_eager(f, make):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graphs import Graph, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
+from ..graphs import Graph, is_expanded, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule
@@ -109,8 +109,8 @@ def _can_write_into(dying: fx.Node, node: fx.Node, dead: list[fx.Node], sharers:
         return False
     if list(node.all_input_nodes).count(dying) != 1 or sum(a is dying for a in (*node.args, *node.kwargs.values())) != 1:
         return False
-    if any(s > 1 and st == 0 for s, st in zip(before.shape, before.stride(), strict=True)):
-        return False  # an expanded tensor: one element stands for many
+    if is_expanded(before):
+        return False
     (memory,) = storages(dying)
     # a custom operator may return its own input, whatever its fake says
     maker = dying.all_input_nodes[0] if is_getitem(dying) else dying

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from ..errors import AliasContractError, MutationError
+from ..graphs import is_expanded
 from ..histories import has_history, is_leaf
 from ..slots import Base
 from .facts import Change, Source
 from .memory import Overlap
 from .stand_ins import Mirrored
 from .trace import Trace
-from .views import Lineage, detaches, is_expanded
+from .views import Lineage, detaches
 
 
 def changes_of(
@@ -100,7 +100,7 @@ def refuse(
         own = mirrored[id(tensor)]
         if own.has_other_storage:
             raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
-        detached = any(step.op is torch.ops.aten.detach.default for step in changes.get(slot, Change()).restrides)
+        detached = detaches(changes.get(slot, Change()).restrides)
         if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
             raise MutationError(
                 f"the function calls requires_grad_() on {slot}", where=str(slot), fix=f"call {slot}.requires_grad_() before"
@@ -118,8 +118,7 @@ def refuse(
                 where=str(slot),
                 fix="return a view instead",
             )
-        own_changes = changes.get(slot, Change())
-        if has_history(trace.current(own.seen)) and detaches(own_changes.restrides):
+        if detached and has_history(trace.current(own.seen)):
             raise MutationError(f"the function detaches {slot} in place and writes to it in grad mode", where=str(slot), fix="return it")
         if histories.get(slot) == "an inference tensor":
             raise MutationError(

@@ -23,7 +23,7 @@ from .inputs import Inputs
 from .outputs import OutputFact, look_at_outputs
 from .stand_ins import fresh, with_history_of
 from .trace import Trace, active_trace
-from .views import Step
+from .views import Step, take
 
 
 @frozen(eq=False)
@@ -34,7 +34,6 @@ class Ran:
     outs: tuple[tuple[Slot, Any], ...]
     memory: dict[Slot, Tensor]
     leaves: tuple[Any, ...]
-    paths: tuple[str, ...]
     tree: Tree
 
 
@@ -77,7 +76,7 @@ class Inner:
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
-        return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tuple(paths), tree)
+        return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tree)
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:
         """What this run writes to, the dry run must have seen: else the write would be lost. (S2-10)"""
@@ -127,9 +126,7 @@ class Inner:
 def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:
     assert steps is not None, "an overlap without such views is refused when it is written to"
     with torch.enable_grad():
-        for step in steps:
-            tensor = step(tensor)
-    return tensor
+        return take(tensor, steps)
 
 
 def _kind(output: OutputFact) -> tuple[Any, ...]:

@@ -47,12 +47,9 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     _keep_first_values(trace, outs)
     graph = Graph(Signature((*inner.signature.ins, *trace.late), tuple(outs)), trace.graph, trace.constants, "joint")
     simplify(graph)
-    leaves = tuple(inner.out_slot(p) if _is_dynamic(v) else Constant(v) for p, v in zip(ran.paths, ran.leaves, strict=True))
+    facts = inner.facts.outputs
+    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=True))
     return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots())
-
-
-def _is_dynamic(leaf: Any) -> bool:
-    return isinstance(leaf, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:

@@ -87,17 +87,13 @@ def neighbours(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
 
 def overlaps(named: Named) -> tuple[Overlap, ...]:
     """For each storage, the distinct objects that overlap with another."""
-    distinct = {id(t): (slot, t) for slot, t in reversed(named)}
-    members = sorted(distinct.values(), key=lambda pair: [id(t) for _, t in named].index(id(pair[1])))
-    by_storage: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
-    for slot, tensor in members:
-        by_storage.setdefault(storage_id(tensor), []).append((slot, tensor))
+    tensors = dict(named)
     found: list[Overlap] = []
-    for group in by_storage.values():
-        if len(group) > 1:
-            # one for each storage: two bases over one would each carry an old copy of what the other writes
-            shared = [pair for component in _components(group) if len(component) > 1 for pair in component]
-            found += [together(shared)] if shared else []
+    for group in neighbours(named):
+        components = _components([(slot, tensors[slot]) for slot in group])
+        # one for each storage: two bases over one would each carry an old copy of what the other writes
+        shared = [pair for component in components if len(component) > 1 for pair in component]
+        found += [together(shared)] if shared else []
     return tuple(found)
 
 

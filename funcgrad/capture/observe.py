@@ -77,13 +77,14 @@ class _DryRun:
         args, kwargs = inputs.rebuild(stand_ins)
         given, _, names = flatten((args, kwargs))
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
-        with Surroundings(root).kept(trace, True), _ModuleWatch() as modules, torch.set_grad_enabled(self._grad), trace.lifting():
+        surroundings = Surroundings(root)
+        with surroundings.kept(trace, True), torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
         _require_same(given, names, *flatten((args, kwargs))[::2])
         trace.writes.spread_versions()
         leaves, _, paths = flatten(result)
         leaves = [trace.named(v) for v in leaves]
-        return self._facts(leaves, paths, root, modules)
+        return self._facts(leaves, paths, root, surroundings.modules)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by value."""
@@ -119,7 +120,7 @@ class _DryRun:
             with self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
                 torch.autograd.backward(roots, seeds)
 
-    def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any], modules: list[torch.nn.Module]) -> Facts:
+    def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any], modules: tuple[torch.nn.Module, ...]) -> Facts:
         captured, named = self._named(root)
         for slot, tensor in named:
             refuse_gradient(slot, self._mirrored[id(tensor)])
@@ -145,7 +146,7 @@ class _DryRun:
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         return Facts(
-            kinds, captured, same_objects(named), groups, neighbours(named), changes, histories, outputs, tuple(modules),
+            kinds, captured, same_objects(named), groups, neighbours(named), changes, histories, outputs, modules,
             tuple(bases), sources and tracked,
         )  # fmt: skip
 
@@ -188,21 +189,3 @@ def _fresh(name: str, found: Sequence[CapturedTensor]) -> Captured:
             break
         slot = Captured(f"{name}#{i}")
     return slot
-
-
-class _ModuleWatch:
-    """Collects the modules called inside, each once."""
-
-    def __enter__(self) -> list[torch.nn.Module]:
-        self._seen: dict[int, torch.nn.Module] = {}
-        self._modules: list[torch.nn.Module] = []
-        self._handle = torch.nn.modules.module.register_module_forward_pre_hook(self._note)
-        return self._modules
-
-    def _note(self, module: torch.nn.Module, args: Any) -> None:
-        if id(module) not in self._seen:
-            self._seen[id(module)] = module
-            self._modules.append(module)
-
-    def __exit__(self, *exc: object) -> None:
-        self._handle.remove()

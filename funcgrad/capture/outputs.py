@@ -68,7 +68,7 @@ def look_at_outputs(
             twin = first[id(leaf)]
             view = views.get(twin)
             if twin != path and is_base is not None and (view is None or view.steps):
-                when = "after" if view is None or view.computed else view.when
+                when = "after" if view is None else view.when
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and (view is None or not is_untold(now))
@@ -111,8 +111,10 @@ def _views(
             if own is not root and when == "before":  # it looked like this for a while
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
-            computed = has_history(now) and (lineage.is_opaque(now, own) or detaches(steps))
-            views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last", computed)
+            if has_history(now) and (lineage.is_opaque(now, own) or detaches(steps)):
+                views[path] = View(slot_of[id(own)], steps, computed=True)
+            else:
+                views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last")
             continue
         root, steps, written_since = lineage.path(now, lambda t: False)
         if not lineage.is_unknown(root):

@@ -18,7 +18,7 @@ from ..histories import family_of, version_of, view_base
 from ..torch_private import creation_meta, from_functional, is_storage_changed, set_creation_meta, storage_id, to_functional, without_modes
 from .memory import Overlap, neighbours, together
 from .trace import Trace
-from .views import Geometry, steps_between
+from .views import Geometry, steps_between, take
 
 
 class _Fresh(torch.autograd.Function):
@@ -183,6 +183,4 @@ def _look(stand_in: Tensor, base: Tensor, real: Tensor) -> Tensor:
     steps = steps_between(Geometry.of(base), own)
     if steps is None or base.dtype != real.dtype:
         return stand_in.as_strided(own.shape, own.stride, own.offset)  # it may be looked at; a write to a view of it is refused
-    for step in steps:
-        stand_in = step(stand_in)
-    return stand_in
+    return take(stand_in, steps)

@@ -31,6 +31,7 @@ class Surroundings:
 
     def __init__(self, root: Callable[..., Any]) -> None:
         self._seen: dict[int, tuple[Any, Any, str]] = {}
+        self._modules: dict[int, torch.nn.Module] = {}
         for value, name in reachable(root):
             self.see(value, name)
 
@@ -47,10 +48,19 @@ class Surroundings:
     def _remember(self, container: Any, name: str) -> None:
         self._seen.setdefault(id(container), (container, dict(container) if isinstance(container, dict) else list(container), name))
 
+    @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """The modules that were called, each once."""
+        return tuple(self._modules.values())
+
+    def _note(self, module: torch.nn.Module, args: Any) -> None:
+        self._modules.setdefault(id(module), module)
+        self.see(module, type(module).__name__)
+
     @contextlib.contextmanager
     def kept(self, trace: Trace, wholly: bool) -> Iterator[None]:
         """Inside, the function runs; afterwards nothing holds a tensor of the trace, and (``wholly``) counters are as before."""
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, args: self.see(module, type(module).__name__))
+        hook = torch.nn.modules.module.register_module_forward_pre_hook(self._note)
         try:
             yield
         except BaseException:

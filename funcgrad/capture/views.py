@@ -175,6 +175,13 @@ def _slices(base: Geometry, start: int, strides: _Strides) -> list[Step] | None:
     return steps
 
 
+def take(tensor: Tensor, steps: Sequence[Step]) -> Tensor:
+    """The view one gets by some steps."""
+    for step in steps:
+        tensor = step(tensor)
+    return tensor
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor's elements lie in memory without gaps, each once: a copy has the same strides."""
     expected = 1
@@ -183,11 +190,6 @@ def is_dense(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
-
-
-def is_expanded(tensor: Tensor) -> bool:
-    """Whether one element in memory stands for several of the tensor."""
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def detaches(steps: Sequence[Step]) -> bool:

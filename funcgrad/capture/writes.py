@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MutationError
-from ..graphs import tensors_in
+from ..graphs import is_expanded, tensors_in
 from ..histories import bump_version, family_of, version_of
 from ..slots import Slot
 from ..torch_private import (
@@ -25,7 +25,7 @@ from ..torch_private import (
     written_by,
 )
 from .outside import FILLS, rewrite
-from .views import Lineage, is_dense, is_expanded
+from .views import Lineage, is_dense
 from .where import user_line
 
 

@@ -44,7 +44,7 @@ def print_layers(
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
     views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in outer.outs and isinstance(v, View)}
-    early = {slot: view for slot, view in views.items() if view.when == "before" and not view.computed}
+    early = {slot: view for slot, view in views.items() if view.when == "before"}
     for slot, view in early.items():
         if view.of in outer.ins:
             printer.make(slot, view)
@@ -66,13 +66,13 @@ def print_layers(
     quiet = {slot for layer in layers for slot in layer.before}
     for layer in reversed(layers):
         for slot in layer.outer.outs:
-            if slot in layer.recover and slot not in early and (slot not in views or views[slot].when == "after" or views[slot].computed):
-                printer.make(slot, layer.recover[slot])
+            if slot in views and slot in layer.recover and views[slot].when == "after":
+                printer.make(slot, views[slot])
         for effect in layer.effects:
             if not isinstance(effect, RequireGrad):
                 printer.effect(effect, effect.target in quiet)
     for slot, view in views.items():
-        if view.when == "last" and not view.computed:
+        if view.when == "last":
             printer.make(slot, view)
     printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
     for layer in layers:

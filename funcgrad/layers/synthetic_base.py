@@ -29,7 +29,8 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         if overlap.base_bytes > _WARN_ABOVE * overlap.member_bytes:
             warnings.warn(
                 f"{' and '.join(map(str, overlap.base.of))} overlap and are written to: all of their base "
-                f"({in_bytes(overlap.base_bytes)}) is computed and copied, for {in_bytes(overlap.member_bytes)}: pass views of a smaller",
+                f"({in_bytes(overlap.base_bytes)}) is computed and copied, for {in_bytes(overlap.member_bytes)}: "
+                "pass views of a smaller tensor",
                 LargeBaseWarning,
                 stacklevel=2,
             )

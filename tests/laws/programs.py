@@ -131,6 +131,24 @@ class Program:
         return namespace["setup"], namespace["f"]  # type: ignore[return-value]
 
 
+@attrs.frozen
+class Case:
+    """A case written by hand, for ``run``: a function that returns a tuple of tensors, and a maker of its inputs.
+
+    The first input stands for what they share, so that the gradients of what is above it are compared, too.
+    """
+
+    make: Callable[[], Any]
+    f: Callable[..., Any]
+
+    def functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def setup() -> tuple[list[Tensor], Tensor]:
+            inputs = list(self.make())
+            return inputs, inputs[0]
+
+        return setup, self.f
+
+
 def generate(seed: int) -> Program:
     """The program of a seed."""
     r = random.Random(seed)
@@ -181,7 +199,7 @@ class Seen:
     stages: dict[str, Any] = attrs.Factory(dict)
 
 
-def run(program: Program, transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Seen:
+def run(program: Program | Case, transform: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Seen:
     """Run a program and write down what can be seen."""
     setup, f = program.functions()
     inputs, base = setup()

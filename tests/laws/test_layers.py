@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,26 +21,11 @@ from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
 from funcgrad.torch_private import storage_id
 
-from .programs import Count, difference, generate, run
+from .programs import Case, Count, difference, generate, run
 
 # A program of the generator takes some 20 ms to compile and run.
 FEW = settings(max_examples=60, deadline=None)
 SEEDS = st.integers(0, 10**6)
-
-
-@frozen
-class Case:
-    """What ``programs.run`` needs of a program: a function of tensors that returns a tuple of them, and its inputs."""
-
-    make: object
-    f: object
-
-    def functions(self):
-        def setup():
-            inputs = list(self.make())
-            return inputs, inputs[0]
-
-        return setup, self.f
 
 
 def program_of(case, compile=fg.jit):
