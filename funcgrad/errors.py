@@ -73,6 +73,10 @@ class AliasContractError(FuncgradError, RuntimeError):
     """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch does."""
 
 
+class BuildError(FuncgradError, RuntimeError):
+    """The C compiler did not take what funcgrad printed."""
+
+
 class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
 

@@ -45,7 +45,8 @@ def _autocasts(value: Any) -> Any:
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
 
-    backend: ``"auto"`` or ``"aten"`` (the graph as one Python function of ATen calls). ``"auto"`` picks the fastest one here.
+    backend: ``"c"`` (fused kernels, compiled by the system's C compiler), ``"aten"`` (the graph as one Python function of ATen calls) or
+    ``"auto"``, which picks the fastest one here.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
     rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
     numerics: ``"eager"`` is bit-equal to eager ATen. The aten backend always is, but for arithmetic on symbolic floats, whose
@@ -71,7 +72,7 @@ class Options:
     numerics: Numerics = "fast"
 
     def __attrs_post_init__(self) -> None:
-        _check("backend", self.backend, now=("auto", "aten"), later=("c", "triton"))
+        _check("backend", self.backend, now=("auto", "c", "aten"), later=("triton",))
         _check("dynamic", self.dynamic, now=(None, False), later=(True,))
         _check("rng", self.rng, now=("eager",), later=("philox",))
         _check("numerics", self.numerics, now=("fast", "eager"))
@@ -106,10 +107,11 @@ class Environment:
     log: int
     cache_dir: Path | None
     backend: str | None
+    compiler: str | None
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
-    """Read ``FUNCGRAD_LOG`` (0..5), ``FUNCGRAD_CACHE_DIR`` (a folder, or ``off``) and ``FUNCGRAD_BACKEND``.
+    """Read ``FUNCGRAD_LOG`` (0..5), ``FUNCGRAD_CACHE_DIR`` (a folder, or ``off``), ``FUNCGRAD_BACKEND`` and ``CC``.
 
     Raises ``OptionError`` where a value makes no sense.
     """
@@ -120,7 +122,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     backend = variables.get("FUNCGRAD_BACKEND")
     if backend is not None:
         Options(backend=backend)
-    return Environment(log=int(level), cache_dir=None if folder == "off" else Path(folder), backend=backend)
+    return Environment(log=int(level), cache_dir=None if folder == "off" else Path(folder), backend=backend, compiler=variables.get("CC"))
 
 
 ENVIRONMENT = read_environment()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name
-from .backend import Call, Extern, Free, Kernels, Runnable, Schedule
+from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
 
 
 class AtenBackend:
@@ -33,8 +34,9 @@ class AtenBackend:
         graph = kernels.graph
         dies = _last_readers(graph)
         sharers = _sharers(graph)
-        steps: list[Call | Free] = []
+        steps: list[Step] = []
         for extern in kernels.steps:
+            assert isinstance(extern, Extern)
             node = extern.node
             dead = dies.get(node, [])
             into = next((d for d in dead if _can_write_into(d, node, dead, sharers)), None)
@@ -43,29 +45,21 @@ class AtenBackend:
             if not node.users:
                 gone.append(node)
             if gone:
-                steps.append(Free(tuple(gone)))
+                steps.append(Free(tuple(n.name for n in gone)))
         return Schedule(graph, tuple(steps))
 
-    def emit(self, schedule: Schedule) -> Source:
+    def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         graph = schedule.graph
         names: dict[str, Any] = {}
-        printer = _Printer(names, graph)
-        lines = [f"def {graph.name}({', '.join(n.name for n in graph.placeholders)}):", f'    """{_escape(str(graph.signature))}"""']
+        printer = Printer(names, graph)
+        lines = printer.head()
         for step in schedule.steps:
-            if isinstance(step, Free):
-                lines.append(f"    {' = '.join(n.name for n in step.nodes)} = None")
-            else:
-                node = step.node
-                comment = f"  # {type_text(node.meta.get('val'))}{_from(node)}"
-                lines.append(f"    {node.name} = {printer.call(node, step.into)}{comment}")
-                if step.into is not None:
-                    lines.append(f"    {step.into.name} = None")
-        results = "".join(f"{printer.argument(r)}, " for r in graph.results)
-        lines.append(f"    return ({results.rstrip() if results else ''})")
-        return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+            lines += printer.step(step)
+        lines.append(printer.result())
+        return (Source(graph.name, "python", "\n".join(lines) + "\n", names),)
 
-    def build(self, source: Source) -> Runnable:
-        function: Runnable = compile_function(source)
+    def build(self, sources: Sequence[Source]) -> Runnable:
+        function: Runnable = compile_function(sources[0])
         return function
 
 
@@ -142,13 +136,34 @@ def in_place_form(op: Any) -> Any:
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Printer:
-    """Prints arguments and calls; the objects it refers to by name go to ``names``."""
+class Printer:
+    """Prints a schedule of library calls as Python; the objects it refers to by name go to ``names``."""
 
     def __init__(self, names: dict[str, Any], graph: Graph) -> None:
         self._names = names
         self._constants = graph.constants
+        self._graph = graph
         self._taken = {n.name for n in graph.fx.nodes if n.op != "get_attr"}
+
+    def head(self) -> list[str]:
+        """The first lines of the function."""
+        graph = self._graph
+        takes = ", ".join(n.name for n in graph.placeholders)
+        return [f"def {graph.name}({takes}):", f'    """{_escape(str(graph.signature))}"""']
+
+    def step(self, step: Step) -> list[str]:
+        """The lines of a call, or of values dropped."""
+        if isinstance(step, Free):
+            return [f"    {' = '.join(step.names)} = None"]
+        assert isinstance(step, Call)
+        node = step.node
+        lines = [f"    {node.name} = {self.call(node, step.into)}  # {type_text(node.meta.get('val'))}{_from(node)}"]
+        return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
+
+    def result(self) -> str:
+        """The last line."""
+        results = "".join(f"{self.argument(r)}, " for r in self._graph.results)
+        return f"    return ({results.rstrip() if results else ''})"
 
     def name(self, like: str, value: Any) -> str:
         """A name for an object, that neither a variable of the program nor another object has."""

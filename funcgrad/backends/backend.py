@@ -1,7 +1,9 @@
-"""What every backend takes and gives: a Graph becomes Kernels, a Schedule, a Source, and a function of tensors."""
+"""What every backend takes and gives: a Graph becomes Kernels, a Schedule, Sources (the first is the function that is called), and a
+function of tensors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -9,6 +11,7 @@ from attrs import frozen
 from torch import fx
 
 from ..graphs import Graph, call_text, nbytes, type_text, where_of
+from ..loops.ir import Buffer, Kernel
 from ..show import Doc, Shown, Table, in_bytes
 from ..source import Source
 
@@ -26,18 +29,21 @@ class Kernels(Shown):
     """What a graph is lowered to, in order. ``graph`` says what goes in and out."""
 
     graph: Graph
-    steps: tuple[Extern, ...]
+    steps: tuple[Extern | Kernel, ...]
 
     def doc(self) -> Doc:
-        reasons = sorted({step.why for step in self.steps})
+        externs = [step for step in self.steps if isinstance(step, Extern)]
+        kernels = [step for step in self.steps if isinstance(step, Kernel)]
+        reasons = sorted({step.why for step in externs})
         said_once = len(reasons) == 1
         rows = [
             (n.name, call_text(n), type_text(n.meta.get("val")), where_of(n) or "", "" if said_once else step.why)
-            for step in self.steps
+            for step in externs
             for n in (step.node,)
         ]
-        title = f"kernels of {self.graph.name}: {len(rows)} extern calls" + (f" ({reasons[0]})" if said_once else "")
-        return Doc(title, (Table(("", "call", "type", "from", ""), tuple(rows)),))
+        count = f"{len(kernels)} kernels, {len(rows)} extern calls" if kernels else f"{len(rows)} extern calls"
+        title = f"kernels of {self.graph.name}: {count}" + (f" ({reasons[0]})" if said_once else "")
+        return Doc(title, (*(k.doc() for k in kernels), Table(("", "call", "type", "from", ""), tuple(rows))))
 
 
 @frozen(eq=False)
@@ -52,7 +58,30 @@ class Call:
 class Free:
     """Drop the last references to these values."""
 
-    nodes: tuple[fx.Node, ...]
+    names: tuple[str, ...]
+
+
+@frozen(eq=False)
+class Allocate:
+    """Memory for what a kernel writes."""
+
+    buffer: Buffer
+
+
+@frozen(eq=False)
+class Launch:
+    """Run kernels one after the other, in one call. ``buffers`` are those they read and write, each once."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        reads = [b for k in self.kernels for b in k.reads]
+        return tuple({b.name: b for b in (*reads, *(b for k in self.kernels for b in k.writes))}.values())
+
+
+Step = Call | Free | Allocate | Launch
 
 
 @frozen(eq=False)
@@ -60,13 +89,17 @@ class Schedule(Shown):
     """Calls in order, each value freed right after its last reader."""
 
     graph: Graph
-    steps: tuple[Call | Free, ...]
+    steps: tuple[Step, ...]
 
     def doc(self) -> Doc:
         rows: list[tuple[str, ...]] = []
         for step in self.steps:
             if isinstance(step, Free):
-                rows.append(("free", ", ".join(n.name for n in step.nodes), "", ""))
+                rows.append(("free", ", ".join(step.names), "", ""))
+            elif isinstance(step, Allocate):
+                rows.append(("allocate", step.buffer.name, "", in_bytes(math.prod(step.buffer.shape) * step.buffer.dtype.itemsize)))
+            elif isinstance(step, Launch):
+                rows.append(("launch", ", ".join(k.name for k in step.kernels), "", ""))
             else:
                 how = f"into {step.into.name}" if step.into else ""
                 rows.append(("call", call_text(step.node), how, in_bytes(nbytes(step.node.meta.get("val")))))
@@ -89,6 +122,6 @@ class Backend(Protocol):
 
     def schedule(self, kernels: Kernels) -> Schedule: ...
 
-    def emit(self, schedule: Schedule) -> Source: ...
+    def emit(self, schedule: Schedule) -> tuple[Source, ...]: ...
 
-    def build(self, source: Source) -> Runnable: ...
+    def build(self, sources: Sequence[Source]) -> Runnable: ...

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 from filelock import FileLock
 
-from ..errors import CacheTrustError
+from ..folders import require_trusted
 
 
 def digest(*parts: str) -> str:
@@ -35,7 +34,7 @@ class Store:
         """The entry, or None. A damaged entry counts as none: it is computed and written again."""
         if self.folder is None or not self.folder.exists():
             return None
-        _require_trusted(self.folder)
+        require_trusted(self.folder)
         try:
             return json.loads((self.folder / f"{name}.json").read_text())
         except (FileNotFoundError, json.JSONDecodeError):
@@ -46,20 +45,8 @@ class Store:
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _require_trusted(self.folder)
+        require_trusted(self.folder)
         with FileLock(self.folder / "lock"):
             temporary = self.folder / f"{name}.{os.getpid()}.tmp"
             temporary.write_text(json.dumps(value))
             temporary.replace(self.folder / f"{name}.json")
-
-
-def _require_trusted(folder: Path) -> None:
-    state = folder.stat()
-    if not hasattr(os, "getuid"):
-        return  # a system without POSIX permissions
-    if state.st_uid != os.getuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise CacheTrustError(
-            f"the cache folder {folder} belongs to another user or may be written by others",
-            where="FUNCGRAD_CACHE_DIR",
-            fix=f"chmod 700 {folder}, name another folder in FUNCGRAD_CACHE_DIR, or set it to off",
-        )

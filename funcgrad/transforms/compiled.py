@@ -7,6 +7,7 @@ table of contents of everything that happens when none does.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from ..backends.aten import AtenBackend
 from ..backends.backend import Backend
+from ..backends.build import compiler
+from ..backends.fused import CBackend
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.observe import observe
@@ -213,7 +216,8 @@ class Compiled:
                 call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(
-            self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules, sources, call, run,
+            self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules, tuple(itertools.chain(*sources)),
+            call, run,
             stages.seconds,
         )  # fmt: skip
 
@@ -221,7 +225,10 @@ class Compiled:
 def _choose_backend(options: Options) -> Backend:
     """The backend an option names; the environment may name one for ``"auto"``."""
     name = ENVIRONMENT.backend or "auto" if options.backend == "auto" else options.backend
-    return {"auto": AtenBackend, "aten": AtenBackend}[name]()
+    if name == "auto":
+        name = "aten" if options.numerics == "eager" or compiler() is None else "c"
+    backends: dict[str, Callable[[], Backend]] = {"aten": AtenBackend, "c": CBackend}
+    return backends[name]()
 
 
 @frozen

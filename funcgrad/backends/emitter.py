@@ -1,0 +1,85 @@
+"""What every language that kernels are printed in has in common: one walk over expressions, and a table of operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from ..loops.index import Axis, Index, Quotient
+from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
+
+Operation = str | Callable[[torch.dtype, Sequence[str]], str]
+
+
+class Language(Protocol):
+    """A language: how it writes types, numbers, loads and operations."""
+
+    operations: Mapping[str, Operation]
+
+    def type(self, dtype: torch.dtype) -> str: ...
+
+    def define(self, name: str, expr: Expr, text: str) -> str: ...
+
+    def const(self, expr: Const) -> str: ...
+
+    def load(self, expr: Load, at: str) -> str: ...
+
+    def position(self, at: str) -> str: ...
+
+    def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str: ...
+
+
+def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Expr, str], only: Callable[[Expr], bool]) -> list[str]:
+    """Lines that compute what ``roots`` need, each expression once; those already in ``names`` are not computed again.
+
+    ``only`` says which expressions belong here; the others must have a name. Afterwards ``names`` has a text for each root.
+    """
+    lines: list[str] = []
+    for expr in walk(roots, set(names)):
+        if isinstance(expr, Const):
+            names[expr] = language.const(expr)
+        elif only(expr) and not isinstance(expr, Reduced):
+            name = f"v{len(names)}"
+            lines.append(language.define(name, expr, _text(language, expr, names)))
+            names[expr] = name
+    return lines
+
+
+def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
+    match expr:
+        case Load():
+            return language.load(expr, index_text(expr.at))
+        case Position():
+            return language.position(index_text(expr.at))
+        case Op(name="cast"):
+            return language.cast(names[expr.operands[0]], expr.operands[0].dtype, expr.dtype)
+        case Op():
+            how = language.operations[expr.name]
+            args = [names[a] for a in expr.operands]
+            kind = expr.operands[-1].dtype if expr.dtype == torch.bool else expr.dtype
+            return how.format(*args) if isinstance(how, str) else how(kind, args)
+    raise AssertionError(expr)
+
+
+def index_text(index: Index) -> str:
+    """An index as C and Python both write it, given that it is not negative (the verifier has seen to that)."""
+    terms = []
+    for atom, by in index.terms:
+        if isinstance(atom, Axis):
+            text = atom.name
+        else:
+            text = f"({index_text(atom.of)}) {'/' if isinstance(atom, Quotient) else '%'} {atom.by}"
+        terms.append(
+            f"({text}) * {by}"
+            if by != 1 and not isinstance(atom, Axis)
+            else f"{text} * {by}"
+            if by != 1
+            else f"({text})"
+            if " " in text
+            else text
+        )
+    if index.const or not terms:
+        terms.append(str(index.const))
+    return " + ".join(terms)

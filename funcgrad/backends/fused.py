@@ -1,0 +1,197 @@
+"""The backend that fuses: values become kernels, library calls stay library calls, and a printed Python function runs both in order.
+
+Kernels that follow one another are one launch: one C function, called with the addresses of the tensors it reads and writes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..graphs import Graph, is_getitem, is_view, value_of
+from ..loops.fuse import ExternTask, Fused, fuse
+from ..loops.index import row_major
+from ..loops.ir import Buffer, Kernel
+from ..loops.kernel import build
+from ..loops.lower import Lowering, lower
+from ..loops.values import Memory, Value
+from ..source import Source, compile_function
+from . import c
+from .aten import Printer
+from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
+from .build import function, load
+
+_KERNELS_IN_A_FILE = 4
+"""Files are compiled at the same time; each costs some 50 ms whatever it holds."""
+
+
+class CBackend:
+    """See the module's docstring."""
+
+    name = "c"
+
+    def lower(self, graph: Graph) -> Kernels:
+        lowering = lower(graph)
+        fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)])
+        return Kernels(graph, tuple(_steps(graph, lowering, fused)))
+
+    def schedule(self, kernels: Kernels) -> Schedule:
+        return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _launched(kernels))))
+
+    def emit(self, schedule: Schedule) -> tuple[Source, ...]:
+        launches = [s for s in schedule.steps if isinstance(s, Launch)]
+        return (_python(schedule), *_c_sources(launches))
+
+    def build(self, sources: Sequence[Source]) -> Runnable:
+        python, *others = sources
+        names = dict(python.names)
+        for source, library in zip(others, load([s.text for s in others]) if others else (), strict=True):
+            for name, count in source.names.items():
+                names[name] = function(library, name, count)
+        built: Runnable = compile_function(Source(python.name, python.language, python.text, names))
+        return built
+
+
+# ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | Kernel]:
+    buffers = _Buffers(lowering, fused)
+    numbers = itertools.count()
+    nodes: dict[Value, list[fx.Node]] = {}
+    for node, value in lowering.values.items():
+        nodes.setdefault(value, []).append(node)
+    for task in fused.tasks:
+        if isinstance(task, ExternTask):
+            yield Extern(task.node, lowering.externs[task.node])
+        else:
+            loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
+            stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
+            computes = tuple(n.name for v in task.members for n in nodes.get(v, ())[:1])
+            yield build(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes)
+
+
+class _Buffers:
+    """Where in memory values lie: under the names of the nodes whose tensors have to exist, or one of our own."""
+
+    def __init__(self, lowering: Lowering, fused: Fused) -> None:
+        self._found: dict[Value, list[Buffer]] = {}
+        for node, value in lowering.buffers.items():
+            fake = value_of(node)
+            self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, tuple(fake.stride())))
+        numbers = itertools.count()
+        for value in fused.stored:
+            if value not in self._found:
+                self._found[value] = [Buffer(f"temporary{next(numbers)}", value.shape, value.dtype, row_major(value.shape))]
+
+    def of(self, value: Value) -> Buffer:
+        return Buffer(value.name, value.shape, value.dtype, value.strides) if isinstance(value, Memory) else self._found[value][0]
+
+    def all_of(self, value: Value) -> Sequence[Buffer]:
+        return self._found[value]
+
+
+# ── schedule ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _launched(kernels: Kernels) -> Iterable[Step]:
+    """Calls and launches in order, and before each the views and the memory it needs."""
+    graph = kernels.graph
+    externs = {s.node for s in kernels.steps if isinstance(s, Extern)}
+    by_name = {n.name: n for n in graph.fx.nodes}
+    numbers = itertools.count()
+    there = {by_name[b.name] for k in kernels.steps if isinstance(k, Kernel) for b in k.writes if b.name in by_name}
+    pending: list[Kernel] = []
+
+    def views(nodes: Iterable[fx.Node]) -> Iterable[Step]:
+        for node in nodes:
+            if node.op == "call_function" and node not in there and node not in externs and (is_view(node) or is_getitem(node)):
+                there.add(node)
+                yield from views(node.all_input_nodes)
+                yield Call(node)
+
+    def launch() -> Iterable[Step]:
+        if pending:
+            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending))
+            pending.clear()
+            yield from (Allocate(b) for kernel in launched.kernels for b in kernel.writes)
+            yield from views(by_name[b.name] for b in launched.buffers if b.name in by_name and is_getitem(by_name[b.name]))
+            yield launched
+
+    for step in kernels.steps:
+        if isinstance(step, Kernel):
+            pending.append(step)
+        else:
+            yield from launch()
+            yield from views(step.node.all_input_nodes)
+            yield Call(step.node)
+    yield from launch()
+    yield from views(r for r in graph.results if isinstance(r, fx.Node))
+
+
+def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
+    """Each tensor is dropped after its last reader."""
+    steps = list(steps)
+    alive = {r.name for r in graph.results if isinstance(r, fx.Node)} | set(graph.constants)
+    last: list[tuple[str, ...]] = []
+    for step in reversed(steps):
+        names = dict.fromkeys(_names(step))
+        last.append(tuple(n for n in names if n not in alive))
+        alive |= names.keys()
+    for step, gone in zip(steps, reversed(last), strict=True):
+        yield step
+        if gone:
+            yield Free(gone)
+
+
+def _names(step: Step) -> Iterable[str]:
+    if isinstance(step, Call):
+        return [n.name for n in (*step.node.all_input_nodes, step.node) if n.op != "get_attr"]
+    return [b.name for b in step.buffers] if isinstance(step, Launch) else []
+
+
+# ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _python(schedule: Schedule) -> Source:
+    graph = schedule.graph
+    names: dict[str, Any] = {}
+    printer = Printer(names, graph)
+    by_name = {n.name: n for n in graph.fx.nodes}
+    lines = printer.head()
+    for step in schedule.steps:
+        if isinstance(step, Allocate):
+            b = step.buffer
+            empty = printer.name("empty_strided", torch.empty_strided)
+            lines.append(f"    {b.name} = {empty}({b.shape}, {b.strides}, dtype={printer.argument(b.dtype)})")
+        elif isinstance(step, Launch):
+            lines.append(f"    {step.name}({', '.join(_address(printer, by_name.get(b.name), b, names) for b in step.buffers)})")
+            lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
+        else:
+            lines += printer.step(step)
+    lines.append(printer.result())
+    return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def _address(printer: Printer, node: fx.Node | None, buffer: Buffer, names: dict[str, Any]) -> str:
+    if node is None:
+        return f"{buffer.name}.data_ptr()"
+    if isinstance(value_of(node), Tensor):
+        return f"{printer.argument(node)}.data_ptr()"
+    names.update(byref=ctypes.byref, c_double=ctypes.c_double)
+    return f"byref(c_double({node.name}))"
+
+
+def _c_sources(launches: Sequence[Launch]) -> list[Source]:
+    """Files of some kernels each. A file's names are its functions, with how many addresses they take."""
+    files: list[list[Launch]] = []
+    for launch in launches:
+        if not files or sum(len(one.kernels) for one in files[-1]) + len(launch.kernels) > _KERNELS_IN_A_FILE:
+            files.append([])
+        files[-1].append(launch)
+    return [Source(f"kernels{i}", "c", c.print_file(file), {one.name: len(one.buffers) for one in file}) for i, file in enumerate(files)]

@@ -1,0 +1,313 @@
+"""Which values are computed together: groups, each of which becomes one kernel.
+
+Values are taken in order; one joins the group that reads or makes what it reads, if it can be indexed by that group's loops,
+if it needs nothing that the group only knows when it is done, and if no library call stands in between. Cheap
+values belong to no group: they are computed again wherever they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import define, field, frozen
+from torch import fx
+
+from ..graphs import is_getitem
+from .domain import Domain, Place, core, decide, place, refine, widen
+from .index import Axis, Index, substitute
+from .lower import Lowering
+from .values import Count, Map, Memory, Number, Reduce, Value, View, axes_of, below, broadcast, own_index
+
+_LARGEST = 256
+"""Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
+
+EXPENSIVE = frozenset(
+    "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot".split()
+)
+"""Operations that cost as much as some twenty additions."""
+
+
+@define(eq=False)
+class Group:
+    """Values that one kernel computes. ``after``: the groups and externs that must be done before it."""
+
+    number: int
+    domain: Domain
+    members: dict[Value, None] = field(factory=dict)
+    after: set[Task] = field(factory=set)
+    reads: set[Value] = field(factory=set)
+
+
+@frozen(eq=False)
+class ExternTask:
+    """A call the library runs, and what must be done before."""
+
+    number: int
+    node: fx.Node
+    after: set[Task]
+
+
+Task = Group | ExternTask
+Read = tuple[Value, tuple[Index, ...]]
+
+
+@frozen(eq=False)
+class Fused:
+    """Groups and externs; ``stored`` are the values that a later task reads from memory, each with the group that makes it."""
+
+    tasks: tuple[Task, ...]
+    stored: Mapping[Value, Group]
+    group_of: Mapping[Value, Group]
+
+
+def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None) -> Fused:
+    """Form the groups. ``fuel``: so many values may join a group that exists; the others stand alone."""
+    fusion = _Fusion(lowering, fuel)
+    for node in lowering.externs:
+        fusion.extern(node)
+    fusion.need(results)
+    return fusion.done()
+
+
+class _Fusion:
+    def __init__(self, lowering: Lowering, fuel: int | None) -> None:
+        self._lowering = lowering
+        self._fuel = math.inf if fuel is None else fuel
+        self._group_of: dict[Value, Group] = {}
+        self._maker: dict[str, ExternTask] = {}
+        self._tasks: list[Task] = []
+        self._by_size: dict[int, list[Group]] = {}
+        self._reading: dict[Value, list[Group]] = {}
+        self._cost: dict[Value, float] = {}
+        self._sources: dict[Value, tuple[Read, ...]] = {}
+        self._wanted = set(lowering.buffers.values())
+        self._last_effect: ExternTask | None = None
+
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def extern(self, node: fx.Node) -> None:
+        """A library call runs after what makes its arguments, and after the call before it: their order is kept."""
+        before = self.need(node.all_input_nodes)
+        task = ExternTask(len(self._tasks), node, before)
+        if self._last_effect is not None:
+            task.after.add(self._last_effect)
+        self._last_effect = task
+        self._maker[node.name] = task
+        for user in node.users:
+            if is_getitem(user):
+                self._maker[user.name] = task
+        self._tasks.append(task)
+
+    def need(self, nodes: Iterable[fx.Node]) -> set[Task]:
+        """Place all that the tensors of these nodes are computed from; the tasks that make them."""
+        found: set[Task] = set()
+        for node in nodes:
+            for base in self._bases(node):
+                value = self._lowering.buffers.get(base)
+                if value is not None:
+                    self._place_all(value)
+                    found.add(self._group_of[value])
+                elif base in self._lowering.externs:
+                    found.add(self._maker[base.name])
+        return found
+
+    def _bases(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes in whose memory a node's tensor lies."""
+        if node in self._lowering.buffers or node in self._lowering.externs or node.op != "call_function":
+            return [node]
+        return [b for n in node.all_input_nodes for b in self._bases(n)]
+
+    def _place_all(self, root: Value) -> None:
+        for value in below([root], stop=lambda v: v in self._group_of):
+            if value not in self._group_of and (value in self._wanted or not self._is_free(value)):
+                self._place(value)
+
+    # ── placing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _place(self, value: Value) -> None:
+        sources = self._read_by(value)
+        before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
+        for group in self._candidates(value, sources):
+            domain = self._joins(value, group, sources, before)
+            if domain is not None and self._fuel > 0:
+                self._fuel -= 1
+                if domain.numel != group.domain.numel:
+                    self._by_size.setdefault(domain.numel, []).append(group)
+                group.domain = domain
+                break
+        else:
+            group = Group(len(self._tasks), _own_domain(value))
+            self._tasks.append(group)
+            self._by_size.setdefault(group.domain.numel, []).append(group)
+        group.members[value] = None
+        group.after |= before - {group}
+        group.reads |= {s for s, _ in sources}
+        self._group_of[value] = group
+        for source, _ in sources:
+            self._reading.setdefault(source, []).append(group)
+
+    def _candidates(self, value: Value, sources: Sequence[Read]) -> Iterable[Group]:
+        """Groups that make, or read, what the value reads, the nearest first; then others with as many elements."""
+        near = [self._group_of[s] for s, _ in sources if s in self._group_of]
+        near += [g for s, _ in sources for g in self._reading.get(s, [])[-4:]]
+        if math.prod(core(value.shape)) > 1 or isinstance(value, Reduce):
+            near += self._by_size.get(value.inputs[0].numel if isinstance(value, Reduce) else value.numel, [])[-2:]
+        return dict.fromkeys(sorted(near, key=lambda g: -g.number))
+
+    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | None:
+        """The domain the group has with the value in it; None where they do not go together."""
+        if len(group.members) >= _LARGEST:
+            return None
+        for domain in _ways(group.domain, value):
+            at = place(value, domain)
+            if at is None or not self._fits(value, at, group, domain, sources):
+                continue
+            if any(self._depends(task, group) for task in before if task is not group):
+                return None
+            return domain
+        return None
+
+    def _fits(self, value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> bool:
+        """Whether all that is read within the group is there when it is read, at the very element at which it is computed."""
+        if domain != group.domain:
+            for member in group.members:
+                if place(member, domain) is None:
+                    return False
+        shape = value.arg.shape if isinstance(value, Reduce) else value.shape
+        own = _index_of_arguments(value, at, domain)
+        if own is None:
+            return False
+        inner = dict(zip(axes_of(shape), own, strict=True))
+        for source, where in sources:
+            if source not in group.members:
+                continue
+            there = place(source, domain)
+            if there is None or there.level in ("total", "row total"):
+                return False
+            read = tuple(substitute(i, inner) for i in where)
+            if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
+                return False
+        return True
+
+    def _depends(self, task: Task, group: Group) -> bool:
+        """Whether ``task`` cannot run before ``group`` has."""
+        pending, seen = [task], {task}
+        while pending:
+            current = pending.pop()
+            if current is group:
+                return True
+            for other in current.after:
+                if other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+        return False
+
+    # ── what a value reads ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _read_by(self, value: Value) -> tuple[Read, ...]:
+        """The placed values and the memory that computing one element reads, each with the index there."""
+        if isinstance(value, Reduce):
+            return self._through(value.arg)
+        if isinstance(value, View):
+            return self._at(value.arg, value.where)
+        return tuple(read for a in value.inputs for read in self._at(a, broadcast(a.shape, value.shape)))
+
+    def _through(self, value: Value) -> tuple[Read, ...]:
+        """What is read for an element of ``value``: itself if it is placed or in memory, else what it is made of."""
+        if value in self._group_of or isinstance(value, Memory):
+            return ((value, own_index(value.shape)),)
+        if value not in self._sources:
+            self._sources[value] = self._read_by(value)
+        return self._sources[value]
+
+    def _at(self, value: Value, where: Sequence[Index]) -> tuple[Read, ...]:
+        inner = dict(zip(axes_of(value.shape), where, strict=True))
+        return tuple((s, tuple(substitute(i, inner) for i in index)) for s, index in self._through(value))
+
+    def _task_of(self, source: Value) -> Task | None:
+        if isinstance(source, Memory):
+            return self._maker.get(source.name)
+        return self._group_of[source]
+
+    def _is_free(self, value: Value) -> bool:
+        return value not in self._group_of and (
+            isinstance(value, (Number, Count, View, Memory)) or self._cost_of(value) <= (8 if value.numel == 1 else 2)
+        )
+
+    def _cost_of(self, value: Value) -> float:
+        """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
+        if value in self._group_of or isinstance(value, Reduce):
+            return 0 if value in self._group_of and value.numel == 1 else math.inf
+        if value not in self._cost:
+            if isinstance(value, Map):
+                own = 20.0 if value.op in EXPENSIVE else 1.0
+                self._cost[value] = own + sum(map(self._cost_of, value.args))
+            else:
+                self._cost[value] = sum(map(self._cost_of, value.inputs))
+        return self._cost[value]
+
+    # ── done ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def done(self) -> Fused:
+        stored: dict[Value, Group] = {v: self._group_of[v] for v in self._wanted if v in self._group_of}
+        for value, groups in self._reading.items():
+            own = self._group_of.get(value)
+            if own is not None and any(g is not own for g in groups):
+                stored[value] = own
+        return Fused(tuple(_in_order(self._tasks)), stored, self._group_of)
+
+
+def _index_of_arguments(value: Value, at: Place, domain: Domain) -> tuple[Index, ...] | None:
+    """The index, in terms of the loops, at which the argument of a reduction is read: that of the reduction elsewhere."""
+    if not isinstance(value, Reduce):
+        return at.index
+    argument = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), domain)
+    return None if argument is None or (argument.level != "full" and at.level != "row total") else argument.index
+
+
+def _same(read: Index, made: Index, written_out: Axis | None) -> bool:
+    if read == made:
+        return True
+    return written_out is not None and made.axes == {written_out} and (not read.terms or read.axes <= {Axis("u", written_out.size)})
+
+
+def _own_domain(value: Value) -> Domain:
+    """The loops of a value that stands alone."""
+    if not isinstance(value, Reduce):
+        return Domain(core(value.shape))
+    plain = Domain(core(value.arg.shape))
+    return plain if len(core(value.shape)) == 0 else decide(plain, value) or plain
+
+
+def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
+    """The domain, and what it may be turned into for a value: loops cut, a small one written out, columns chosen."""
+    shape = value.arg.shape if isinstance(value, Reduce) else value.shape
+    if not domain.sizes or not core(shape):
+        if domain.sizes == core(shape):
+            yield domain
+        return
+    shapes = [d for d in (domain, refine(domain, shape), widen(domain, shape)) if d is not None]
+    for way in dict.fromkeys(shapes):
+        yield way
+        if isinstance(value, Reduce):
+            decided = decide(way, value)
+            if decided is not None:
+                yield decided
+
+
+def _in_order(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks so that each comes after what it needs; as they were formed where that leaves a choice."""
+    done: dict[Task, None] = {}
+    for task in tasks:
+        pending = [(task, False)]
+        while pending:
+            current, ready = pending.pop()
+            if current in done:
+                continue
+            if ready:
+                done[current] = None
+            else:
+                pending.append((current, True))
+                pending += [(t, False) for t in sorted(current.after, key=lambda t: t.number) if t not in done]
+    return list(done)

@@ -1,0 +1,268 @@
+"""The loop IR: kernels are loops over rows, and over the elements of a row in one or several stages.
+
+``rows`` are the parallel loops. Each ``Stage`` first computes what belongs to the row, then walks the ``columns``: it reads, adds up
+for the row (``Reduced``), keeps elements for a later stage (``Keep``), writes, or adds to totals over all rows (``Total``). So softmax
+with its backward is one kernel of a few stages over a row that stays in cache, and a long chain of functions is one over a tile.
+
+An expression is computed for one element; ``full`` says that it differs from column to column. Expressions of one kernel are
+made by one ``Expressions``, which gives equal ones back as one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+
+from ..show import Doc, Shown, Table
+from .index import Axis, Index
+
+
+@frozen(eq=False)
+class Expr:
+    """A number for each element of a row (``full``), or one for the row. ``stage``: the first one in which it is known."""
+
+    dtype: torch.dtype
+    full: bool
+    stage: int
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return ()
+
+
+@frozen(eq=False)
+class Const(Expr):
+    """A number known now."""
+
+    value: Any
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@frozen(eq=False)
+class Load(Expr):
+    """An element of a buffer; ``at`` counts elements from its start."""
+
+    buffer: str
+    at: Index
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.at}]"
+
+
+@frozen(eq=False)
+class Position(Expr):
+    """An index as a number."""
+
+    at: Index
+
+    def __str__(self) -> str:
+        return f"({self.at})"
+
+
+@frozen(eq=False)
+class Op(Expr):
+    """An operation on numbers; the arguments are of one dtype but for ``cast`` and ``where``."""
+
+    name: str
+    operands: tuple[Expr, ...]
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return self.operands
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(str, self.operands))})"
+
+
+@frozen(eq=False)
+class Reduced(Expr):
+    """``kind`` of ``body`` over the columns: one number for the row, known in the stage after the body's."""
+
+    kind: str
+    body: Expr
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+    def __str__(self) -> str:
+        return f"{self.kind}_columns({self.body})"
+
+
+@frozen
+class Buffer:
+    """The memory of a tensor; strides count elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...]
+
+
+@frozen(eq=False)
+class Store:
+    """Write an element. ``full``: one for each column, else one for the row."""
+
+    buffer: str
+    at: Index
+    value: Expr
+    full: bool
+
+
+@frozen(eq=False)
+class Total:
+    """Add an element to a total over all rows; ``at`` counts columns only. Threads keep totals of their own until the end.
+
+    ``full``: each column adds, else each row once. ``size``: how many totals there are.
+    """
+
+    buffer: str
+    at: Index
+    kind: str
+    value: Expr
+    full: bool
+    size: int
+
+
+Effect = Store | Total
+
+
+@frozen(eq=False)
+class Stage:
+    """What is done in one walk over the columns: reductions, elements kept in a buffer of the thread, effects."""
+
+    reductions: tuple[Reduced, ...]
+    keeps: tuple[Expr, ...]
+    effects: tuple[Effect, ...]
+
+
+@frozen(eq=False)
+class Kernel(Shown):
+    """Loops over ``rows`` (in parallel), each with ``stages`` over ``columns``.
+
+    ``reads`` and ``writes`` are its buffers, in the order of its parameters. ``tile``: the columns of a kernel
+    without reductions are cut into tiles of this many, each a row of its own (0: they are not).
+    """
+
+    name: str
+    rows: tuple[Axis, ...]
+    columns: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+    tile: int
+    computes: tuple[str, ...]
+    """The names of the graph's nodes whose values it computes."""
+
+    def doc(self) -> Doc:
+        sizes = " × ".join(f"{a.name}<{a.size}" for a in self.rows) or "1"
+        title = f"{self.name}: rows {sizes}, columns {' × '.join(f'{a.name}<{a.size}' for a in self.columns) or '1'}"
+        rows: list[tuple[str, ...]] = []
+        for i, stage in enumerate(self.stages):
+            rows += [(str(i), "reduce", short(r)) for r in stage.reductions]
+            rows += [(str(i), "keep", short(k)) for k in stage.keeps]
+            rows += [
+                (str(i), "total" if isinstance(e, Total) else "store", f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects
+            ]
+        return Doc(title, (Table(("stage", "", ""), tuple(rows)),))
+
+
+def short(expr: Expr, length: int = 100) -> str:
+    """An expression as text, cut where it grows too long to be read."""
+    depth = 0
+    pending: Iterable[Expr] = [expr]
+    while pending := [a for e in pending for a in e.args][:64]:
+        depth += 1
+        if depth > 12:
+            return f"{type(expr).__name__.lower()} of {depth}+ levels"
+    text = str(expr)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+class Expressions:
+    """Makes the expressions of one kernel: equal ones are one object, and what needs no computing is not computed."""
+
+    def __init__(self, columns: Sequence[Axis]) -> None:
+        self._columns = frozenset(columns)
+        self._known: dict[tuple[Any, ...], Expr] = {}
+
+    def const(self, value: Any, dtype: torch.dtype) -> Expr:
+        return self._made(Const, dtype, False, 0, _Written(repr(value), value))
+
+    def load(self, buffer: str, at: Index, dtype: torch.dtype) -> Expr:
+        return self._made(Load, dtype, self._is_full(at), 0, buffer, at)
+
+    def position(self, at: Index) -> Expr:
+        if not at.terms:
+            return self.const(at.const, torch.int64)
+        return self._made(Position, torch.int64, self._is_full(at), 0, at)
+
+    def op(self, name: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr:
+        simple = _simplified(name, args, dtype)
+        if simple is not None:
+            return simple
+        return self._made(Op, dtype, any(a.full for a in args), max((a.stage for a in args), default=0), name, tuple(args))
+
+    def reduced(self, kind: str, body: Expr) -> Expr:
+        return self._made(Reduced, body.dtype, False, body.stage + 1, kind, body)
+
+    def _is_full(self, at: Index) -> bool:
+        return not self._columns.isdisjoint(at.axes)
+
+    def _made(self, kind: type[Expr], *fields: Any) -> Expr:
+        key = (kind, *(f.text if isinstance(f, _Written) else f for f in fields))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = kind(*(f.value if isinstance(f, _Written) else f for f in fields))
+        assert isinstance(found, kind)
+        return found
+
+
+@frozen
+class _Written:
+    text: str
+    value: Any
+
+
+def _simplified(name: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr | None:
+    """Rules that hold for every number, NaN and -0.0 among them."""
+    if name == "mul":
+        for one, other in ((0, 1), (1, 0)):
+            if _is(args[one], 1) and args[other].dtype == dtype:
+                return args[other]
+    if name == "div" and _is(args[1], 1) and args[0].dtype == dtype:
+        return args[0]
+    if name in ("add", "sub"):
+        for zero, other in ((1, 0), (0, 1)) if name == "add" else ((1, 0),):
+            # 0.0 is not neutral: it turns -0.0 into 0.0; -0.0 is, and so is 0.0 where it is taken away
+            neutral = ("0",) if not dtype.is_floating_point else ("-0.0",) if name == "add" else ("0.0",)
+            if isinstance(args[zero], Const) and str(args[zero]) in neutral and args[other].dtype == dtype:
+                return args[other]
+    return None
+
+
+def _is(expr: Expr, value: int) -> bool:
+    return isinstance(expr, Const) and not isinstance(expr.value, bool) and expr.value == value
+
+
+def walk(roots: Sequence[Expr], into: set[Expr] | None = None) -> list[Expr]:
+    """All expressions some are made of, each after its arguments; ``into`` are those already seen."""
+    found: dict[Expr, None] = {}
+    seen = into if into is not None else set()
+    pending = [(root, False) for root in reversed(roots)]
+    while pending:
+        expr, ready = pending.pop()
+        if expr in seen:
+            continue
+        if ready:
+            seen.add(expr)
+            found[expr] = None
+        else:
+            pending.append((expr, True))
+            pending += [(a, False) for a in reversed(expr.args) if a not in seen]
+    return list(found)

@@ -1,0 +1,229 @@
+"""From a group of values to a kernel: expressions at the loops' indices, then stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from .domain import Domain, Place, place
+from .fuse import EXPENSIVE, Group
+from .index import Axis, Index, at_axis, flat, substitute
+from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Reduced, Stage, Store, Total, walk
+from .values import Count, Map, Number, Reduce, Value, View, axes_of, broadcast
+
+TILE = 256
+"""Elements of a tile: several rows of so many numbers stay in the L1 cache."""
+
+_AT_ONCE = 2
+"""Expensive operations in one stage: more make one long chain of dependent instructions, which no processor fills."""
+
+_KEPT_FROM = 4.0
+"""What it must cost to compute an element again for it to be kept for the next stage."""
+
+
+def build(
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: tuple[str, ...] = ()
+) -> Kernel:
+    """The kernel that computes a group: ``loads`` say where what it reads lies, ``stores`` where its results go."""
+    domain = group.domain
+    loops = {axis: at_axis(axis) for axis in domain.axes}
+    effects = _effects(group, domain, loops, loads, stores)[0]
+    rows, columns, loops = _merged(domain, effects)
+    tile = 0
+    if domain.columns is None:
+        rows, columns = rows[:-1], rows[-1:]
+        tile = TILE if columns and not rows else 0
+    effects, expressions = _effects(group, domain, loops, loads, stores, columns)
+    stages = _stages(effects)
+    found = walk([e.value for e in effects])
+    names = {b.name: b for b in loads.values()}
+    reads = dict.fromkeys(names[e.buffer] for e in found if isinstance(e, Load))
+    writes = tuple(b for v in group.members for b in stores.get(v, ()))
+    return Kernel(name, tuple(rows), tuple(columns), stages, tuple(reads), writes, tile, computes)
+
+
+# ── expressions ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _effects(
+    group: Group,
+    domain: Domain,
+    loops: Mapping[Axis, Index],
+    loads: Mapping[Value, Buffer],
+    stores: Mapping[Value, Sequence[Buffer]],
+    columns: Sequence[Axis] | None = None,
+) -> tuple[list[Effect], Expressions]:
+    expressions = Expressions(domain.column_axes if columns is None else columns)
+    reader = _Reader(expressions, domain, loops, loads)
+    effects: list[Effect] = []
+    for value in group.members:
+        at = place(value, domain)
+        assert at is not None
+        for i in range(at.written_out.size if at.written_out else 1):
+            here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
+            index = tuple(substitute(k, here) for k in at.index)
+            effects += _written(value, at, index, reader, stores.get(value, ()), domain)
+    return effects, expressions
+
+
+def _written(value: Value, at: Place, index: tuple[Index, ...], reader: _Reader, buffers: Sequence[Buffer], domain: Domain) -> list[Effect]:
+    if at.level in ("total", "row total"):
+        assert isinstance(value, Reduce)
+        body = reader.argument(value, index)
+        return [Total(b.name, flat(index, b.strides), value.kind, body, at.level == "total", _extent(index, b.strides)) for b in buffers]
+    expr = reader.at(value, index)  # also where nothing is written: what reads it finds it made
+    return [Store(b.name, flat(index, b.strides), expr, at.level == "full") for b in buffers]
+
+
+def _extent(index: Sequence[Index], strides: Sequence[int]) -> int:
+    return flat(index, strides).range[1] + 1
+
+
+class _Reader:
+    """The expression for an element of a value."""
+
+    def __init__(self, expressions: Expressions, domain: Domain, loops: Mapping[Axis, Index], loads: Mapping[Value, Buffer]) -> None:
+        self._make = expressions
+        self._domain = domain
+        self._loops = loops
+        self._loads = loads
+        self._known: dict[tuple[Value, tuple[Index, ...]], Expr] = {}
+
+    def at(self, value: Value, index: tuple[Index, ...]) -> Expr:
+        """The element at ``index``."""
+        key = (value, index)
+        if key not in self._known:
+            self._known[key] = self._read(value, index)
+        return self._known[key]
+
+    def _read(self, value: Value, index: tuple[Index, ...]) -> Expr:
+        make = self._make
+        buffer = self._loads.get(value)
+        if buffer is not None:
+            return make.load(buffer.name, flat(index, buffer.strides), value.dtype)
+        match value:
+            case Number():
+                return make.const(value.value, value.dtype)
+            case Count():
+                return make.position(index[value.dim])
+            case Reduce():
+                return make.reduced(value.kind, self.argument(value, index))
+            case View():
+                inner = dict(zip(axes_of(value.shape), index, strict=True))
+                return self.at(value.arg, tuple(substitute(i, inner) for i in value.where))
+            case Map():
+                inner = dict(zip(axes_of(value.shape), index, strict=True))
+                args = [self.at(a, tuple(substitute(i, inner) for i in broadcast(a.shape, value.shape))) for a in value.args]
+                return args[0] if value.op == "copy" else make.op(value.op, args, value.dtype)
+        raise AssertionError(f"{value} is neither computed here nor in memory")
+
+    def argument(self, value: Reduce, index: tuple[Index, ...]) -> Expr:
+        """The element of a reduction's argument that belongs to ``index`` of the result and the present columns."""
+        at = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), self._domain)
+        assert at is not None
+        kept = iter(index)
+        own = [substitute(i, self._loops) if d in value.dims else next(kept) for d, i in enumerate(at.index)]
+        return self.at(value.arg, tuple(own))
+
+
+def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list[Axis], dict[Axis, Index]]:
+    """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
+    found = walk([e.value for e in effects])
+    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
+    rows, columns = list(domain.row_axes), list(domain.column_axes)
+    if domain.columns is None:  # any order will do: as the first result lies in memory
+        first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())
+        rows.sort(key=lambda axis: -(first.coefficient(axis) or 0))
+    loops: dict[Axis, Index] = {}
+    merged = [_merge(axes, indices, name, loops) for axes, name in ((rows, "r"), (columns, "c"))]
+    return merged[0], merged[1], loops
+
+
+def _merge(axes: Sequence[Axis], indices: Sequence[Index], name: str, loops: dict[Axis, Index]) -> list[Axis]:
+    runs: list[list[Axis]] = []
+    for axis in axes:
+        if runs and all(_runs_on(i, runs[-1][-1], axis) for i in indices):
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    result: list[Axis] = []
+    for n, run in enumerate(runs):
+        new = Axis(f"{name}{n}", math.prod(a.size for a in run))
+        result.append(new)
+        rest = at_axis(new)
+        for axis in reversed(run):
+            loops[axis] = rest % axis.size if axis is not run[0] else rest
+            rest = rest // axis.size
+    return result
+
+
+def _runs_on(index: Index, outer: Axis, inner: Axis) -> bool:
+    a, b = index.coefficient(outer), index.coefficient(inner)
+    return a is not None and b is not None and a == b * inner.size
+
+
+# ── stages ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stages(effects: Sequence[Effect]) -> tuple[Stage, ...]:
+    """Cut the work on a row into walks over it, and choose what is kept from one to a later one."""
+    reductions = [e for e in walk([e.value for e in effects]) if isinstance(e, Reduced)]
+    numbers = _numbered([r.body for r in reductions] + [e.value for e in effects])
+    kept: dict[Expr, int] = {}
+    stages: list[Stage] = []
+    for n in range(max(numbers.values(), default=0), -1, -1):
+        here = tuple(r for r in reductions if numbers[r.body] == n)
+        after = tuple(e for e in effects if numbers[e.value] == n)
+        keeps = tuple(k for k, at in kept.items() if at == n)
+        for expr in _from_before([r.body for r in here] + [e.value for e in after] + list(keeps), n, numbers):
+            kept[expr] = numbers[expr]
+        if here or after or keeps:
+            stages.append(Stage(here, keeps, after))
+    return tuple(reversed(stages))
+
+
+def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
+    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once."""
+    numbers: dict[Expr, int] = {}
+    spent: dict[int, int] = {}
+    for expr in walk(roots):
+        if isinstance(expr, Reduced):
+            numbers[expr] = numbers[expr.body] + 1
+            continue
+        number = max((numbers[a] for a in expr.args), default=0)
+        if expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
+            while spent.get(number, 0) >= _AT_ONCE:
+                number += 1
+            spent[number] = spent.get(number, 0) + 1
+        numbers[expr] = number
+    return numbers
+
+
+def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int]) -> list[Expr]:
+    """What walk ``n`` takes from an earlier one, because it would be dear to compute it again."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    pending = list(roots)
+    while pending:
+        expr = pending.pop()
+        if expr in seen or not expr.full or not isinstance(expr, Op):
+            continue
+        seen.add(expr)
+        if numbers[expr] < n and _again(expr) >= _KEPT_FROM:
+            found[expr] = None
+        else:
+            pending += expr.args
+    return list(found)
+
+
+def _again(expr: Expr) -> float:
+    """What it costs to compute an element again, counted up to what is worth knowing."""
+    cost, pending = 0.0, [expr]
+    while pending and cost < _KEPT_FROM:
+        current = pending.pop()
+        if current.full and isinstance(current, Op):
+            cost += 20.0 if current.name in EXPENSIVE else 1.0
+            pending += current.args
+        elif current.full and isinstance(current, Load):
+            cost += 0.5
+    return cost

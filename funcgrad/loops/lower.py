@@ -1,0 +1,138 @@
+"""From a graph to values: what each ATen call computes, as a function of its index, or why the library runs it.
+
+This is the only module of ``loops`` that knows of fx graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx
+
+from ..errors import GraphError
+from ..graphs import Graph, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from .table import TABLE
+from .values import Map, MixedDtypesError, Reduce, Value, memory, number, pointwise
+
+SUPPORTED = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+
+
+@frozen(eq=False)
+class Lowering:
+    """What the calls of a graph have become.
+
+    ``values``: the value of each node that has one (those of externs are memory). ``externs``: the calls that the library runs, each
+    with the reason. ``buffers``: the nodes whose tensor has to exist because an extern reads it, or the graph returns it,
+    with the value that is written there; views of memory, and memory itself, need no writing and are not among them.
+    """
+
+    values: Mapping[fx.Node, Value]
+    externs: Mapping[fx.Node, str]
+    buffers: Mapping[fx.Node, Value]
+
+
+def lower(graph: Graph) -> Lowering:
+    """Take the rows of the op table for the nodes that have one, and see which tensors must exist."""
+    values: dict[fx.Node, Any] = {}
+    externs: dict[fx.Node, str] = {}
+    for node in graph.fx.nodes:
+        if node.op == "placeholder":
+            values[node] = _exists(node, value_of(node))
+        elif node.op == "get_attr":
+            values[node] = _constant(graph.constants[str(node.target)], node)
+        elif node.op == "call_function":
+            found = _value(node, values)
+            if isinstance(found, str):
+                externs[node] = found
+                found = _exists(node, value_of(node))
+            values[node] = found
+    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs))
+
+
+def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    """The value of a call, or the reason why there is none."""
+    if is_getitem(node):
+        of = values[node.args[0]]  # type: ignore[index]
+        return of[node.args[1]] if isinstance(of, tuple) else _exists(node, value_of(node))  # type: ignore[index]
+    out = value_of(node)
+    rule = TABLE.get(node.target)
+    if rule is None:
+        return "Python" if node.target is scalar else f"{target_text(node.target)} has no row in the op table"
+    everything = [*tensors_in(out), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
+    for t in everything:
+        if t.device.type != "cpu" or t.dtype not in SUPPORTED:
+            return f"a tensor of dtype {t.dtype} on {t.device}"
+        if t.numel() == 0:
+            return "there is nothing to compute: a tensor is empty"
+    try:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _argument(values[n]))
+    except LookupError:
+        return "an argument that is no tensor of a known kind"
+    try:
+        found = rule(*args, **kwargs, out=out)
+    except MixedDtypesError as error:
+        return f"mixed dtypes: {error}"
+    if found is NotImplemented:
+        return f"this call of {target_text(node.target)} has no loop form"
+    _check(node, found, out)
+    return found
+
+
+def _argument(value: Any) -> Any:
+    if value is None:
+        raise LookupError("a value of another kind")
+    return value
+
+
+def _check(node: fx.Node, found: Any, out: Any) -> None:
+    """The row of the table and PyTorch agree on what is computed."""
+    pairs = zip(found, out, strict=True) if isinstance(out, (list, tuple)) else [(found, out)]
+    for value, fake in pairs:
+        if isinstance(value, Value) and (value.shape != tuple(fake.shape) or value.dtype != fake.dtype):
+            raise GraphError(
+                f"the op table makes {value.dtype}{list(value.shape)} of {node.format_node()}, which is {fake.dtype}{list(fake.shape)}"
+            )
+
+
+def _exists(node: fx.Node, out: Any) -> Value | None:
+    if isinstance(out, Tensor):
+        return memory(node.name, tuple(out.shape), tuple(out.stride()), out.dtype)
+    if isinstance(out, (torch.SymFloat, float)):
+        return memory(node.name, (), (), torch.float64)
+    return None
+
+
+def _constant(tensor: Tensor, node: fx.Node) -> Value | None:
+    if tensor.ndim == 0 and tensor.dtype in SUPPORTED:
+        return number(tensor.item(), tensor.dtype)
+    return _exists(node, tensor)
+
+
+# ── which tensors must exist ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Node, str]) -> dict[fx.Node, Value]:
+    pending = [n for extern in externs for n in extern.all_input_nodes if not is_getitem(extern)]
+    pending += [r for r in graph.results if isinstance(r, fx.Node)]
+    needed: dict[fx.Node, Value] = {}
+    seen: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node in seen or node.op != "call_function" or node in externs:
+            continue
+        seen.add(node)
+        if is_view(node) or (is_getitem(node) and node.args[0] in externs):
+            pending += node.all_input_nodes
+        elif isinstance(values[node], (Map, Reduce)):
+            needed[node] = values[node]
+        elif isinstance(values[node], Value):  # of a tensor that is there, but this is another tensor
+            needed[node] = pointwise("copy", values[node])
+        else:
+            raise GraphError(f"{node.name}: its tensor is needed, and nothing makes it")
+    order = {n: i for i, n in enumerate(graph.fx.nodes)}
+    return {n: needed[n] for n in sorted(needed, key=order.__getitem__)}

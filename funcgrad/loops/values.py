@@ -1,0 +1,334 @@
+"""Values: tensors as functions of their index, before anything is said about loops or memory.
+
+A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it
+(``View``); ``Memory`` is where it begins, a tensor that exists when the kernels run. Equal values are one object, so common
+subexpressions are found by making them. Operators work as on tensors: ``x * sigmoid(x)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from attrs import frozen
+
+from .index import ZERO, Axis, Index, at_axis, flat, row_major, substitute, unravel
+
+_known: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
+
+
+@frozen(eq=False)
+class Value:
+    """A tensor: ``shape`` and ``dtype``; a subclass says how an element is computed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return ()
+
+    def __add__(self, other: Any) -> Value:
+        return pointwise("add", self, other)
+
+    def __sub__(self, other: Any) -> Value:
+        return pointwise("sub", self, other)
+
+    def __mul__(self, other: Any) -> Value:
+        return pointwise("mul", self, other)
+
+    def __truediv__(self, other: Any) -> Value:
+        return pointwise("div", self, other)
+
+    def __radd__(self, other: Any) -> Value:
+        return pointwise("add", other, self)
+
+    def __rsub__(self, other: Any) -> Value:
+        return pointwise("sub", other, self)
+
+    def __rmul__(self, other: Any) -> Value:
+        return pointwise("mul", other, self)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return pointwise("div", other, self)
+
+    def __neg__(self) -> Value:
+        return pointwise("neg", self)
+
+
+@frozen(eq=False)
+class Memory(Value):
+    """A tensor in memory when the kernels run: an input, or what a library call returned. Strides count elements."""
+
+    name: str
+    strides: tuple[int, ...]
+
+
+@frozen(eq=False)
+class Number(Value):
+    """One number, the same on every run."""
+
+    value: Any
+
+
+@frozen(eq=False)
+class Count(Value):
+    """The index along one dimension, as a value."""
+
+    dim: int
+
+
+@frozen(eq=False)
+class Map(Value):
+    """One operation for each element; the arguments are broadcast to ``shape``."""
+
+    op: str
+    args: tuple[Value, ...]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.args
+
+
+@frozen(eq=False)
+class Reduce(Value):
+    """``kind`` over the dimensions ``dims`` of ``arg``, which are gone from the result."""
+
+    kind: str
+    arg: Value
+    dims: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.arg,)
+
+
+@frozen(eq=False)
+class View(Value):
+    """Elements of another value: ``where`` says, in terms of ``axes_of(shape)``, which one stands at an index."""
+
+    arg: Value
+    where: tuple[Index, ...]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.arg,)
+
+
+def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of an operation on tensors of these shapes."""
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    return tuple(next((n for n in sizes if n != 1), 1) for sizes in columns)
+
+
+class MixedDtypesError(TypeError):
+    """An operation was asked for on values of different dtypes; a row of the table has to say how they are promoted."""
+
+
+def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
+    """The axes in terms of which views of this shape are written."""
+    return tuple(Axis(f"d{i}", size) for i, size in enumerate(shape))
+
+
+def own_index(shape: Sequence[int]) -> tuple[Index, ...]:
+    return tuple(at_axis(axis) for axis in axes_of(shape))
+
+
+def broadcast(shape: Sequence[int], to: Sequence[int]) -> tuple[Index, ...]:
+    """The index into a tensor of ``shape`` that is broadcast to a shape, in terms of ``axes_of(to)``."""
+    own = own_index(to)[len(to) - len(shape) :]
+    return tuple(ZERO if n == 1 else i for i, n in zip(own, shape, strict=True))
+
+
+def _made(kind: type[Value], *fields: Any) -> Any:
+    # numbers are told apart by how they are written: 0.0 is not -0.0, True is not 1, and nan is nan
+    key = (kind, *(repr(f) if kind is Number and f is fields[-1] else f for f in fields))
+    found = _known.get(key)
+    if found is None:
+        found = kind(*fields)
+        _known[key] = found
+    return found
+
+
+# ── making ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def memory(name: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Memory:
+    """A tensor that exists; each call makes another one."""
+    return Memory(tuple(shape), dtype, name, tuple(strides))
+
+
+def number(value: Any, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
+    """A tensor that holds one number everywhere."""
+    return _made(Number, tuple(shape), dtype, value)  # type: ignore[no-any-return]
+
+
+def count(shape: Sequence[int], dim: int) -> Value:
+    """The index along ``dim``, int64."""
+    return _made(Count, tuple(shape), torch.int64, dim)  # type: ignore[no-any-return]
+
+
+def pointwise(op: str, *args: Any, dtype: torch.dtype | None = None) -> Value:
+    """An operation on values and numbers, all of one dtype (that of the first value), giving that dtype unless told otherwise."""
+    kind = next(a.dtype for a in args if isinstance(a, Value))
+    values = tuple(a if isinstance(a, Value) else number(a, kind) for a in args)
+    if op not in ("where", "cast") and any(v.dtype != kind for v in values):
+        raise MixedDtypesError(f"{op} of {', '.join(str(v.dtype) for v in values)}")
+    return _made(Map, broadcast_shapes([v.shape for v in values]), dtype or kind, op, values)  # type: ignore[no-any-return]
+
+
+def compare(op: str, a: Any, b: Any) -> Value:
+    """A comparison: bool."""
+    return pointwise(op, a, b, dtype=torch.bool)
+
+
+def where(condition: Value, a: Any, b: Any) -> Value:
+    """``a`` where the condition holds, else ``b``."""
+    kind = next(x.dtype for x in (a, b) if isinstance(x, Value))
+    a, b = (x if isinstance(x, Value) else number(x, kind) for x in (a, b))
+    return pointwise("where", condition, a, b, dtype=kind)
+
+
+def cast(value: Value, dtype: torch.dtype) -> Value:
+    """The same numbers in another dtype, rounded as PyTorch rounds."""
+    if value.dtype == dtype:
+        return value
+    if isinstance(value, Number) and dtype.is_floating_point and not isinstance(value.value, complex):
+        return number(float(value.value), dtype, value.shape)
+    return pointwise("cast", value, dtype=dtype)
+
+
+_UNROLLED = 8
+"""A sum of so few elements is a sum, not a loop."""
+
+
+def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: bool = False) -> Value:
+    """``kind`` (sum, prod, max, min, any, all) over dimensions; all of them by default."""
+    rank = len(value.shape)
+    gone = tuple(sorted({d % rank for d in dims})) if dims is not None and rank else tuple(range(rank))
+    rest = tuple(n for d, n in enumerate(value.shape) if d not in gone)
+    length = math.prod(value.shape[d] for d in gone)
+    if length == 1:
+        result = reshape(value, rest)
+    elif 0 < length <= _UNROLLED and math.prod(rest) > 1:
+        result = _unrolled(kind, value, gone, rest)
+    else:
+        result = _made(Reduce, rest, value.dtype, kind, value, gone)
+    return reshape(result, tuple(1 if d in gone else n for d, n in enumerate(value.shape))) if keepdim else result
+
+
+_PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+
+
+def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...]) -> Value:
+    sizes = [value.shape[d] for d in gone]
+    result: Value | None = None
+    for i in range(math.prod(sizes)):
+        at = dict(zip(gone, unravel(Index((), i), sizes), strict=True))
+        axes = iter(own_index(rest))
+        term = look(value, rest, [at[d] if d in at else next(axes) for d in range(len(value.shape))])
+        result = term if result is None else pointwise(_PAIRWISE[kind], result, term)
+    assert result is not None
+    return result
+
+
+# ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
+    """The view of ``value`` with the element at ``where`` (in terms of ``axes_of(shape)``) at each index."""
+    shape, where = tuple(shape), tuple(where)
+    if isinstance(value, Number):
+        return number(value.value, value.dtype, shape)
+    if isinstance(value, View):
+        axes = axes_of(value.shape)
+        inner = dict(zip(axes, where, strict=True))
+        where = tuple(substitute(index, inner) for index in value.where)
+        value = value.arg
+    if shape == value.shape and where == own_index(shape):
+        return value
+    return _made(View, shape, value.dtype, value, where)  # type: ignore[no-any-return]
+
+
+def reshape(value: Value, shape: Sequence[int]) -> Value:
+    """The same elements in row-major order."""
+    shape = tuple(shape)
+    if shape == value.shape:
+        return value
+    if math.prod(shape) == 0 or isinstance(value, Number):
+        return look(value, shape, [ZERO] * len(value.shape))
+    return look(value, shape, unravel(flat(own_index(shape), row_major(shape)), value.shape))
+
+
+def permute(value: Value, dims: Sequence[int]) -> Value:
+    """Dimension ``i`` of the result is dimension ``dims[i]`` of ``value``."""
+    rank = len(value.shape)
+    dims = [d % rank for d in dims]
+    shape = [value.shape[d] for d in dims]
+    own = own_index(shape)
+    return look(value, shape, [own[dims.index(d)] for d in range(rank)])
+
+
+def expand(value: Value, shape: Sequence[int]) -> Value:
+    """Broadcast; -1 keeps a size."""
+    new = len(shape) - len(value.shape)
+    sizes = [value.shape[i - new] if n == -1 else n for i, n in enumerate(shape)]
+    own = own_index(sizes)
+    return look(value, sizes, [ZERO if n == 1 else own[i + new] for i, n in enumerate(value.shape)])
+
+
+def narrow(value: Value, dim: int, start: int, length: int, step: int = 1) -> Value:
+    """Every ``step``-th element from ``start`` on along one dimension, ``length`` of them."""
+    dim %= len(value.shape)
+    shape = [length if d == dim else n for d, n in enumerate(value.shape)]
+    own = list(own_index(shape))
+    own[dim] = own[dim] * step + start
+    return look(value, shape, own)
+
+
+def select(value: Value, dim: int, at: int) -> Value:
+    """One element along a dimension, which is gone."""
+    dim %= len(value.shape)
+    shape = [n for d, n in enumerate(value.shape) if d != dim]
+    own: list[Index] = list(own_index(shape))
+    own.insert(dim, Index((), at % value.shape[dim]))
+    return look(value, shape, own)
+
+
+def flip(value: Value, dims: Sequence[int]) -> Value:
+    """Back to front along dimensions."""
+    rank = len(value.shape)
+    gone = {d % rank for d in dims}
+    own = own_index(value.shape)
+    return look(value, value.shape, [i * -1 + (n - 1) if d in gone else i for d, (i, n) in enumerate(zip(own, value.shape, strict=True))])
+
+
+# ── walking ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def below(roots: Sequence[Value], stop: Callable[[Value], bool] = lambda v: False) -> list[Value]:
+    """All values some are made of, themselves included, each after what it is made of; not beyond those where ``stop``."""
+    found: dict[Value, None] = {}
+    pending: list[tuple[Value, bool]] = [(root, False) for root in reversed(roots)]
+    while pending:
+        value, ready = pending.pop()
+        if value in found:
+            continue
+        if ready or stop(value):
+            found[value] = None
+        else:
+            pending.append((value, True))
+            pending += [(v, False) for v in reversed(value.inputs) if v not in found]
+    return list(found)
