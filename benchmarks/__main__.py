@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 
 from . import dispatch, memory, start, steady
-from .workloads import WORKLOADS
 
 TABLES = ("dispatch", "memory", "start", "steady")
 
@@ -34,7 +33,7 @@ def main() -> None:
     arguments = read_arguments()
     console = Console(width=None if Console().is_terminal else 150)
     console.print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
-    names = [w.name for w in WORKLOADS if any(part in w.name for part in arguments.only or [""])]
+    names = [w.name for w in steady.ALL if any(part in w.name for part in arguments.only or [""])]
     tables = arguments.tables or TABLES
     for module in (dispatch, memory, start):
         if module.__name__.rpartition(".")[2] in tables:

@@ -19,21 +19,24 @@ from rich.console import Console
 from rich.table import Table
 
 from .contestants import NAMES, contestant, difference
+from .held_out import HELD_OUT
 from .measure import budgeted_medians
 from .workload import Workload, jax
 from .workloads import WORKLOADS
+
+ALL = (*WORKLOADS, *HELD_OUT)
 
 TOLERANCE = 1e-4
 """Of a result against torch.func, relative to the largest element of each tensor."""
 
 PEERS = NAMES[1:]
 Result = dict[str, Any]
-"""``name``, ``held_out``, ``threads``; by contestant: ``seconds``, ``difference`` from torch.func, ``fails`` (why)."""
+"""``name``, ``threads``; by contestant: ``seconds``, ``difference`` from torch.func, ``fails`` (why)."""
 
 
 def find(name: str) -> Workload:
     """The workload of this name."""
-    return next(w for w in WORKLOADS if w.name == name)
+    return next(w for w in ALL if w.name == name)
 
 
 def measure(threads: int, contestants: Sequence[str], names: Sequence[str], console: Console) -> list[Result]:
@@ -102,13 +105,18 @@ def table(results: Sequence[Result]) -> Table:
     rows = Table(title=f"Steady state, µs a call (median), {results[0]['threads']} threads; n× is peer ÷ funcgrad")
     for column in ("", *NAMES, *(f"{peer} ÷" for peer in PEERS)):
         rows.add_column(column, justify="right" if column else "left")
+    held_out = {w.name for w in HELD_OUT}
     for result in results:
         seconds = result["seconds"]
         cells = [f"{seconds[n] * 1e6:,.1f}" if n in seconds else "fails" if n in result["fails"] else "—" for n in NAMES]
         cells = [f"{c} wrong" if n in seconds and n in result["fails"] else c for n, c in zip(NAMES, cells, strict=True)]
-        rows.add_row(result["name"], *cells, *(_times(ratio(result, peer)) for peer in PEERS))
+        rows.add_row(
+            result["name"] + " (held out)" * (result["name"] in held_out), *cells, *(_times(ratio(result, peer)) for peer in PEERS)
+        )
     rows.add_section()
-    rows.add_row("geometric mean", *("" for _ in NAMES), *(_times(mean_ratio(results, peer)) for peer in PEERS))
+    for title, some in (("geometric mean", results), ("of those held out", [r for r in results if r["name"] in held_out])):
+        if some:
+            rows.add_row(title, *("" for _ in NAMES), *(_times(mean_ratio(some, peer)) for peer in PEERS))
     return rows
 
 

@@ -8,10 +8,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import contestants, workload
-from benchmarks.steady import TOLERANCE
-from benchmarks.workloads import WORKLOADS
+from benchmarks.integrator import integrator
+from benchmarks.steady import ALL, TOLERANCE
 
-BY_NAME = {w.name: w for w in WORKLOADS}
+BY_NAME = {w.name: w for w in (*ALL, integrator(3))}
 EVERY_WORKLOAD = pytest.mark.parametrize("name", BY_NAME)
 
 
