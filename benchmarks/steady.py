@@ -1,17 +1,14 @@
 """Steady state: every workload by every contestant, calls interleaved in one process, results checked; a process per thread count.
 
-``python -m benchmarks.steady THREADS CONTESTANTS WORKLOAD...`` is that process: it prints one line of JSON per workload.
+``python -m benchmarks.steady THREADS JOBS`` is that process: it prints what it is about to try, and one line of JSON per workload.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from rich.table import Table
 from .contestants import NAMES, contestant, difference
 from .held_out import HELD_OUT
 from .measure import budgeted_medians
+from .processes import lines
 from .workload import Workload, jax
 from .workloads import WORKLOADS
 
@@ -28,6 +26,11 @@ ALL = (*WORKLOADS, *HELD_OUT)
 
 TOLERANCE = 1e-4
 """Of a result against torch.func, relative to the largest element of each tensor."""
+
+LIMIT = 180.0
+"""Seconds a contestant has until its first result is there."""
+
+_TRYING = "trying "
 
 PEERS = NAMES[1:]
 Result = dict[str, Any]
@@ -40,37 +43,33 @@ def find(name: str) -> Workload:
 
 
 def measure(threads: int, contestants: Sequence[str], names: Sequence[str], console: Console) -> list[Result]:
-    """Measure the workloads named on so many threads, and as many cores, in a process of their own."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "XLA_FLAGS": flags.strip()}
-    command = [sys.executable, "-m", "benchmarks.steady", str(threads), ",".join(contestants), *names]
-    results = []
-    with cores(threads), subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            results.append(json.loads(line))
-            times = ", ".join(f"{name} {seconds * 1e6:,.0f}" for name, seconds in results[-1]["seconds"].items())
-            console.print(f"{results[-1]['name']}, {threads} threads, µs: {times}", style="dim", highlight=False)
-    done = [result["name"] for result in results]
-    for name in names:
-        if name not in done:
-            reason = f"the process ended with {process.returncode}, here or before"
-            results.append({"name": name, "threads": threads, "seconds": {}, "difference": {}, "fails": dict.fromkeys(contestants, reason)})
+    """Measure the workloads named on so many threads, and as many cores, in a process of their own.
+
+    A contestant that is not ready within ``LIMIT`` seconds, or takes the process down, is left out and the rest is done again.
+    """
+    results: list[Result] = []
+    without: dict[str, dict[str, str]] = {name: {} for name in names}
+    trying = ""
+    while left := [name for name in names if name not in {r["name"] for r in results}]:
+        jobs = [(name, [c for c in contestants if c not in without[name]]) for name in left]
+        try:
+            for line in lines("benchmarks.steady", [str(threads), json.dumps(jobs)], LIMIT, threads):
+                if line.startswith(_TRYING):
+                    trying = line.removeprefix(_TRYING).strip()
+                    continue
+                result = json.loads(line)
+                result["fails"].update(without[result["name"]])
+                results.append(result)
+                trying = ""
+                times = ", ".join(f"{name} {seconds * 1e6:,.0f}" for name, seconds in result["seconds"].items())
+                console.print(f"{result['name']}, {threads} threads, µs: {times}", style="dim", highlight=False)
+        except (TimeoutError, ChildProcessError) as error:
+            stuck = [name for name in left if name not in {r["name"] for r in results}]
+            if stuck and not trying:
+                raise
+            for name in stuck[:1]:
+                without[name][trying] = str(error)
     return results
-
-
-@contextmanager
-def cores(count: int) -> Iterator[None]:
-    """Run this thread, and processes started from it, on so many cores, where the system can tell."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[-count:])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def run(workload: Workload, contestants: Sequence[str]) -> Result:
@@ -82,6 +81,7 @@ def run(workload: Workload, contestants: Sequence[str]) -> Result:
     for name in contestants:
         if name == "torch.func" and workload.transform == "plain":
             continue  # that is eager
+        print(f"{_TRYING}{name}", flush=True)
         try:
             call = contestant(name, workload, inputs)
             differences[name] = difference(call(), expected)
@@ -122,7 +122,7 @@ def table(results: Sequence[Result]) -> Table:
 
 def failures(results: Sequence[Result]) -> list[str]:
     """One line for each contestant that raised or disagreed."""
-    return [f"{r['name']}, {r['threads']} threads, {name}: {why}" for r in results for name, why in r["fails"].items()]
+    return [f"{r['name']}, {name}: {why}" for r in results for name, why in r["fails"].items()]
 
 
 def ratio(result: Result, peer: str) -> float | None:
@@ -141,10 +141,10 @@ def _times(ratio: float | None) -> str:
     return "—" if ratio is None else f"{ratio:.2f}×"
 
 
-def _main(threads: str, contestants: str, *names: str) -> None:
+def _main(threads: str, jobs: str) -> None:
     torch.set_num_threads(int(threads))
-    for name in names:
-        print(json.dumps({"threads": int(threads), **run(find(name), contestants.split(","))}), flush=True)
+    for name, contestants in json.loads(jobs):
+        print(json.dumps({"threads": int(threads), **run(find(name), contestants)}), flush=True)
 
 
 if __name__ == "__main__":
