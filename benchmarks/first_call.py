@@ -1,4 +1,7 @@
-"""One first call: ``python -m benchmarks.first_call CONTESTANT WORKLOAD`` prints how many seconds it takes, imports aside, as JSON."""
+"""One first call: ``python -m benchmarks.first_call CONTESTANT WORKLOAD`` prints how many seconds it takes, imports aside.
+
+``python -m benchmarks.first_call stages STEPS``: how many nodes the integrator of so many steps has, and its seconds by stage. JSON both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import importlib
 import json
 import sys
 import time
+
+import funcgrad as fg
 
 from .contestants import contestant
 from .integrator import integrator
@@ -26,5 +31,13 @@ def seconds(name: str, workload_name: str) -> float:
     return time.perf_counter() - start
 
 
+def stages(steps: int) -> tuple[int, dict[str, float]]:
+    """Nodes, and seconds by stage, after a first small program has been compiled."""
+    for workload in (integrator(1), integrator(steps)):
+        program = fg.value_and_grad_compiled(workload.loss).program(*workload.inputs(False))
+    return len(program.joint.graph.fx.nodes), dict(program.seconds)
+
+
 if __name__ == "__main__":
-    print(json.dumps(seconds(*sys.argv[1:])))
+    what, which = sys.argv[1:]
+    print(json.dumps(stages(int(which)) if what == "stages" else seconds(what, which)))

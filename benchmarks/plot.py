@@ -12,6 +12,7 @@ from .steady import PEERS, Result, ratio
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 COLOURS = dict(zip(PEERS, ("#8c8c8c", "#c7a252", "#c0504d", "#4f81bd"), strict=True))
 
@@ -30,13 +31,16 @@ def save(results: Sequence[Result], path: str) -> None:
                 panel.scatter(*zip(*points, strict=True), label=peer, color=COLOURS[peer], s=28)
         panel.axvline(1, color="black", linewidth=0.8)
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_yticks(range(len(shown)), [r["name"] + "*" * (r["name"] in held_out) for r in shown])
         panel.grid(alpha=0.3)
         panel.set_title(f"{count} thread{'s' * (count > 1)}")
         panel.set_xlabel("time ÷ funcgrad's (right of 1: funcgrad is faster)")
     panels[0][0].invert_yaxis()
-    panels[0][0].legend(fontsize="small")
-    panels[0][-1].text(1, -0.12, "* held out: nothing is tuned on it", transform=panels[0][-1].transAxes, ha="right", fontsize="small")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize="small", loc="lower left", ncols=len(PEERS), frameon=False)
+    figure.text(0.99, 0.005, "* held out: nothing is tuned on it", ha="right", va="bottom", fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
