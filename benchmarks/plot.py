@@ -41,6 +41,6 @@ def save(results: Sequence[Result], path: str) -> None:
     panels[0][0].invert_yaxis()
     figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize="small", loc="lower left", ncols=len(PEERS), frameon=False)
     figure.text(0.99, 0.005, "* held out: nothing is tuned on it", ha="right", va="bottom", fontsize="small")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.35 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=120)
     plt.close(figure)
