@@ -28,8 +28,9 @@ lint: .venv/test,notebook,demo.done
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# All tables, about an hour: most of it is torch.compile in fresh processes. BENCH="steady --only mlp --threads 1" for some of it.
 bench: .venv/bench,demo.done
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --json benchmarks/results/latest.json --plot benchmarks/results/latest.png $(BENCH)
 
 notebooks: .venv/test,notebook,demo.done
 	$(BIN)/jupytext --sync notebooks/*.py

@@ -1,25 +1,67 @@
-"""Print every table: ``python -m benchmarks [dispatch] [memory] [start]``."""
+"""Print the tables: ``python -m benchmarks [steady] [dispatch] [memory] [start]``; ``--help`` lists what can be left out."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import json
+import os
 import platform
-import sys
+from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from . import dispatch, memory, start
+from . import dispatch, memory, start, steady
+from .integrator import integrator
 
-TABLES = {"dispatch": dispatch.table, "memory": memory.table, "start": start.table}
+TABLES = ("dispatch", "memory", "start", "steady")
 
 
-def main(names: list[str]) -> None:
+def read_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(TABLES)} (default: all)")
+    parser.add_argument("--threads", type=int, action="append", metavar="N", help="steady: threads, may be repeated (default: 1 and 2)")
+    parser.add_argument("--only", action="append", metavar="NAME", help="steady, start: workloads with this in their name, may be repeated")
+    parser.add_argument("--no-jax", action="store_true")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes 10 to 40 s a workload at first")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured of the workloads")
+    parser.add_argument("--plot", metavar="FILE", help="steady: draw the ratios (png or svg; needs matplotlib)")
+    arguments = parser.parse_args()
+    for name in arguments.tables:
+        if name not in TABLES:
+            parser.error(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+    return arguments
+
+
+def main() -> None:
     """Measure and print the tables named, or all."""
-    console = Console(width=120)
+    arguments = read_arguments()
+    console = Console(width=None if Console().is_terminal else 150)
     console.print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads")
-    for name in names or TABLES:
-        console.print(TABLES[name]())
+    tables, contestants = arguments.tables or TABLES, steady.available(arguments.no_jax, arguments.no_compile)
+    names = [w.name for w in (*steady.ALL, integrator(40)) if any(part in w.name for part in arguments.only or [""])]
+    measured: dict[str, list[steady.Result]] = {}
+    for module in (dispatch, memory):
+        if module.__name__.rpartition(".")[2] in tables:
+            console.print(module.table())
+    if "start" in tables:
+        console.print(start.table(), start.growth(), sep="\n")
+        measured["start"] = start.measure(contestants, names, console)
+        console.print(start.first_calls(measured["start"]), *steady.failures(measured["start"]), sep="\n")
+    if "steady" in tables:
+        measured["steady"] = []
+        for threads in arguments.threads or (1, 2):
+            results = steady.measure(threads, contestants, [n for n in names if n != integrator(40).name], console)
+            console.print(steady.table(results), *steady.failures(results), sep="\n")
+            measured["steady"] += results
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"torch": torch.__version__, "cores": os.cpu_count(), **measured}, indent=1) + "\n")
+    if arguments.plot and measured.get("steady"):
+        plot = importlib.import_module(".plot", __package__)
+        plot.save(measured["steady"], arguments.plot)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -19,11 +19,37 @@ def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: in
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            times[name].append((time.perf_counter() - start) / calls)
+            times[name].append(_timed(call, calls))
     return {name: statistics.median(t) for name, t in times.items()}
+
+
+def budgeted_medians(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, turn: float = 0.01, budget: float = 1.0
+) -> dict[str, float]:
+    """As ``interleaved_medians``, of contestants that may be far apart: a turn repeats a call for about ``turn`` seconds, and one
+    whose turns would take more than ``budget`` seconds in all takes part in fewer rounds (at least five), spread over all."""
+    calls, share = {}, {}
+    for name, call in contestants.items():
+        call()
+        seconds = min(_timed(call, 1), _timed(call, 1))
+        calls[name] = max(1, round(turn / seconds))
+        share[name] = max(5, min(rounds, int(budget / (seconds * calls[name]))))
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for i in range(rounds):
+        for name, call in contestants.items():
+            if (i * share[name]) // rounds == ((i + 1) * share[name]) // rounds:
+                continue
+            if calls[name] > 1:
+                call()  # what ran before has left its own data in the caches, and its threads may still be spinning
+            times[name].append(_timed(call, calls[name]))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def _timed(call: Callable[[], Any], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
