@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from closeness import assert_rounded
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
@@ -54,10 +55,10 @@ def test_module(info):
                 continue
             raise
         found, found_grads = run(fg.jit(module), module, args, kwargs)
-        torch.testing.assert_close(found, outs, equal_nan=True)
+        assert_rounded(found, outs)
         assert [t.requires_grad for t in found] == [t.requires_grad for t in outs]
         assert [g is None for g in found_grads] == [g is None for g in grads]
-        torch.testing.assert_close([g for g in found_grads if g is not None], [g for g in grads if g is not None], equal_nan=True)
+        assert_rounded([g for g in found_grads if g is not None], [g for g in grads if g is not None])
 
 
 @pytest.mark.parametrize("info", module_db, ids=lambda info: info.name)
@@ -94,10 +95,10 @@ def test_compiled_gradient(info):
             raise
         torch.manual_seed(3)
         (found, found_aux), grads = fg.value_and_grad_compiled(loss, has_aux=True)(variables, rest)
-        torch.testing.assert_close(found, value.detach(), equal_nan=True)
-        torch.testing.assert_close(found_aux, [t.detach() for t in aux], equal_nan=True)
+        assert_rounded(found, value.detach())
+        assert_rounded(found_aux, [t.detach() for t in aux])
         zeros = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves, expected, strict=True)]
-        torch.testing.assert_close(tensors(grads), zeros, equal_nan=True)
+        assert_rounded(tensors(grads), zeros)
 
 
 def _merge(tree, replacements):

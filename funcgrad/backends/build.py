@@ -40,9 +40,7 @@ def compiler() -> str | None:
 @functools.cache
 def _version() -> str:
     """What compiles, for which processor: part of a library's name on disk."""
-    command = compiler()
-    assert command is not None
-    said = subprocess.run([command, "-march=native", "-Q", "--help=target", "--version"], capture_output=True, text=True, check=False)
+    said = subprocess.run([_command(), "-march=native", "-Q", "--help=target", "--version"], capture_output=True, text=True, check=False)
     return hashlib.sha256((said.stdout + torch.__version__).encode()).hexdigest()
 
 
@@ -59,40 +57,57 @@ _loaded: dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
 
-def load(sources: Sequence[str]) -> list[ctypes.CDLL]:
-    """Compile each C source, at the same time, and load it. Raises ``BuildError`` with what the compiler said."""
-    names = [hashlib.sha256("\0".join((_version(), *FLAGS, source)).encode()).hexdigest() for source in sources]
-    missing = {n: s for n, s in zip(names, sources, strict=True) if n not in _loaded}
-    if len(missing) > 1:
-        with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
-            files = list(pool.map(lambda item: _file(*item), missing.items()))
-    else:
-        files = [_file(name, source) for name, source in missing.items()]
+def load(sources: Sequence[str]) -> ctypes.CDLL:
+    """Compile C sources, at the same time, link and load them. Raises ``BuildError`` with what the compiler said."""
+    names = [_name("o", source) for source in sources]
+    name = names[0] if len(names) == 1 else _name("so", *names)
     with _lock:
-        for name, file in zip(missing, files, strict=True):
-            _loaded.setdefault(name, ctypes.CDLL(str(file)))
-        return [_loaded[name] for name in names]
+        known = _loaded.get(name)
+    if known is not None:
+        return known
+    library = folder_for("c") / f"{name}.so"
+    if not library.exists():
+        with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:
+            objects = list(pool.map(_object, names, sources))
+        _link(objects, library)
+    loaded = ctypes.CDLL(str(library))
+    with _lock:
+        return _loaded.setdefault(name, loaded)
 
 
-def _file(name: str, source: str) -> Path:
+def _name(*parts: str) -> str:
+    """The name of what is made from these, by this compiler for this processor."""
+    return hashlib.sha256("\0".join((_version(), *FLAGS, *parts)).encode()).hexdigest()
+
+
+def _object(name: str, source: str) -> Path:
     folder = folder_for("c")
-    library = folder / f"{name}.so"
-    if library.exists():
-        return library
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        text, object_file, made = (Path(work) / f"kernels.{end}" for end in ("c", "o", "so"))
-        text.write_text(source)
-        command = compiler()
-        assert command is not None
-        _run([command, *FLAGS, "-c", str(text), "-o", str(object_file)], source)
-        runtime = openmp()
-        link = [str(runtime)] if runtime else ["-fopenmp"]
-        _run([command, "-shared", str(object_file), *link, "-lmvec", "-lm", "-o", str(made)], source)
-        made.replace(library)  # whole or not at all: another process may be looking for it
-    return library
+    done = folder / f"{name}.o"
+    if not done.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            text, made = Path(work) / "kernels.c", Path(work) / "kernels.o"
+            text.write_text(source)
+            _run([_command(), *FLAGS, "-c", str(text), "-o", str(made)])
+            made.replace(done)  # whole or not at all: another process may be looking for it
+    return done
 
 
-def _run(command: Sequence[str], source: str) -> None:
+def _link(objects: Sequence[Path], library: Path) -> None:
+    runtime = openmp()
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        made = Path(work) / "kernels.so"
+        with_threads = [str(runtime)] if runtime else ["-fopenmp"]
+        _run([_command(), "-shared", *map(str, objects), *with_threads, "-lmvec", "-lm", "-o", str(made)])
+        made.replace(library)
+
+
+def _command() -> str:
+    command = compiler()
+    assert command is not None
+    return command
+
+
+def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(

@@ -6,6 +6,7 @@ glibc's (at most 4 ulp) where it has a vector form, and polynomials of the same 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -128,6 +129,9 @@ class _C:
 
     operations = _OPERATIONS
 
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = parameters
+
     def type(self, dtype: torch.dtype) -> str:
         return _TYPES[dtype]
 
@@ -137,8 +141,11 @@ class _C:
     def const(self, expr: Const) -> str:
         return number(expr.value, expr.dtype)
 
-    def load(self, expr: Load, at: str) -> str:
-        return f"from_bf16({parameter(expr.buffer)}[{at}])" if expr.dtype == torch.bfloat16 else f"{parameter(expr.buffer)}[{at}]"
+    def load(self, expr: Load, at: str, guard: Sequence[tuple[str, int, int]]) -> str:
+        element = f"{self._parameters[expr.buffer]}[{at}]"
+        element = f"from_bf16({element})" if expr.dtype == torch.bfloat16 else element
+        tests = [f"{i} >= {low} && {i} < {high}" for i, low, high in guard]
+        return f"({' && '.join(tests)}) ? {element} : 0" if tests else element
 
     def position(self, at: str) -> str:
         return at
@@ -149,14 +156,6 @@ class _C:
         if wanted == torch.bfloat16:
             return f"from_bf16(to_bf16((float){text}))"
         return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({_TYPES[wanted]}){text}"
-
-
-_LANGUAGE = _C()
-
-
-def parameter(buffer: str) -> str:
-    """The name of a kernel's parameter."""
-    return f"p_{buffer.replace('.', '_')}"
 
 
 def number(value: object, dtype: torch.dtype) -> str:
@@ -178,32 +177,43 @@ def number(value: object, dtype: torch.dtype) -> str:
 # ── a kernel ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_kernel(kernel: Kernel) -> str:
-    """The C function of a kernel: ``static void name(const float* p_x, …, float* p_y, …)``."""
-    return "\n".join(_Printer(kernel).function())
+def print_kernel(kernel: Kernel) -> tuple[str, str]:
+    """The name and the C function of a kernel, ``void k_…(const float* p0, …, float* p3, …)``: what it reads, then what it writes.
+
+    Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is its digest.
+    """
+    text = "\n".join(_Printer(kernel).function())
+    name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return name, text.replace("{name}", name)
 
 
-def parameters(kernel: Kernel) -> str:
-    """The parameter list: what is read, then what is written."""
-    reads = [f"const {_STORED[b.dtype]}* restrict {parameter(b.name)}" for b in kernel.reads]
-    return ", ".join([*reads, *(f"{_STORED[b.dtype]}* restrict {parameter(b.name)}" for b in kernel.writes)])
-
-
-def print_file(launches: Sequence[Launch]) -> str:
-    """The C source of launches: their kernels, and a function for each that calls them in order."""
-    parts = [PRELUDE]
+def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
+    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each launch."""
+    kernels: dict[str, str] = {}
+    declared: dict[str, str] = {}
+    functions: list[str] = []
     for launch in launches:
-        parts += [print_kernel(kernel) for kernel in launch.kernels]
         names = {b.name: (b, f"a{i}") for i, b in enumerate(launch.buffers)}
-        calls = [f"  {k.name}({', '.join(names[b.name][1] for b in (*k.reads, *k.writes))});" for k in launch.kernels]
+        calls = []
+        for kernel in launch.kernels:
+            name, text = print_kernel(kernel)
+            kernels[name] = text
+            declared[name] = text[: text.index(" {")] + ";"
+            calls.append(f"  {name}({', '.join(names[b.name][1] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
         takes = ", ".join(f"{_STORED[b.dtype]}* {name}" for b, name in names.values())
-        parts += [f"void {launch.name}({takes}) {{", *calls, "}"]
-    return "\n".join(parts) + "\n"
+        functions += [f"void {launch.name}({takes}) {{", *calls, "}"]
+    texts = list(kernels.values())
+    files = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
+    here = set(list(kernels)[(len(files) - 1) * at_once :])
+    last = [PRELUDE, *files[-1], *(text for name, text in declared.items() if name not in here), *functions]
+    return ["\n".join([PRELUDE, *file]) + "\n" for file in files[:-1]] + ["\n".join(last) + "\n"]
 
 
 class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
+        self._language = _C(self._parameters)
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
         self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
@@ -212,8 +222,9 @@ class _Printer:
 
     def function(self) -> list[str]:
         kernel, body = self._kernel, self._rows_loop()
-        lines = [f"/* {', '.join(kernel.computes)} */"] if kernel.computes else []
-        lines.append(f"static void {kernel.name}({parameters(kernel)}) {{")
+        takes = [f"const {_STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.reads]
+        takes += [f"{_STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.writes]
+        lines = [f"void {{name}}({', '.join(takes)}) {{"]
         work = self._rows * self._columns * self._operations()
         many = work >= _PARALLEL_FROM and (self._rows > 1 or kernel.tile > 0)
         lines.append(f"  const int threads = {'omp_get_max_threads()' if many else '1'};")
@@ -236,7 +247,7 @@ class _Printer:
         for buffer, size in self._total_sizes.items():
             total = next(t for t in self._totals if t.buffer == buffer)
             lines.append(
-                f"  {self._total_type(total)}* s_{parameter(buffer)} = malloc(threads * {_padded(size)} * sizeof({self._total_type(total)}));"
+                f"  {self._total_type(total)}* s_{self._parameters[buffer]} = malloc(threads * {_padded(size)} * sizeof({self._total_type(total)}));"
             )
         return lines
 
@@ -244,8 +255,8 @@ class _Printer:
         lines = ["const int thread = omp_get_thread_num();"] if many and self._totals else ["const int thread = 0;"] if self._totals else []
         for buffer, size in self._total_sizes.items():
             total = next(t for t in self._totals if t.buffer == buffer)
-            name = f"t_{parameter(buffer)}"
-            lines.append(f"{self._total_type(total)}* restrict {name} = s_{parameter(buffer)} + (int64_t)thread * {_padded(size)};")
+            name = f"t_{self._parameters[buffer]}"
+            lines.append(f"{self._total_type(total)}* restrict {name} = s_{self._parameters[buffer]} + (int64_t)thread * {_padded(size)};")
             lines.append(f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {_start(total.kind, total.value.dtype)};")
         width = self._kernel.tile or self._columns
         for expr, name in self._kept.items():
@@ -260,13 +271,13 @@ class _Printer:
         lines = []
         for buffer, size in self._total_sizes.items():
             total = next(t for t in self._totals if t.buffer == buffer)
-            s = f"s_{parameter(buffer)}"
+            s = f"s_{self._parameters[buffer]}"
             add = _REDUCTIONS[total.kind][1].format("sum", f"{s}[t * {_padded(size)} + i]")
             lines += [
                 f"  for (int64_t i = 0; i < {size}; ++i) {{",
                 f"    {self._total_type(total)} sum = {s}[i];",
                 f"    for (int64_t t = 1; t < threads; ++t) sum = {add};",
-                f"    {_stored(parameter(buffer), 'i', 'sum', total.value.dtype)}",
+                f"    {_stored(self._parameters[buffer], 'i', 'sum', total.value.dtype)}",
                 "  }", f"  free({s});",
             ]  # fmt: skip
         return lines
@@ -312,12 +323,12 @@ class _Printer:
 
     def _stage(self, stage: Stage, names: dict[Expr, str]) -> list[str]:
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in stage.effects]
-        lines = print_expressions(_LANGUAGE, _row_parts(roots), names, lambda e: not e.full)
+        lines = print_expressions(self._language, _row_parts(roots), names, lambda e: not e.full)
         for effect in stage.effects:
             if isinstance(effect, Store) and not effect.full:
-                lines.append(_stored(parameter(effect.buffer), index_text(effect.at), names[effect.value], effect.value.dtype))
+                lines.append(_stored(self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype))
             elif isinstance(effect, Total) and not effect.full:
-                total = f"t_{parameter(effect.buffer)}[0]"
+                total = f"t_{self._parameters[effect.buffer]}[0]"
                 lines.append(f"{total} = {_REDUCTIONS[effect.kind][1].format(total, names[effect.value])};")
         full = [e for e in stage.effects if e.full]
         if stage.reductions or stage.keeps or full:
@@ -330,7 +341,7 @@ class _Printer:
             if expr not in stage.keeps:
                 inside[expr] = f"{name}[{self._column()}]"
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in effects]
-        body = print_expressions(_LANGUAGE, roots, inside, lambda e: True)
+        body = print_expressions(self._language, roots, inside, lambda e: True)
         before: list[str] = []
         after: list[str] = []
         clauses: list[str] = []
@@ -346,9 +357,9 @@ class _Printer:
         for i, effect in enumerate(effects):
             value = inside[effect.value]
             if isinstance(effect, Store):
-                body.append(_stored(parameter(effect.buffer), index_text(effect.at), value, effect.value.dtype))
+                body.append(_stored(self._parameters[effect.buffer], index_text(effect.at), value, effect.value.dtype))
                 continue
-            total, add = f"t_{parameter(effect.buffer)}", _REDUCTIONS[effect.kind][1]
+            total, add = f"t_{self._parameters[effect.buffer]}", _REDUCTIONS[effect.kind][1]
             if self._total_sizes[effect.buffer] == 1:
                 name = f"q{len(names)}_{i}"
                 before.append(f"{_accumulator(effect.value.dtype)} {name} = {_start(effect.kind, effect.value.dtype)};")

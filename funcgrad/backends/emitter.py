@@ -24,7 +24,7 @@ class Language(Protocol):
 
     def const(self, expr: Const) -> str: ...
 
-    def load(self, expr: Load, at: str) -> str: ...
+    def load(self, expr: Load, at: str, guard: Sequence[tuple[str, int, int]]) -> str: ...
 
     def position(self, at: str) -> str: ...
 
@@ -50,7 +50,7 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr, index_text(expr.at))
+            return language.load(expr, index_text(expr.at), [(index_text(i), low, high) for i, low, high in expr.guard])
         case Position():
             return language.position(index_text(expr.at))
         case Op(name="cast"):

@@ -45,14 +45,16 @@ class CBackend:
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
-        return (_python(schedule), *_c_sources(launches))
+        counts = {launch.name: len(launch.buffers) for launch in launches}
+        files = c.print_files(launches, _KERNELS_IN_A_FILE) if launches else []
+        return (_python(schedule), *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         python, *others = sources
         names = dict(python.names)
-        for source, library in zip(others, load([s.text for s in others]) if others else (), strict=True):
-            for name, count in source.names.items():
-                names[name] = function(library, name, count)
+        if others:
+            library = load([source.text for source in others])
+            names |= {name: function(library, name, count) for name, count in others[0].names.items()}
         built: Runnable = compile_function(Source(python.name, python.language, python.text, names))
         return built
 
@@ -185,13 +187,3 @@ def _address(printer: Printer, node: fx.Node | None, buffer: Buffer, names: dict
         return f"{printer.argument(node)}.data_ptr()"
     names.update(byref=ctypes.byref, c_double=ctypes.c_double)
     return f"byref(c_double({node.name}))"
-
-
-def _c_sources(launches: Sequence[Launch]) -> list[Source]:
-    """Files of some kernels each. A file's names are its functions, with how many addresses they take."""
-    files: list[list[Launch]] = []
-    for launch in launches:
-        if not files or sum(len(one.kernels) for one in files[-1]) + len(launch.kernels) > _KERNELS_IN_A_FILE:
-            files.append([])
-        files[-1].append(launch)
-    return [Source(f"kernels{i}", "c", c.print_file(file), {one.name: len(one.buffers) for one in file}) for i, file in enumerate(files)]

@@ -17,7 +17,7 @@ from ..graphs import is_getitem
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .index import Axis, Index, substitute
 from .lower import Lowering
-from .values import Count, Map, Memory, Number, Reduce, Value, View, axes_of, below, broadcast, own_index
+from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
@@ -211,6 +211,8 @@ class _Fusion:
             return self._through(value.arg)
         if isinstance(value, View):
             return self._at(value.arg, value.where)
+        if isinstance(value, Within):
+            return (*self._at(value.arg, value.where), *self._at(value.other, own_index(value.shape)))
         return tuple(read for a in value.inputs for read in self._at(a, broadcast(a.shape, value.shape)))
 
     def _through(self, value: Value) -> tuple[Read, ...]:
@@ -240,9 +242,9 @@ class _Fusion:
         if value in self._group_of or isinstance(value, Reduce):
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
-            if isinstance(value, Map):
-                own = 20.0 if value.op in EXPENSIVE else 1.0
-                self._cost[value] = own + sum(map(self._cost_of, value.args))
+            if isinstance(value, (Map, Within)):
+                own = 20.0 if isinstance(value, Map) and value.op in EXPENSIVE else 1.0
+                self._cost[value] = own + sum(map(self._cost_of, value.inputs))
             else:
                 self._cost[value] = sum(map(self._cost_of, value.inputs))
         return self._cost[value]

@@ -133,6 +133,9 @@ class Index:
 
 ZERO = Index()
 
+Bound = tuple[Index, int, int]
+"""``(i, low, high)``: low <= i < high."""
+
 
 def at_axis(axis: Axis) -> Index:
     """The counter itself; 0 where it takes one value only."""

@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from ..show import Doc, Shown, Table
-from .index import Axis, Index
+from .index import Axis, Bound, Index
 
 
 @frozen(eq=False)
@@ -45,13 +45,15 @@ class Const(Expr):
 
 @frozen(eq=False)
 class Load(Expr):
-    """An element of a buffer; ``at`` counts elements from its start."""
+    """An element of a buffer; ``at`` counts elements from its start. Where a bound of ``guard`` does not hold, nothing is read: 0."""
 
     buffer: str
     at: Index
+    guard: tuple[Bound, ...]
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{self.at}]"
+        guard = " and ".join(f"{low} <= {i} < {high}" for i, low, high in self.guard)
+        return f"{self.buffer}[{self.at}]" + (f" if {guard}" if guard else "")
 
 
 @frozen(eq=False)
@@ -194,8 +196,9 @@ class Expressions:
     def const(self, value: Any, dtype: torch.dtype) -> Expr:
         return self._made(Const, dtype, False, 0, _Written(repr(value), value))
 
-    def load(self, buffer: str, at: Index, dtype: torch.dtype) -> Expr:
-        return self._made(Load, dtype, self._is_full(at), 0, buffer, at)
+    def load(self, buffer: str, at: Index, dtype: torch.dtype, guard: tuple[Bound, ...] = ()) -> Expr:
+        full = self._is_full(at) or any(self._is_full(i) for i, _, _ in guard)
+        return self._made(Load, dtype, full, 0, buffer, at, guard)
 
     def position(self, at: Index) -> Expr:
         if not at.terms:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from .domain import Domain, Place, place
 from .fuse import EXPENSIVE, Group
-from .index import Axis, Index, at_axis, flat, substitute
+from .index import Axis, Bound, Index, at_axis, flat, substitute
 from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Reduced, Stage, Store, Total, walk
-from .values import Count, Map, Number, Reduce, Value, View, axes_of, broadcast
+from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
+
+Guard = tuple[Bound, ...]
 
 _AT_ONCE = 2
 """Expensive operations in one stage: more make one long chain of dependent instructions, which no processor fills."""
@@ -80,56 +85,79 @@ def _extent(index: Sequence[Index], strides: Sequence[int]) -> int:
 
 
 class _Reader:
-    """The expression for an element of a value."""
+    """The expression for an element of a value. ``guard``: the bounds outside of which it is not asked for, and must not be read."""
 
     def __init__(self, expressions: Expressions, domain: Domain, loops: Mapping[Axis, Index], loads: Mapping[Value, Buffer]) -> None:
         self._make = expressions
         self._domain = domain
         self._loops = loops
         self._loads = loads
-        self._known: dict[tuple[Value, tuple[Index, ...]], Expr] = {}
+        self._known: dict[tuple[Value, tuple[Index, ...], Guard], Expr] = {}
 
-    def at(self, value: Value, index: tuple[Index, ...]) -> Expr:
+    def at(self, value: Value, index: tuple[Index, ...], guard: Guard = ()) -> Expr:
         """The element at ``index``."""
-        key = (value, index)
+        key = (value, index, guard)
         if key not in self._known:
-            self._known[key] = self._read(value, index)
+            self._known[key] = self._read(value, index, guard)
         return self._known[key]
 
-    def _read(self, value: Value, index: tuple[Index, ...]) -> Expr:
+    def _read(self, value: Value, index: tuple[Index, ...], guard: Guard) -> Expr:
         make = self._make
         buffer = self._loads.get(value)
         if buffer is not None:
-            return make.load(buffer.name, flat(index, buffer.strides), value.dtype)
+            return make.load(buffer.name, flat(index, buffer.strides), value.dtype, guard)
+        inner = dict(zip(axes_of(value.shape), index, strict=True))
         match value:
             case Number():
                 return make.const(value.value, value.dtype)
             case Count():
                 return make.position(index[value.dim])
             case Reduce():
-                return make.reduced(value.kind, self.argument(value, index))
+                return make.reduced(value.kind, self.argument(value, index, guard))
             case View():
-                inner = dict(zip(axes_of(value.shape), index, strict=True))
-                return self.at(value.arg, tuple(substitute(i, inner) for i in value.where))
+                return self.at(value.arg, tuple(substitute(i, inner) for i in value.where), guard)
+            case Within():
+                return self._within(value, index, inner, guard)
             case Map():
-                inner = dict(zip(axes_of(value.shape), index, strict=True))
-                args = [self.at(a, tuple(substitute(i, inner) for i in broadcast(a.shape, value.shape))) for a in value.args]
+                args = [self.at(a, tuple(substitute(i, inner) for i in broadcast(a.shape, value.shape)), guard) for a in value.args]
                 return args[0] if value.op == "copy" else make.op(value.op, args, value.dtype)
         raise AssertionError(f"{value} is neither computed here nor in memory")
 
-    def argument(self, value: Reduce, index: tuple[Index, ...]) -> Expr:
+    def _within(self, value: Within, index: tuple[Index, ...], inner: Mapping[Axis, Index], guard: Guard) -> Expr:
+        make = self._make
+        bounds = [(substitute(i, inner), low, high) for i, low, high in value.bounds]
+        if any(i.range[1] < low or i.range[0] >= high for i, low, high in bounds):
+            return self.at(value.other, index, guard)
+        bounds = [(i, low, high) for i, low, high in bounds if i.range[0] < low or i.range[1] >= high]
+        element = self.at(value.arg, tuple(substitute(i, inner) for i in value.where), (*guard, *bounds))
+        if not bounds:
+            return element
+        tests = [make.op(*test) for i, low, high in bounds for test in _tests(make, i, low, high)]
+        condition = functools.reduce(lambda a, b: make.op("and", [a, b], torch.bool), tests)
+        return make.op("where", [condition, element, self.at(value.other, index, guard)], value.dtype)
+
+    def argument(self, value: Reduce, index: tuple[Index, ...], guard: Guard = ()) -> Expr:
         """The element of a reduction's argument that belongs to ``index`` of the result and the present columns."""
         at = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), self._domain)
         assert at is not None
         kept = iter(index)
         own = [substitute(i, self._loops) if d in value.dims else next(kept) for d, i in enumerate(at.index)]
-        return self.at(value.arg, tuple(own))
+        return self.at(value.arg, tuple(own), guard)
+
+
+def _tests(make: Expressions, index: Index, low: int, high: int) -> list[tuple[str, list[Expr], torch.dtype]]:
+    """The comparisons a bound comes to, without those that always hold."""
+    at = make.position(index)
+    found = [("ge", low)] if index.range[0] < low else []
+    found += [("lt", high)] if index.range[1] >= high else []
+    return [(name, [at, make.const(limit, torch.int64)], torch.bool) for name, limit in found]
 
 
 def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list[Axis], dict[Axis, Index]]:
     """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
     found = walk([e.value for e in effects])
     indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
+    indices += [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
     rows, columns = list(domain.row_axes), list(domain.column_axes)
     if domain.columns is None:  # any order will do: as the first result lies in memory
         first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())

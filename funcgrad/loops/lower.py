@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from ..errors import GraphError
 from ..graphs import Graph, is_getitem, is_view, scalar, target_text, tensors_in, value_of
 from .table import TABLE
-from .values import Map, MixedDtypesError, Reduce, Value, memory, number, pointwise
+from .values import Map, MixedDtypesError, Reduce, Value, Within, memory, number, pointwise
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -128,7 +128,7 @@ def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Nod
         seen.add(node)
         if is_view(node) or (is_getitem(node) and node.args[0] in externs):
             pending += node.all_input_nodes
-        elif isinstance(values[node], (Map, Reduce)):
+        elif isinstance(values[node], (Map, Reduce, Within)):
             needed[node] = values[node]
         elif isinstance(values[node], Value):  # of a tensor that is there, but this is another tensor
             needed[node] = pointwise("copy", values[node])

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from attrs import frozen
 
-from .index import ZERO, Axis, Index, at_axis, flat, row_major, substitute, unravel
+from .index import ZERO, Axis, Bound, Index, at_axis, flat, row_major, substitute, unravel
 
 _known: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
 
@@ -124,6 +124,20 @@ class View(Value):
     @property
     def inputs(self) -> tuple[Value, ...]:
         return (self.arg,)
+
+
+@frozen(eq=False)
+class Within(Value):
+    """Elements of ``arg`` at ``where`` if every one of ``bounds`` holds, else those of ``other`` (all in terms of ``axes_of(shape)``)."""
+
+    arg: Value
+    where: tuple[Index, ...]
+    bounds: tuple[Bound, ...]
+    other: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.arg, self.other)
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -313,6 +327,44 @@ def flip(value: Value, dims: Sequence[int]) -> Value:
     gone = {d % rank for d in dims}
     own = own_index(value.shape)
     return look(value, value.shape, [i * -1 + (n - 1) if d in gone else i for d, (i, n) in enumerate(zip(own, value.shape, strict=True))])
+
+
+def within(value: Value, where: Sequence[Index], bounds: Sequence[Bound], other: Value) -> Value:
+    """``other``, with elements of ``value`` in the places that ``bounds`` describe."""
+    return _made(Within, other.shape, other.dtype, value, tuple(where), tuple(bounds), other)  # type: ignore[no-any-return]
+
+
+def insert(value: Value, other: Value, dim: int, start: int, step: int = 1) -> Value:
+    """``other``, with ``value`` at every ``step``-th place from ``start`` on along one dimension."""
+    dim %= len(other.shape)
+    own = list(own_index(other.shape))
+    at, n = own[dim], value.shape[dim]
+    bounds: list[Bound] = [(at, start, start + (n - 1) * step + 1)]
+    if step > 1:
+        bounds.append(((at + -start % step) % step, 0, 1))
+    own[dim] = (at - start) // step if step > 1 else at - start
+    return within(value, own, bounds, other)
+
+
+def concatenate(values: Sequence[Value], dim: int) -> Value:
+    """One after the other along a dimension."""
+    dim %= len(values[0].shape)
+    total = sum(v.shape[dim] for v in values)
+    shape = [total if d == dim else n for d, n in enumerate(values[0].shape)]
+    last, start = values[-1], total - values[-1].shape[dim]
+    own = list(own_index(shape))
+    at = own[dim]
+    own[dim] = at - start
+    # every place but the last one's is written by another: where nothing is, zero is read
+    result = within(last, own, [(at, start, total)], number(_zero(last.dtype), last.dtype, shape))
+    for value in reversed(values[:-1]):
+        start -= value.shape[dim]
+        result = insert(value, result, dim, start)
+    return result
+
+
+def _zero(dtype: torch.dtype) -> Any:
+    return 0.0 if dtype.is_floating_point else False if dtype == torch.bool else 0
 
 
 # ── walking ──────────────────────────────────────────────────────────────────────────────────────────────────────
