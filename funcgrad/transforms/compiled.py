@@ -27,7 +27,7 @@ from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..errors import AutocastWarning, RetraceError
 from ..graphs import verify
-from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers
+from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
 from ..partition.partition import fingerprint, partition
 from ..runtime.cache import CacheInfo, ProgramCache
@@ -210,6 +210,7 @@ class Compiled:
                     pullback = Compiled(product, evolve(self._options, static_argnums=()))
                     kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, moved)
                 watched, modules = unchanged(baked, modules)
+                layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(
