@@ -112,14 +112,14 @@ def make_functional_mode(
     rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
     note: Callable[[Any, Any, Any, Any], None],
     settle: Callable[[], None],
-    outer: Callable[[Any, Any, Any, Any], None],
+    outer: Callable[[Any, Any, Any, Callable[[], Any]], Any],
 ) -> FunctionalTensorMode:
     """A functionalisation mode with five ears.
 
     An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another
     in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with its result; ``settle``
-    is called after each write; ``outer`` hears of each op of wrapper subclasses, with its result, when their class has taken it
-    apart into ops of their inner tensors. The method is replaced on the instance: a subclass would not be found by the rules of
+    is called after each write; ``outer`` makes each call of wrapper subclasses, which their class takes apart into ops of their inner
+    tensors. The method is replaced on the instance: a subclass would not be found by the rules of
     higher-order operators.
     """
     mode = FunctionalTensorMode()
@@ -134,11 +134,9 @@ def make_functional_mode(
             handed_on.append(func)
             try:
                 with self:
-                    out = func(*args, **(kwargs or {}))
+                    return outer(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
             finally:
                 handed_on.clear()
-            outer(func, args, kwargs or {}, out)
-            return out
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
@@ -317,6 +320,19 @@ def test_a_buffer_written_to_between_forward_and_backward():
     assert gradient(fg.jit(Count.apply)) == gradient(Count.apply)
 
 
+@pytest.mark.parametrize("make", [two, torch.ones])
+def test_what_autograd_saves_must_not_change(make):
+    def error(call):
+        x, y = two(3, grad=True), make(3)
+        out = call(x, y)
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+    error(lambda x, y: x * y)
+    error(fg.jit(lambda x, y: x * y))
+
+
 def test_a_buffer_written_to_in_backward_under_grad():
     def loss(x, buffer):
         return Count.apply(x, buffer).sum()
@@ -338,3 +354,291 @@ def test_one_object_passed_twice():
         return [x, x]
 
     assert_like_eager(f, make)
+
+
+# ── subclasses that do more on the way ───────────────────────────────────────────────────────────────────────────
+
+
+class Doubling(TwoTensor):
+    """Its ``copy_`` computes: the second tensor gets twice what it is given. ``calls`` counts how often it ran."""
+
+    calls = 0
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return Doubling(inner["a"], inner["b"], outer_size, outer_stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            Doubling.calls += 1
+            target, source = args[:2]
+            a, b = (source.a, source.b) if isinstance(source, Doubling) else (source, source)
+            target.a.copy_(a)
+            target.b.copy_(b.sin().asin() * 2)
+            return target
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+class Freshening(TwoTensor):
+    """Its ``copy_`` makes tensors of its own: empty ones, constants, clones."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return Freshening(inner["a"], inner["b"], outer_size, outer_stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            target, source = args[:2]
+            for old, new in ((target.a, source.a), (target.b, source.b)):
+                room = torch.empty_like(old).fill_(1.0)
+                old.copy_(torch.zeros(old.shape) + torch.tensor(1.0) * room * new.clone())
+            return target
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def of_kind(kind, *shape, grad=False):
+    value = two(*shape)
+    return kind(value.a, value.b).requires_grad_(grad)
+
+
+def copies(x, y):
+    with torch.no_grad():
+        x.copy_(y)
+    return x * 3
+
+
+def multiplies(x, y):
+    with torch.no_grad():
+        x.mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("f", [copies, multiplies])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_copy_that_computes_runs_where_eager_runs_it_and_once(f, grad):  # S1-12
+    assert_like_eager(f, lambda: [of_kind(Doubling, 3), of_kind(Doubling, 3, grad=grad) * 1])
+    compiled, inputs = fg.jit(f), [of_kind(Doubling, 3), of_kind(Doubling, 3)]
+    compiled(*inputs)
+    before = Doubling.calls
+    compiled(*inputs)
+    assert Doubling.calls == before, "what is written to goes back into the inner tensors, not through copy_"
+
+
+@pytest.mark.parametrize("f", [copies, multiplies])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_copy_that_makes_tensors_of_its_own(f, grad):  # S1-10
+    assert_like_eager(f, lambda: [of_kind(Freshening, 3), of_kind(Freshening, 3, grad=grad) * 1])
+
+
+def test_a_nested_subclass_is_put_together_by_its_classes():
+    def f(x):
+        return x * 2, TwoTensor(x, x.sin())
+
+    compiled = assert_like_eager(f, lambda: [nested(3)])
+    inner = [str(slot) for slot in compiled.program(nested(3)).joint.signature.ins]
+    assert inner == ["x.a.a", "x.a.b", "x.b.a", "x.b.b"]
+
+
+# ── DTensor ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def training(call, mesh):
+    def make(value, placement):
+        return DTensor.from_local(value, mesh, [placement], run_check=False).detach()
+
+    torch.manual_seed(0)
+    w, b, x = make(torch.randn(3, 3), Shard(0)).requires_grad_(), make(torch.zeros(3, 3), Replicate()), make(torch.randn(3, 3), Shard(1))
+    for _ in range(3):
+        out = call(w, b, x)
+        out.sum().backward()
+    return [(t.placements, t.to_local().tolist()) for t in (w.grad, b, out.detach())]
+
+
+def test_a_buffer_that_is_a_dtensor_in_a_training_step(mesh):  # S1-11
+    def f(w, b, x):
+        with torch.no_grad():
+            b.add_(1)
+        return (x @ w).sin() * b
+
+    compiled = fg.jit(f)
+    assert rounded(training(compiled, mesh)) == rounded(training(f, mesh))
+    assert compiled.cache_info().misses == 1
+
+
+def test_an_incoming_gradient_is_placed_as_it_was_traced(mesh):
+    def gradient(call, placement):
+        x = DTensor.from_local(torch.arange(4.0).view(2, 2), mesh, [Replicate()]).detach().requires_grad_()
+        out = call(x)
+        out.backward(DTensor.from_local(torch.ones(2, 2), mesh, [placement]))
+        return x.grad.to_local().tolist()
+
+    def f(x):
+        return x * x
+
+    compiled = fg.jit(f)
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        assert gradient(compiled, placement) == gradient(f, placement)
+
+
+# ── the key ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Scaled(torch.Tensor):
+    """One inner tensor, and a number as metadata."""
+
+    @staticmethod
+    def __new__(cls, elem, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, elem.shape, strides=elem.stride(), dtype=elem.dtype, device=elem.device)
+
+    def __init__(self, elem, scale):
+        self.elem, self.scale = elem, scale
+
+    def __tensor_flatten__(self):
+        return ["elem"], self.scale
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, scale, size, stride):
+        return cls(inner["elem"], scale)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        scale = next(t.scale for t in pytree.tree_leaves(args) if isinstance(t, cls))
+        inner = pytree.tree_map_only(cls, lambda t: t.elem, args)
+        if func is torch.ops.aten.mul.Tensor:
+            scale = args[0].scale * (args[1].scale if isinstance(args[1], cls) else 1)
+        return cls(func(*inner, **(kwargs or {})), scale)
+
+
+def test_programs_differ_by_type_metadata_and_inner_tensors():
+    compiled = fg.jit(lambda x: x * x)
+
+    def misses(x):
+        before = compiled.cache_info().misses
+        compiled(x)
+        return compiled.cache_info().misses - before
+
+    value = torch.arange(3.0)
+    assert misses(value) == 1
+    assert misses(Scaled(value, 2)) == 1
+    assert misses(Scaled(value, 2)) == 0
+    assert misses(Scaled(value.double(), 2)) == 1
+    assert "metadata was" in compiled.explain_miss(Scaled(value, 3))
+    out = compiled(Scaled(value, 3))
+    assert out.scale == 9 and torch.equal(out.elem, value * value)
+
+    compiled = fg.jit(lambda x: x * x)
+    assert misses(two(3)) == 1
+    assert misses(TwoTensor(torch.ones(3), torch.ones(3))) == 0
+    assert "requires_grad" in compiled.explain_miss(TwoTensor(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)))
+    shared = torch.ones(3)
+    assert "aliasing" in compiled.explain_miss(TwoTensor(shared, shared))
+    assert misses(nested(3)) == 1
+
+
+class Uncomparable(Scaled):
+    def __tensor_flatten__(self):
+        return ["elem"], object()
+
+
+class Vague(Scaled):
+    def __tensor_flatten__(self):
+        return ["elem"], torch.ones(2)
+
+
+class Empty(Scaled):
+    def __tensor_flatten__(self):
+        return [], 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Uncomparable, "is not equal to itself"), (Vague, "cannot be compared"), (Empty, "names no inner tensor")]
+)
+def test_a_protocol_that_does_not_hold_is_refused(kind, said):
+    with pytest.raises(fg.UnsupportedTensorError, match=said) as raised:
+        fg.jit(lambda x: x * 2)(kind(torch.ones(3), 2))
+    assert raised.value.where == "x"
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refused(kind, f, *inputs):
+    before = rounded(seen(list(inputs)))
+    with pytest.raises(kind) as raised:
+        fg.jit(f)(*inputs)
+    assert rounded(seen(list(inputs))) == before, "nothing is changed when it raises"
+    assert raised.value.where and raised.value.fix
+    return str(raised.value)
+
+
+def adds(x, *others):
+    x.add_(1)
+    return [y * 2 for y in others]
+
+
+def test_a_write_to_memory_that_a_subclass_shares_is_refused():
+    x = two(2, 3)
+    assert "shares memory" in refused(fg.AliasContractError, adds, x, x.view(-1))
+    assert "shares memory" in refused(fg.AliasContractError, adds, x, x.a)
+    assert "shares memory" in refused(fg.AliasContractError, adds, x.b, x)
+    plain = torch.ones(3)
+    assert "shares memory" in refused(fg.AliasContractError, adds, TwoTensor(plain, plain))
+    assert_like_eager(lambda x, y: x * y, lambda: [(x := two(3)), x.a])
+
+
+def test_a_tracked_write_to_a_view_is_refused():
+    assert "is a view" in refused(fg.AliasContractError, adds, (two(4, grad=True) * 1)[1:])
+
+
+@pytest.mark.parametrize("restride", [torch.Tensor.t_, lambda x: x.unsqueeze_(0), torch.Tensor.detach_])
+def test_changed_sizes_are_refused(restride):
+    def f(x):
+        y = restride(x)
+        return y + 1
+
+    assert "changes the sizes or the history of a TwoTensor" in refused(fg.MutationError, f, two(2, 3))
+
+
+def test_an_inner_tensor_that_is_replaced_is_refused():
+    def f(x):
+        x.a = x.a * 2
+        return x + 1
+
+    assert "other memory" in refused(fg.MutationError, f, two(3))
+
+
+def test_a_result_over_the_memory_of_a_subclass_that_is_written_to_is_refused():
+    def f(x):
+        x.mul_(2)
+        return x.a
+
+    assert "over its inner memory" in refused(fg.AliasContractError, f, two(3))
+
+    def g(x, y):
+        x.mul_(2)
+        return TwoTensor(x, y)
+
+    assert "over its inner memory" in refused(fg.AliasContractError, g, torch.ones(3), torch.ones(3))
+
+
+def test_a_gradient_into_an_inner_tensor_is_refused():
+    def make():
+        return TwoTensor(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))
+
+    assert "inner tensor of a subclass" in refused(fg.UnsupportedTensorError, lambda x: x.a * 2, make())
+    assert_like_eager(lambda x: x * 2, lambda: [make()])  # the outer one is differentiated, as in eager
+
+
+def test_an_incoming_gradient_of_another_kind_is_refused():
+    out = fg.jit(lambda x: x * 2)(two(3, grad=True))
+    with pytest.raises(fg.TraceError, match="an incoming gradient is a plain tensor"):
+        out.backward(torch.ones(3))

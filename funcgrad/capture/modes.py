@@ -97,7 +97,8 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not functionalising():  # torch's own code, below (a higher-order operator's backward)
+        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above autograd
+        if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"

@@ -104,6 +104,7 @@ class Trace(Recorder):
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.reseeded = False
+        self.inside_subclass = False
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -336,12 +337,18 @@ class Trace(Recorder):
 
     # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _outer(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _outer(self, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
         """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer tensor."""
+        inside, self.inside_subclass = self.inside_subclass, True
+        try:
+            out = call()
+        finally:
+            self.inside_subclass = inside
         if view_kind(op) is not None:
             self.lineage.note(op, args, kwargs, out)
         elif writes_inputs(op):
             self.writes.note(op, args, kwargs)
+        return out
 
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -42,10 +42,9 @@ class TangentLayout:
         """The incoming gradient, so made and laid out."""
         if self.wrapping is None and not is_wrapper_subclass(tangent):
             return _with_strides(tangent, self.inner[0].stride)
-        tangent = _made_like(tangent, self.wrapping)
-        inner = inner_tensors(tangent)
+        inner = inner_tensors(_made_like(tangent, self.wrapping))
         laid_out = [_with_strides(t, outline.stride) for t, outline in zip(inner, self.inner, strict=True)]
-        return tangent if self.wrapping is None or all(map(operator.is_, inner, laid_out)) else self.wrapping.build(iter(laid_out))
+        return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
 
     def zeros(self) -> Tensor:
         """The incoming gradient of an output nothing depends on."""
@@ -64,19 +63,24 @@ def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def _made_like(tangent: Tensor, wanted: Wrapping | None) -> Tensor:
-    """An incoming gradient with the metadata backward was compiled for: its own class knows how to come by it."""
+    """An incoming gradient with the metadata backward was compiled for; where it has others, its class knows the way there."""
     own = Wrapping.of(tangent)
-    if own is not None and not (wanted is not None and wanted.fits(own)) and hasattr(tangent, "__coerce_same_metadata_as_tangent__"):
-        kind = None if wanted is not None and wanted.kind is own.kind else (torch.Tensor if wanted is None else wanted.kind)
-        tangent = tangent.__coerce_same_metadata_as_tangent__(None if wanted is None else wanted.context, kind)
-        own = Wrapping.of(tangent)
-    if tangent is None or (own is None) != (wanted is None) or (wanted is not None and not wanted.fits(own)):
-        raise TraceError(
-            f"an incoming gradient is {_named(own)}, and backward was compiled for {_named(wanted)}",
-            where="the backward pass",
-            fix="pass a gradient that is made as the output is: torch.ones_like(out)",
-        )
-    return tangent
+    if wanted is not None and wanted.fits(own):
+        return tangent
+    if own is not None and hasattr(tangent, "__coerce_same_metadata_as_tangent__"):
+        kind = torch.Tensor if wanted is None else None if wanted.kind is own.kind else wanted.kind
+        coerced = tangent.__coerce_same_metadata_as_tangent__(None if wanted is None else wanted.context, kind)
+        if coerced is not None and _shape_of(Wrapping.of(coerced)) == _shape_of(wanted):
+            return coerced  # type: ignore[no-any-return]
+    raise TraceError(
+        f"an incoming gradient is {_named(own)}, and backward was compiled for {_named(wanted)}",
+        where="the backward pass",
+        fix="pass a gradient that is made as the output is: torch.ones_like(out)",
+    )
+
+
+def _shape_of(wrapping: Wrapping | None) -> Any:
+    return wrapping and (wrapping.kind, wrapping.size, wrapping.paths())
 
 
 def _named(wrapping: Wrapping | None) -> str:
