@@ -117,6 +117,22 @@ def test_a_subclass_is_made_and_taken_apart_inside():
     assert_like_eager(lambda x: x.a * 2 + x.b, lambda: [two(3)])
 
 
+CONSTANT = torch.full((3,), 7.0)
+
+
+def test_a_subclass_is_made_of_a_captured_tensor():
+    assert_like_eager(lambda x: TwoTensor(x, CONSTANT), lambda: [torch.ones(3)])
+    assert fg.jit(lambda x: TwoTensor(x.sin(), CONSTANT))(torch.ones(3)).b is CONSTANT
+
+
+def test_an_inner_tensor_as_a_result_is_the_very_object():
+    for grad in (False, True):
+        x = two(3, grad=grad)
+        a, b, c = fg.jit(lambda x: (x.a, x.b[1:], x * 2))(x)
+        assert a is x.a and b.untyped_storage()._cdata == x.b.untyped_storage()._cdata
+        assert c.requires_grad is grad and not a.requires_grad
+
+
 def test_the_graph_is_of_plain_tensors():
     program = fg.jit(lambda x: x * 2).program(two(3))
     a, b = InnerTensor(Arg("x"), "a"), InnerTensor(Arg("x"), "b")
@@ -606,6 +622,14 @@ def test_changed_sizes_are_refused(restride):
         return y + 1
 
     assert "changes the sizes or the history of a TwoTensor" in refused(fg.MutationError, f, two(2, 3))
+
+
+def test_changed_metadata_is_refused():
+    def f(x):
+        x.scale = 5
+        return x * 2
+
+    assert "changes the metadata" in refused(fg.MutationError, f, Scaled(torch.ones(3), 2))
 
 
 def test_an_inner_tensor_that_is_replaced_is_refused():

@@ -104,6 +104,12 @@ def refuse(
         own = mirrored[id(tensor)]
         if own.has_other_storage:
             raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
+        if own.has_other_metadata:
+            raise MutationError(
+                f"the function changes the metadata of {slot}, a {type(tensor).__name__}",
+                where=str(slot),
+                fix="return a tensor with the new metadata",
+            )
         detached = detaches(changes.get(slot, Change()).restrides)
         if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
             raise MutationError(

@@ -164,7 +164,7 @@ class Lifter(TorchFunctionMode):
             traced = is_traced(value)
             if traced:
                 value = self._trace.lineage.current(value)
-            if traced and any(fake_mode_of(inner) is not self._trace.fakes for inner in inner_tensors(value)):
+            if traced and any(fake_mode_of(inner) not in (None, self._trace.fakes) for inner in inner_tensors(value)):
                 raise TraceError(
                     f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
                     where=user_line(),

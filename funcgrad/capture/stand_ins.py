@@ -108,6 +108,12 @@ class Mirrored:
     requires_grad: bool
     inner: tuple[Tensor, ...]
     """The inner tensors of ``seen``, as it was made."""
+    wrapping: Wrapping | None
+
+    @property
+    def has_other_metadata(self) -> bool:
+        """Whether a wrapper subclass is made otherwise than at first."""
+        return self.wrapping is not None and not self.wrapping.fits(metadata(self.seen))
 
     @property
     def has_other_storage(self) -> bool:
@@ -182,7 +188,14 @@ def _family_bases(overlap: Overlap, reals: dict[Any, Tensor]) -> list[tuple[Any,
 
 
 def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:
-    return Mirrored(seen, family, leaf, memory, version_of(family), family.grad_fn, seen.requires_grad, tuple(inner_tensors(seen)))
+    return Mirrored(
+        seen, family, leaf, memory, version_of(family), family.grad_fn, seen.requires_grad, tuple(inner_tensors(seen)), metadata(seen)
+    )
+
+
+def metadata(tensor: Tensor) -> Wrapping | None:
+    """How a wrapper subclass is made. Some say there whether they require grad, which is no matter of theirs here."""
+    return Wrapping.of(tensor.detach()) if is_wrapper_subclass(tensor) else None
 
 
 def _as_tracked(memory: Tensor, real: Tensor, tracked: bool) -> tuple[Tensor, Tensor]:

@@ -236,8 +236,14 @@ class Trace(Recorder):
         return self.captured[id(real)].functional
 
     def stand_in(self, value: Tensor) -> Tensor:
-        """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over."""
-        return value if is_traced(value) else self.lift(value)
+        """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over, or made a
+        subclass of one."""
+        if not is_traced(value):
+            return self.lift(value)
+        for inner in inner_tensors(value):
+            if not is_traced(inner):
+                self.lift(inner)
+        return value
 
     def named(self, value: Any) -> Any:
         """A leaf of the result as the tensor the function knows it by."""

@@ -54,6 +54,9 @@ class Differentiable:
     written_inputs: tuple[int, ...]
     restrided_inputs: tuple[int, ...]
     bumps: tuple[int, ...]
+    subclass_inputs: tuple[int, ...]
+    makes_zeros: bool
+    """Whether an output is a subclass: the zeros autograd makes for one that nothing depends on would be plain."""
     pullback: Pullback
     refused: Exception | None
     draws: bool
@@ -86,10 +89,13 @@ class _Apply(torch.autograd.Function):
         ctx.late = [inputs[i].detach() for i in program.late_inputs]
         ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
-        ctx.inputs = [v if i in program.needed_inputs or not isinstance(v, Tensor) else _Hollow.of(v) for i, v in enumerate(inputs)]
+        # An input whose values no derivative needs may die when the caller lets it go.
+        ctx.inputs = [
+            v if i in program.needed_inputs or not isinstance(v, Tensor) else (_Hollow if i in program.subclass_inputs else Outline).of(v)
+            for i, v in enumerate(inputs)
+        ]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
-        # zeros made by autograd are plain: those of an output that is a subclass are ours to make
-        ctx.set_materialize_grads(all(layout.wrapping is None for layout in program.tangents))
+        ctx.set_materialize_grads(not program.makes_zeros)
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
         return outs
 
@@ -98,13 +104,14 @@ class _Apply(torch.autograd.Function):
         program: Differentiable = ctx.program
         if program.refused is not None:
             raise program.refused
-        pairs = zip(program.differentiable, program.tangents, strict=True)
-        tangents = [incoming[i] if incoming[i] is not None else layout.zeros() for i, layout in pairs]
+        tangents = [incoming[i] for i in program.differentiable]
+        if program.makes_zeros:
+            tangents = [layout.zeros() if t is None else t for layout, t in zip(program.tangents, tangents, strict=True)]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         if torch.is_grad_enabled() or program.backward is None:
             _require_unchanged(ctx)
             places = program.gradient_inputs
-            values = [v.empty() if isinstance(v, _Hollow) else v for v in ctx.inputs]
+            values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             with torch.random.fork_rng(enabled=program.draws):
                 if program.draws:
                     torch.set_rng_state(ctx.generator)
@@ -127,21 +134,21 @@ class _Apply(torch.autograd.Function):
 
 @frozen(eq=False)
 class _Hollow:
-    """What is left of an input whose values no derivative needs: it may die when the caller lets it go."""
+    """What is left of a wrapper subclass without the values of its inner tensors."""
 
-    wrapping: Wrapping | None
+    wrapping: Wrapping
     inner: tuple[Outline, ...]
     requires_grad: bool
 
     @staticmethod
     def of(t: Tensor) -> _Hollow:
-        return _Hollow(Wrapping.of(t), tuple(map(Outline.of, inner_tensors(t))), t.requires_grad)
+        wrapping = Wrapping.of(t)
+        assert wrapping is not None
+        return _Hollow(wrapping, tuple(map(Outline.of, inner_tensors(t))), t.requires_grad)
 
     def empty(self) -> Tensor:
         """A tensor like it."""
-        inner = [outline.empty() for outline in self.inner]
-        own = inner[0] if self.wrapping is None else self.wrapping.build(iter(inner))
-        return own.requires_grad_(self.requires_grad)
+        return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)
 
 
 def _write(target: Tensor, value: Tensor) -> None:

@@ -15,20 +15,22 @@ from ..torch_private import is_wrapper_subclass
 
 @frozen
 class Outline:
-    """How a plain tensor lies in memory."""
+    """What is left of a plain tensor without its values."""
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    requires_grad: bool
 
     @staticmethod
     def of(t: Tensor) -> Outline:
-        return Outline(t.shape, t.stride(), t.dtype, t.device)
+        return Outline(t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
 
     def empty(self) -> Tensor:
         """A tensor like it."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        own = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return own.requires_grad_(self.requires_grad)
 
 
 @frozen(eq=False)

@@ -36,6 +36,7 @@ from ..runtime.fit import key_of, why_not, with_symbols
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
 from ..runtime.store import Store, digest
+from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, outside_transforms
 from ..trees import flatten
 from .arguments import take_apart
@@ -123,7 +124,7 @@ class Compiled:
     # ── a miss ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        tensors = [t for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor) for t in inner_tensors(leaf)]
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
         with self._lock, outside_transforms():

@@ -81,7 +81,7 @@ def differentiable(
     runnables = [r if layer is None else layer(r) for layer, r in zip(wrapped, runnables, strict=True)]
     signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
     backward = signatures[1] if len(graphs) == 2 else None
-    needed = _needed(joint, graphs)
+    needed, tangents = _needed(joint, graphs), _tangents(joint, active)
     captured = {c.slot: c for c in inner.facts.captured}
 
     def derivative(values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -103,7 +103,7 @@ def differentiable(
         backward=runnables[1] if backward else None,
         n_outs=len(outs),
         differentiable=tuple(outs.index(slot) for slot in active),
-        tangents=_tangents(joint, active),
+        tangents=tangents,
         kept_inputs=tuple(ins.index(s) for s in backward.ins if s in ins) if backward else (),
         late_inputs=tuple(ins.index(s.of) for s in backward.ins if isinstance(s, Late)) if backward else (),
         backward_gradients=tuple(ins.index(s.of) for s in gradients),
@@ -114,6 +114,8 @@ def differentiable(
         written_inputs=tuple(i for i, slot in enumerate(ins) if Final(slot) in outs),
         restrided_inputs=tuple(i for i, s in enumerate(ins) if s in inner.facts.changes and inner.facts.changes[s].restrides),  # type: ignore[index]
         bumps=tuple(ins.index(slot) for slot in bumps),
+        subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
+        makes_zeros=any(layout.wrapping is not None for layout in tangents),
         pullback=derivative,
         refused=refused,
         draws=any(is_random(n) for n in joint.graph.fx.nodes),
