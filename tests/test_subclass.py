@@ -666,3 +666,10 @@ def test_an_incoming_gradient_of_another_kind_is_refused():
     out = fg.jit(lambda x: x * 2)(two(3, grad=True))
     with pytest.raises(fg.TraceError, match="an incoming gradient is a plain tensor"):
         out.backward(torch.ones(3))
+
+
+def test_a_cond_of_a_subclass_is_refused():
+    def f(x):
+        return torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,))
+
+    assert "torch.cond takes no tensor subclass" in refused(fg.UnsupportedTensorError, f, two(3))
