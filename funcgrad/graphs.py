@@ -21,8 +21,9 @@ from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, Text
 from .slots import Signature, Slot
+from .subclasses import Wrapping
 from .tags import tags_of
-from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
+from .torch_private import draws_random, is_operator, is_torchs_own, is_wrapper_subclass, returns_nothing, storage_id, writes_inputs
 from .trees import Tree
 
 _DRAWN_AT_MOST = 80
@@ -141,6 +142,8 @@ class Joint(Shown):
     returned: Returned
     guards: tuple[str, ...] = ()
     symbols: Mapping[str, str] = {}
+    wrappings: Mapping[Slot, Wrapping] = {}
+    """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
 
     @property
     def signature(self) -> Signature:
@@ -326,7 +329,8 @@ def type_text(value: Any) -> str:
     """``f32[3, 4]`` for a tensor; dtype and sizes."""
     if isinstance(value, Tensor):
         short = str(value.dtype).removeprefix("torch.")
-        return f"{_SHORT.get(short, short)}[{', '.join(map(str, value.shape))}]"
+        kind = f"{type(value).__name__} " if is_wrapper_subclass(value) else ""
+        return f"{kind}{_SHORT.get(short, short)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(type_text, value))})"
     return type(value).__name__

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from .errors import GraphError
 
@@ -52,7 +53,18 @@ class Base:
         return f"base({', '.join(map(str, self.of))})"
 
 
-Input = Arg | Captured | Base
+@frozen
+class InnerTensor:
+    """A tensor that the value of a slot, a wrapper subclass, is made of: its attribute ``attr``."""
+
+    of: Slot
+    attr: str
+
+    def __str__(self) -> str:
+        return f"{self.of}.{self.attr}"
+
+
+Input = Arg | Captured | Base | InnerTensor
 """What can be an input of a forward pass."""
 
 
@@ -107,7 +119,32 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | Final | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | InnerTensor | Final | Late | Grad | Tangent | Saved
+
+
+def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:
+    """An inner tensor of the value of a slot: ``grad(x.a)`` is the ``a`` of the gradient of ``x``."""
+    if isinstance(slot, (Final, Late, Grad, Tangent)):
+        return evolve(slot, of=inner_slot(slot.of, path))  # type: ignore[arg-type]
+    for attr in path:
+        slot = InnerTensor(slot, attr)
+    return slot
+
+
+def outer_slot(slot: Slot) -> Slot:
+    """The slot whose value an inner tensor is part of; any other is its own."""
+    if isinstance(slot, (Final, Late, Grad, Tangent)):
+        return evolve(slot, of=outer_slot(slot.of))  # type: ignore[arg-type]
+    while isinstance(slot, InnerTensor):
+        slot = slot.of
+    return slot
+
+
+def inner_path(slot: Slot) -> tuple[str, ...]:
+    """The attributes that lead from the outer slot to this one; none for a slot that is no inner tensor."""
+    if isinstance(slot, (Final, Late, Grad, Tangent)):
+        return inner_path(slot.of)
+    return (*inner_path(slot.of), slot.attr) if isinstance(slot, InnerTensor) else ()
 
 
 def of_backward(slot: Slot) -> bool:

@@ -24,12 +24,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, _has_unrecognized_tensor_types
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
@@ -58,6 +58,11 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
     """One int that tells apart plain, subclass, sparse, quantized, conjugated, negated, inference and wrapped tensors."""
     bits: int = dispatch_keys(tensor).raw_repr()
     return bits
+
+
+def is_wrapper_subclass(value: Any) -> bool:
+    """Whether a value is a tensor made of others, by ``__tensor_flatten__``."""
+    return is_traceable_wrapper_subclass(value)
 
 
 def is_transform_wrapper(tensor: torch.Tensor) -> bool:
@@ -107,18 +112,31 @@ def make_functional_mode(
     rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
     note: Callable[[Any, Any, Any, Any], None],
     settle: Callable[[], None],
+    outer: Callable[[Any, Any, Any, Callable[[], Any]], Any],
 ) -> FunctionalTensorMode:
-    """A functionalisation mode with four ears.
+    """A functionalisation mode with five ears.
 
     An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another
     in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with its result; ``settle``
-    is called after each write. The method is replaced on the instance: a subclass would not be found by the rules of
+    is called after each write; ``outer`` makes each call of wrapper subclasses, which their class takes apart into ops of their inner
+    tensors. The method is replaced on the instance: a subclass would not be found by the rules of
     higher-order operators.
     """
     mode = FunctionalTensorMode()
     original = mode.__torch_dispatch__
+    handed_on: list[Any] = []
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _has_unrecognized_tensor_types(types):
+            if handed_on or not is_operator(func):
+                handed_on.clear()
+                return NotImplemented  # torch asks the class of the subclass
+            handed_on.append(func)
+            try:
+                with self:
+                    return outer(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
+            finally:
+                handed_on.clear()
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
-from ..errors import AliasContractError, MutationError
+from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import is_expanded
-from ..histories import has_history, is_leaf
+from ..histories import has_history, is_leaf, leaves_below, view_base
 from ..slots import Base
+from ..subclasses import inner_tensors
+from ..torch_private import is_wrapper_subclass
 from .facts import Change, Source
-from .memory import Overlap
+from .memory import Overlap, entangled
+from .outputs import OutputFact
 from .stand_ins import Mirrored
 from .trace import Trace
 from .views import Lineage, detaches
@@ -100,6 +104,12 @@ def refuse(
         own = mirrored[id(tensor)]
         if own.has_other_storage:
             raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
+        if own.has_other_metadata:
+            raise MutationError(
+                f"the function changes the metadata of {slot}, a {type(tensor).__name__}",
+                where=str(slot),
+                fix="return a tensor with the new metadata",
+            )
         detached = detaches(changes.get(slot, Change()).restrides)
         if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
             raise MutationError(
@@ -112,7 +122,7 @@ def refuse(
                 where=str(slot),
                 fix="write under torch.no_grad(), or into a copy: x = x.clone()",
             )
-        if trace.lineage.is_unknown(own.seen):
+        if any(map(trace.lineage.is_unknown, (own.seen, *own.inner))):
             raise MutationError(
                 f"the function changes the sizes of {slot} where the trace does not see it (in a custom autograd.Function)",
                 where=str(slot),
@@ -139,4 +149,51 @@ def refuse(
                 f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but {group.at_odds}",
                 where=str(group.base.of[0]),
                 fix="pass views of one tensor, or a clone",
+            )
+
+
+def refuse_inner_tensors(
+    lineage: Lineage,
+    named: Sequence[tuple[Source, Tensor]],
+    mirrored: Mapping[int, Mirrored],
+    changes: Mapping[Source | Base, Change],
+    leaves: Sequence[Any],
+    outputs: Sequence[OutputFact],
+) -> None:
+    """Raise for what cannot be carried out of what a function does to wrapper subclasses and the tensors they are made of."""
+    subclasses = {slot: mirrored[id(t)] for slot, t in named if is_wrapper_subclass(t)}
+    tangled = entangled(named)
+    for slot, tensor in named:
+        change = changes.get(slot, Change())
+        if slot in tangled and (change.data or change.in_backward):
+            raise AliasContractError(
+                f"the function writes to {slot}, which shares memory with {tangled[slot]}, and one of them is a tensor subclass",
+                where=str(slot),
+                fix="pass tensors that share no memory: a clone",
+            )
+        if slot in subclasses and change.data == "tracked" and view_base(tensor) is not None:
+            raise AliasContractError(
+                f"the function writes to {slot}, a tensor subclass that is a view",
+                where=str(slot),
+                fix="pass what it is a view of, or a clone",
+            )
+    inner_of = {id(inner): slot for slot, own in subclasses.items() for inner in own.inner}
+    plain = {id(mirrored[id(t)].seen): slot for slot, t in named if slot not in subclasses}
+    for leaf, output in zip(leaves, outputs, strict=True):
+        if not isinstance(leaf, Tensor):
+            continue
+        if {id(t) for t in leaves_below([t for t in (leaf, *inner_tensors(leaf)) if has_history(t)])} & inner_of.keys():
+            raise UnsupportedTensorError(
+                f"a gradient would flow from the result{output.path} into an inner tensor of a subclass, which requires grad itself",
+                where=f"out{output.path}",
+                fix="compute with the subclass, or pass its inner tensors as arguments",
+            )
+        known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
+        roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
+        shared = [known[id(root)] for root in roots if id(root) in known and changes.get(known[id(root)], Change()).data]
+        if shared and (output.view is None or isinstance(output.view.of, Base)):  # else it is taken again, of the caller's tensor
+            raise AliasContractError(
+                f"the function writes to {shared[0]} and returns a tensor over its inner memory (out{output.path})",
+                where=f"out{output.path}",
+                fix="return a clone of it",
             )

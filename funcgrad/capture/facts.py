@@ -56,6 +56,8 @@ class Facts(Shown):
     modules: tuple[torch.nn.Module, ...]
     bases: tuple[Base, ...]
     """The intermediates that several outputs are views of; a gradient flows into each."""
+    subclasses: tuple[Source, ...]
+    """The inputs that are wrapper subclasses."""
     differentiable: bool
     """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
 

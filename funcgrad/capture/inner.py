@@ -17,6 +17,7 @@ from torch import Tensor
 from ..errors import TraceError
 from ..options import BackwardAutocast
 from ..slots import Arg, Captured, Final, Signature, Slot
+from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts
 from .inputs import Inputs
@@ -70,7 +71,9 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.out_slot, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
-        self._require_known_writes(trace, slot_of)
+        tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
+        inner_of = {id(inner): slot for slot, tensor in tensors for inner in inner_tensors(tensor)}
+        self._require_known_writes(trace, slot_of | inner_of)
         values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
         values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}

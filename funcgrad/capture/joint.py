@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
 from ..histories import has_history, is_dead_end, leaves_below, python_node_below
 from ..slots import Base, Final, Grad, Out, Signature, Slot
+from ..subclasses import parts
 from ..tags import Tag, tag
 from ..torch_private import storage_id
 from .inner import Inner, Ran, inputs_of
@@ -45,11 +46,14 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     outs = {slot: trace.own(node) if isinstance(node, fx.Node) else node for slot, node in outs.items()}
     trace.graph.output(tuple(outs.values()))
     _keep_first_values(trace, outs)
-    graph = Graph(Signature((*inner.signature.ins, *trace.late), tuple(outs)), trace.graph, trace.constants, "joint")
+    slot_of = {node: slot for slot, node in trace.placeholder_of.items()}
+    graph = Graph(
+        Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
+    )
     simplify(graph)
     facts = inner.facts.outputs
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=True))
-    return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots())
+    return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots(), trace.wrappings)
 
 
 def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
@@ -57,29 +61,32 @@ def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
     outs: dict[Slot, Any] = {}
     for slot, value in ran.outs:
         late = isinstance(slot, Final) and trace.writes.in_backward(slot.of)  # type: ignore[arg-type]
-        outs[Final(slot.of, "backward") if isinstance(slot, Final) and late else slot] = trace.result(value)
+        outs |= trace.results(Final(slot.of, "backward") if isinstance(slot, Final) and late else slot, value)
     return outs
 
 
 def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
     """Outputs, gradients, and what backward writes to. Outputs are read off now: backward may write to what they look at."""
-    outs: dict[Slot, Any] = {slot: trace.result(value) for slot, value in ran.outs}
-    before = {slot: trace.result(value) for slot, value in ran.memory.items()}
+    outs: dict[Slot, Any] = {own: node for slot, value in ran.outs for own, node in trace.results(slot, value).items()}
+    memory = [part for slot, value in ran.memory.items() for part in parts(slot, value)]
+    before = {slot: trace.result(value) for slot, value in memory}
     active = [(slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot)]
     targets = [(slot, x) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor) and x.requires_grad]
-    trace.rereads = {storage_id(value): (slot, value) for slot, value in ran.memory.items()}  # type: ignore[misc]
+    trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.tangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
         try:
             found = gradients([v for _, v in active], [x for _, x in targets], seeds)
         except RuntimeError as error:
             raise BackwardError from error
-        outs |= {Grad(slot): trace.result(g) for (slot, _), g in zip(targets, found, strict=True) if g is not None}  # type: ignore[arg-type]
+        for (slot, _), gradient in zip(targets, found, strict=True):
+            outs |= {} if gradient is None else trace.results(Grad(slot), gradient)  # type: ignore[arg-type]
         late = trace.late_nodes()
-        for slot, value in [*ran.memory.items(), *((s, v) for s, v in ran.outs if isinstance(s, (Out, Base)) and isinstance(v, Tensor))]:
-            node = trace.result(value)
-            if node is not late.get(slot, before.get(slot, outs.get(slot))):
-                outs[Final(slot, "backward")] = node  # type: ignore[arg-type]
+        made = [(slot, value) for slot, value in ran.outs if isinstance(slot, (Out, Base)) and isinstance(value, Tensor)]
+        for slot, value in [*ran.memory.items(), *made]:
+            now = {own: trace.result(inner) for own, inner in parts(slot, value)}
+            if any(node is not late.get(own, before.get(own, outs.get(own))) for own, node in now.items()):
+                outs |= trace.results(Final(slot, "backward"), value)
     return outs
 
 

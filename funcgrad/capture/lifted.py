@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedTensorError
+from ..subclasses import Wrapping
+from ..torch_private import is_wrapper_subclass
 from .where import user_line
 
 
@@ -28,7 +30,8 @@ class MetTooLate(BaseException):  # a signal the function must not catch, not an
         self.tensor = tensor
 
 
-def require_plain(tensor: Tensor, where: str | None) -> None:
+def require_traceable(tensor: Tensor, where: str | None) -> None:
+    """Raise ``UnsupportedTensorError`` for a tensor that can be no input: one that is not dense, a subclass that is no wrapper."""
     kind = type(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedTensorError(
@@ -36,9 +39,31 @@ def require_plain(tensor: Tensor, where: str | None) -> None:
             where=where or user_line(),
             fix=f"pass dense floating-point tensors: x.{'dequantize' if tensor.is_quantized else 'to_dense'}()",
         )
-    if kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if is_wrapper_subclass(tensor):
+        _require_sound_protocol(tensor, where)
+    elif kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise UnsupportedTensorError(
-            f"a tensor subclass {kind.__name__} cannot be traced",
+            f"a tensor subclass {kind.__name__} cannot be traced: it is no wrapper (it has no __tensor_flatten__)",
             where=where or user_line(),
             fix="pass plain tensors: x.as_subclass(torch.Tensor)",
+        )
+
+
+def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
+    """A wrapper subclass is known by its inner tensors and its metadata, which must say whether a program fits another one."""
+    wrapping = Wrapping.of(tensor)
+    assert wrapping is not None
+    for name, _ in wrapping.inner:
+        require_traceable(getattr(tensor, name), f"{where or user_line()}.{name}")
+    try:
+        fault = "" if wrapping.fits(Wrapping.of(tensor)) else "is not equal to itself"
+    except (RuntimeError, TypeError, ValueError) as error:
+        fault = f"cannot be compared ({error})"
+    if not wrapping.inner:
+        fault = "names no inner tensor"
+    if fault:
+        raise UnsupportedTensorError(
+            f"what {type(tensor).__name__}.__tensor_flatten__() returns {fault}",
+            where=where or user_line(),
+            fix="return the attributes that hold tensors, and metadata that compares with ==",
         )

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..histories import family_of, view_base
 from ..slots import Arg, Base, Captured
-from ..torch_private import creation_meta, storage_id
+from ..subclasses import inner_tensors
+from ..torch_private import creation_meta, is_wrapper_subclass, storage_id
 from .views import Geometry, Step, steps_between
 
 Named = Sequence[tuple[Arg | Captured, Tensor]]
@@ -83,6 +84,22 @@ def neighbours(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
     for slot, tensor in named:
         groups.setdefault(storage_id(tensor), {}).setdefault(id(tensor), slot)
     return tuple(tuple(group.values()) for group in groups.values() if len(group) > 1)
+
+
+def entangled(named: Named) -> dict[Arg | Captured, Arg | Captured]:
+    """The inputs that share memory with another (or whose own inner tensors do), one of both being a wrapper subclass; each with
+    that other."""
+    owners: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
+    for slot, tensor in named:
+        for storage in [storage_id(tensor)] * is_wrapper_subclass(tensor) + [storage_id(inner) for inner in inner_tensors(tensor)]:
+            owners.setdefault(storage, []).append((slot, tensor))
+    found: dict[Arg | Captured, Arg | Captured] = {}
+    for sharing in owners.values():
+        for i, (slot, tensor) in enumerate(sharing):
+            for other, its in sharing[:i]:
+                if (is_wrapper_subclass(tensor) or is_wrapper_subclass(its)) and (slot == other or tensor is not its):
+                    found |= {slot: other, other: slot}
+    return found
 
 
 def overlaps(named: Named) -> tuple[Overlap, ...]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import CapturedTransformError, TraceError, UnsupportedTensorError
+from ..errors import CapturedTransformError, MutationError, TraceError, UnsupportedTensorError
 from ..graphs import type_text
 from ..histories import bump_version
+from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     RESTRIDES,
     TRACER_SLOT,
@@ -96,7 +97,8 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not functionalising():  # torch's own code, below (a higher-order operator's backward)
+        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above autograd
+        if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
@@ -105,20 +107,20 @@ class Lifter(TorchFunctionMode):
             self._require_no_gradient(original)
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
-        if func in RESTRIDES and isinstance(args[0], FunctionalTensor):
+        if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             out = REWRITES.get(func, func)(*args, **kwargs)
             self._trace.writes.spread_versions()
-            return original if out is not None and args and out is args[0] and isinstance(original, FunctionalTensor) else out
+            return original if out is not None and args and out is args[0] and is_traced(original) else out
         finally:
             self._trace.checks = None
 
     def _require_no_gradient(self, tensor: Any) -> None:
         """A stand-in has no gradient where the real tensor may have one."""
         real = self._trace.reals.get(id(tensor), tensor)
-        if not isinstance(real, FunctionalTensor) and real.grad is not None:
+        if not is_traced(real) and real.grad is not None:
             raise UnsupportedTensorError(
                 f"the function reads the gradient of a tensor {type_text(real)} (.grad), which is no input of it",
                 where=user_line(),
@@ -131,7 +133,13 @@ class Lifter(TorchFunctionMode):
         Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.
         """
         tensor = args[0]
-        own = original if isinstance(original, FunctionalTensor) else self._trace.lift(original)
+        if not isinstance(tensor, FunctionalTensor):
+            raise MutationError(
+                f"the function changes the sizes or the history of a {type(tensor).__name__} in place ({func.__name__})",
+                where=user_line(),
+                fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
+            )
+        own = original if is_traced(original) else self._trace.lift(original)
         if self._trace.graph is not None:
             pass  # the dry run found that it may be changed
         elif func is not Tensor.detach_:
@@ -153,15 +161,16 @@ class Lifter(TorchFunctionMode):
 
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            if isinstance(value, FunctionalTensor):
+            traced = is_traced(value)
+            if traced:
                 value = self._trace.lineage.current(value)
-            if isinstance(value, FunctionalTensor) and fake_mode_of(value) is not self._trace.fakes:
+            if traced and any(fake_mode_of(inner) not in (None, self._trace.fakes) for inner in inner_tensors(value)):
                 raise TraceError(
                     f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
                     where=user_line(),
                     fix="do not keep tensors computed in the function in a cache, a global or an attribute; return them (has_aux=True)",
                 )
-            if isinstance(value, (FunctionalTensor, FakeTensor)) or is_bare_functional(value):
+            if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
                 return self._current(value)
             if is_transform_wrapper(value):
                 return self._own_level(value)
@@ -172,7 +181,7 @@ class Lifter(TorchFunctionMode):
         return value
 
     def _current(self, value: Tensor) -> Tensor:
-        if self._trace.rereads and self._trace.current_pass == "backward" and isinstance(value, FunctionalTensor):
+        if self._trace.rereads and self._trace.current_pass == "backward" and is_traced(value):
             self._trace.reread(value)
         return value
 

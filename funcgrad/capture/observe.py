@@ -15,9 +15,9 @@ from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import has_history, python_node_below
 from ..slots import Arg, Base, Captured, Slot
-from ..torch_private import storage_id, transform_active
+from ..torch_private import is_wrapper_subclass, storage_id, transform_active
 from ..trees import flatten
-from .changes import changes_of, refuse, refuse_gradient
+from .changes import changes_of, refuse, refuse_gradient, refuse_inner_tensors
 from .facts import Facts, Source
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
@@ -105,7 +105,7 @@ class _DryRun:
 
     def _written(self) -> dict[int, str]:
         """How each real tensor, by identity, has been written to so far."""
-        key_of = {id(m.seen): key for key, m in self._mirrored.items()}
+        key_of = {id(t): key for key, m in self._mirrored.items() for t in (m.seen, *m.inner)}
         tracked: dict[int, bool] = {}
         for tensor, flag in self.trace.lineage.written(lambda t: id(t) in key_of):
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
@@ -124,7 +124,7 @@ class _DryRun:
         captured, named = self._named(root)
         for slot, tensor in named:
             refuse_gradient(slot, self._mirrored[id(tensor)])
-        groups, lineage = overlaps(named), self.trace.lineage
+        groups, lineage = overlaps(_plain(named)), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, self._out_slot, is_base)
@@ -135,20 +135,25 @@ class _DryRun:
             self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
-                groups = overlaps(named)
+                groups = overlaps(_plain(named))
             changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, self._written())) | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
+        refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
         sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         return Facts(
-            kinds, captured, same_objects(named), groups, neighbours(named), changes, histories, outputs, modules,
-            tuple(bases), sources and tracked,
+            kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
+            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
         )  # fmt: skip
+
+
+def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:
+    return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]
 
 
 def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any], names_now: Sequence[str]) -> None:

@@ -15,7 +15,17 @@ from attrs import frozen
 from torch import Tensor
 
 from ..histories import family_of, version_of, view_base
-from ..torch_private import creation_meta, from_functional, is_storage_changed, set_creation_meta, storage_id, to_functional, without_modes
+from ..subclasses import Wrapping, inner_tensors
+from ..torch_private import (
+    creation_meta,
+    from_functional,
+    is_storage_changed,
+    is_wrapper_subclass,
+    set_creation_meta,
+    storage_id,
+    to_functional,
+    without_modes,
+)
 from .memory import Overlap, neighbours, together
 from .trace import Trace
 from .views import Geometry, steps_between, take
@@ -26,7 +36,7 @@ class _Fresh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return to_functional(from_functional(tensor))
+        return _copied(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
@@ -63,7 +73,14 @@ def fresh(tensor: Tensor) -> Tensor:
         with torch.enable_grad():
             copy: Tensor = _Fresh.apply(tensor)  # type: ignore[no-untyped-call]
         return copy
-    return to_functional(from_functional(tensor))
+    return _copied(tensor)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    wrapping = Wrapping.of(tensor)
+    if wrapping is None:
+        return to_functional(from_functional(tensor))
+    return wrapping.build(to_functional(from_functional(inner)) for inner in inner_tensors(tensor)).requires_grad_(False)
 
 
 def with_history_of(look: Tensor, carrier: Tensor) -> Tensor:
@@ -89,10 +106,21 @@ class Mirrored:
     version: int
     history: Any
     requires_grad: bool
+    inner: tuple[Tensor, ...]
+    """The inner tensors of ``seen``, as it was made."""
+    wrapping: Wrapping | None
+
+    @property
+    def has_other_metadata(self) -> bool:
+        """Whether a wrapper subclass is made otherwise than at first."""
+        return self.wrapping is not None and not self.wrapping.fits(metadata(self.seen))
 
     @property
     def has_other_storage(self) -> bool:
-        return is_storage_changed(self.seen) or storage_id(self.seen) != storage_id(self.memory)
+        now = inner_tensors(self.seen)
+        if [id(t) for t in now] != [id(t) for t in self.inner] or any(map(is_storage_changed, now)):
+            return True
+        return [storage_id(t) for t in now] != [storage_id(t) for t in inner_tensors(self.memory)]
 
     def how_written(self, tracked: bool) -> str:
         """``"tracked"`` by autograd; ``"detached"``: its version counter alone; ``"unversioned"``: without its knowledge.
@@ -111,7 +139,8 @@ def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -
     """
     found: dict[int, Mirrored] = {}
     reals = {slot: tensor for slot, tensor in named}
-    for group in neighbours(named):  # type: ignore[arg-type]
+    plain = [(slot, t) for slot, t in named if not is_wrapper_subclass(t)]
+    for group in neighbours(plain):  # type: ignore[arg-type]
         found |= _mirror_together(trace, together([(slot, reals[slot]) for slot in group]), reals, grad)
     for _, tensor in named:
         if id(tensor) not in found:
@@ -123,12 +152,15 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
     """A stand-in for one tensor. Where it is a view of a tensor that requires grad, that one is mirrored, too."""
     base = view_base(real)
     tracked = grad and real.requires_grad
-    if base is not None and tracked:
+    if base is not None and tracked and not is_wrapper_subclass(real):
         memory = trace.plain_stand_in(base)
         leaf, family = _as_tracked(memory, base, True)
         return _mirrored(_view(family, base, real), family, leaf, memory)
     memory = trace.plain_stand_in(real)
     leaf, seen = _as_tracked(memory, real, tracked)
+    for inner, own in zip(inner_tensors(seen), inner_tensors(real), strict=True):
+        if inner is not seen and grad and own.requires_grad:
+            inner.requires_grad_()  # the class works below autograd; who takes an inner tensor out of it is tracked, and refused
     return _mirrored(seen, seen, leaf, memory)
 
 
@@ -156,7 +188,14 @@ def _family_bases(overlap: Overlap, reals: dict[Any, Tensor]) -> list[tuple[Any,
 
 
 def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:
-    return Mirrored(seen, family, leaf, memory, version_of(family), family.grad_fn, seen.requires_grad)
+    return Mirrored(
+        seen, family, leaf, memory, version_of(family), family.grad_fn, seen.requires_grad, tuple(inner_tensors(seen)), metadata(seen)
+    )
+
+
+def metadata(tensor: Tensor) -> Wrapping | None:
+    """How a wrapper subclass is made. Some say there whether they require grad, which is no matter of theirs here."""
+    return Wrapping.of(tensor.detach()) if is_wrapper_subclass(tensor) else None
 
 
 def _as_tracked(memory: Tensor, real: Tensor, tracked: bool) -> tuple[Tensor, Tensor]:

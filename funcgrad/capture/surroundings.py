@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import MutationError
-from ..torch_private import FunctionalTensor
+from ..subclasses import is_traced
 from .origins import reachable
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Surroundings:
         stored: list[str] = []
         for container, before, name in self._seen.values():
             items = list(container.items()) if isinstance(container, dict) else list(enumerate(container))
-            traced = [(key, value) for key, value in items if isinstance(value, FunctionalTensor)]
+            traced = [(key, value) for key, value in items if is_traced(value)]
             for key, value in traced:
                 had = before.get(key) if isinstance(before, dict) else (before[key] if key < len(before) else None)
                 if had is None or real_of.get(id(value)) is not had:

@@ -26,6 +26,7 @@ from ..errors import (
 from ..graphs import Graph, choose, is_random, require_false, type_text, written_copies
 from ..options import BackwardAutocast
 from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
+from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
@@ -51,13 +52,14 @@ from ..torch_private import (
     running_sequence_number,
     storage_id,
     to_functional,
+    view_kind,
     without_function_modes,
     without_modes,
     writes_inputs,
     written_by,
 )
 from .autocast import backward_under
-from .lifted import Lifted, require_plain
+from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
 from .outside import cond
 from .recorder import Recorder
@@ -90,17 +92,19 @@ class Trace(Recorder):
         self._env: ShapeEnv | None = None
         self.lineage = Lineage()
         self.writes = Writes(self.lineage)
-        self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after)
+        self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after, self._outer)
         self._tracer = Tracer(self)
         self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
-        self.late: list[Tangent | Late] = []
+        self.wrappings: dict[Slot, Wrapping] = {}
+        self.late: list[Slot] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.reseeded = False
+        self.inside_subclass = False
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,12 +112,30 @@ class Trace(Recorder):
     def input(self, slot: Slot, real: Tensor, requires_grad: bool) -> Tensor:
         """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under ``slot``."""
         functional = self.plain_stand_in(real)
-        self._placeholder(slot, from_functional(functional))
+        self._enter(slot, functional)
         return functional.requires_grad_(requires_grad)
 
+    def _enter(self, slot: Slot, functional: Tensor) -> list[Slot]:
+        """Make a tensor of the trace an input of the graph; a wrapper subclass goes in as its inner tensors."""
+        self._note_wrapping(slot, functional)
+        entered = parts(slot, functional)
+        for own, inner in entered:
+            self._placeholder(own, from_functional(inner))
+        return [own for own, _ in entered]
+
+    def _note_wrapping(self, slot: Slot, value: Any) -> None:
+        wrapping = Wrapping.of(value)
+        if wrapping is not None:
+            self.wrappings[slot] = wrapping
+
     def plain_stand_in(self, real: Tensor) -> Tensor:
-        """A functional fake of ``real`` that requires no grad."""
-        require_plain(real, None)
+        """A functional fake of ``real`` that requires no grad; of a wrapper subclass, a subclass of functional fakes."""
+        require_traceable(real, None)
+        wrapping = Wrapping.of(real)
+        if wrapping is not None:
+            inner = [self.plain_stand_in(t) for t in inner_tensors(real)]
+            with without_function_modes(), outside_transforms(), self.fakes, self.functional, torch.no_grad():
+                return wrapping.build(iter(inner)).requires_grad_(False)
         with without_function_modes(), outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
             with without_modes():
                 # detached: autograd history stays outside, and a Parameter becomes a plain tensor
@@ -127,21 +149,39 @@ class Trace(Recorder):
 
     def tangent(self, out: Slot, value: Tensor) -> Tensor:
         """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
+        slot = Tangent(out)
+        if not isinstance(value, FunctionalTensor):
+            functional = self._subclass_tangent(value)
+            self.late += self._enter(slot, functional)
+            return functional
         own = from_functional(value)  # under the trace's modes: it may replay views, which must be recorded
         with without_modes(), self.fakes:
             fake = torch.empty_like(own)
         with self.fakes, self.functional, torch.no_grad():
             functional = to_functional(fake)
-        slot = Tangent(out)
         self.late.append(slot)
         self._placeholder(slot, fake)
         return functional
+
+    def _subclass_tangent(self, value: Tensor) -> Tensor:
+        """Its own class says how a gradient is made (a DTensor's is no partial sum); none of that is recorded."""
+        graph, self.graph = self.graph, None
+        try:
+            with torch.no_grad():
+                like = torch.empty_like(value)
+                return like.__coerce_tangent_metadata__() if hasattr(like, "__coerce_tangent_metadata__") else like
+        finally:
+            self.graph = graph
 
     def reread(self, touched: Tensor) -> None:
         """The caller's Python touches, in backward, the memory of an input: from here on it holds what it holds *then*.
 
         Between forward and backward the caller may write to it; and a backward that runs twice sees what the first one wrote.
         """
+        for inner in inner_tensors(touched):
+            self._reread(inner)
+
+    def _reread(self, touched: Tensor) -> None:
         slot, functional = self.rereads.pop(storage_id(touched), (None, None))
         if slot is None or functional is None:
             return
@@ -156,8 +196,8 @@ class Trace(Recorder):
 
     def mark_start_of_backward(self, tensor: Tensor) -> Tensor:
         """What is computed from ``tensor`` belongs to the backward pass."""
-        if self.graph is not None:
-            node = self.result(tensor)
+        for inner in inner_tensors(tensor) if self.graph is not None else ():
+            node = self.result(inner)
             node.meta["where"] = None  # no line of the caller's says this
             tag(node, Tag.MUST_BE_IN_BACKWARD, "the gradient of the result with respect to itself: backward starts here")
         return tensor
@@ -191,13 +231,19 @@ class Trace(Recorder):
                     where=user_line(),
                     fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
                 )
-            require_plain(real, user_line())
+            require_traceable(real, user_line())
             self.bind(real, self._stand_in_for(real), user_line())
         return self.captured[id(real)].functional
 
     def stand_in(self, value: Tensor) -> Tensor:
-        """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over."""
-        return value if isinstance(value, FunctionalTensor) else self.lift(value)
+        """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over, or made a
+        subclass of one."""
+        if not is_traced(value):
+            return self.lift(value)
+        for inner in inner_tensors(value):
+            if not is_traced(inner):
+                self.lift(inner)
+        return value
 
     def named(self, value: Any) -> Any:
         """A leaf of the result as the tensor the function knows it by."""
@@ -275,6 +321,14 @@ class Trace(Recorder):
             return value
         return self.node(from_functional(self.stand_in(value)))
 
+    def results(self, slot: Slot, value: Any) -> dict[Slot, Any]:
+        """What the graph returns for the value of one output slot: a wrapper subclass comes out as its inner tensors."""
+        if not isinstance(value, Tensor):
+            return {slot: self.result(value)}
+        tensor = self.stand_in(value)
+        self._note_wrapping(slot, tensor)
+        return {own: self.result(inner) for own, inner in parts(slot, tensor)}
+
     def guards(self) -> list[str]:
         """Conditions on symbolic floats the run relied on, as Python over the symbols' names."""
         if self._env is None:
@@ -288,6 +342,19 @@ class Trace(Recorder):
         return dict(self._symbols)
 
     # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _outer(self, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
+        """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer tensor."""
+        inside, self.inside_subclass = self.inside_subclass, True
+        try:
+            out = call()
+        finally:
+            self.inside_subclass = inside
+        if view_kind(op) is not None:
+            self.lineage.note(op, args, kwargs, out)
+        elif writes_inputs(op):
+            self.writes.note(op, args, kwargs)
+        return out
 
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom

@@ -17,7 +17,8 @@ from torch import Tensor
 from ..graphs import target_text, tensors_in
 from ..histories import made_by_python, version_of
 from ..slots import Slot
-from ..torch_private import FunctionalTensor, in_place_method, view_kind, without_function_modes
+from ..subclasses import is_traced
+from ..torch_private import in_place_method, view_kind, without_function_modes
 
 
 @frozen
@@ -212,7 +213,7 @@ class Lineage:
     def note(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """Write down one view op."""
         source = args[0]
-        if not isinstance(source, FunctionalTensor):
+        if not is_traced(source):
             return  # a constant on its way into the trace
         self._alive.append(source)
         if view_kind(op) == "restride":

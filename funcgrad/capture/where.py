@@ -80,6 +80,12 @@ def named_error(error: Exception) -> FuncgradError | None:
         )
     if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors first" in text:
         return not_an_operand(where)
+    if isinstance(error, NotImplementedError) and "no rule registered for HOP" in text:
+        return UnsupportedTensorError(
+            "torch.cond takes no tensor subclass",
+            where=where,
+            fix="choose between values with torch.where, or pass the inner tensors to torch.cond",
+        )
     if isinstance(error, DynamicOutputShapeException):
         return DataDependentShapeError(
             f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",

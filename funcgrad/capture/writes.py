@@ -13,6 +13,7 @@ from ..errors import MutationError
 from ..graphs import is_expanded, tensors_in
 from ..histories import bump_version, family_of, version_of
 from ..slots import Slot
+from ..subclasses import inner_tensors
 from ..torch_private import (
     from_functional,
     mutation_count,
@@ -99,8 +100,7 @@ class Writes:
 
     def keep_strides(self, tensor: Tensor) -> None:
         """``tensor`` stands for an input; where that has gaps in memory, it keeps them."""
-        if not is_dense(tensor):
-            self._gapped.append((tensor, tuple(tensor.stride())))
+        self._gapped += [(inner, tuple(inner.stride())) for inner in inner_tensors(tensor) if not is_dense(inner)]
 
     def link(self, tensors: Sequence[Tensor]) -> None:
         """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""
@@ -126,7 +126,7 @@ class Writes:
         """Remember how often each input was written to when the forward pass ends. The outermost function's inputs count."""
         if self._memory is None:
             self._memory = dict(memory)
-            self.after_forward.append(lambda: self._counts.update({s: mutation_count(t) for s, t in memory.items()}))
+            self.after_forward.append(lambda: self._counts.update({s: _count(t) for s, t in memory.items()}))
 
     def forward_is_done(self) -> None:
         """Called as the first backward pass begins; calls what waits for it, once. (S1-3)"""
@@ -136,7 +136,11 @@ class Writes:
 
     def in_backward(self, slot: Slot) -> bool:
         """Whether a watched input was written to after the forward pass ended."""
-        return self._memory is not None and slot in self._counts and mutation_count(self._memory[slot]) > self._counts[slot]
+        return self._memory is not None and slot in self._counts and _count(self._memory[slot]) > self._counts[slot]
+
+
+def _count(tensor: Tensor) -> int:
+    return sum(map(mutation_count, inner_tensors(tensor)))
 
 
 def _refuse_as_eager(op: Any, args: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from attrs import frozen
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
 from ..slots import Final, Slot
+from ..subclasses import HowWritten, Wrapping
 
 
 @frozen
@@ -17,7 +16,8 @@ class CopyBack:
 
     target: Slot
     source: Final
-    how: Literal["plain", "detached", "unversioned"]
+    how: HowWritten
+    is_subclass: bool = False
 
     def __str__(self) -> str:
         return f"copy {self.source} into {self.target}" + ("" if self.how == "plain" else f" ({self.how})")
@@ -54,4 +54,26 @@ class RequireGrad:
 Effect = CopyBack | Restride | RequireGrad
 
 
-Recipe = BaseOf | View
+@frozen
+class InnerOf:
+    """An inner tensor of ``of``: the one the attributes ``path`` lead to."""
+
+    of: Slot
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ".".join([str(self.of), *self.path])
+
+
+@frozen(eq=False)
+class Wrapped:
+    """A wrapper subclass made of inner tensors."""
+
+    wrapping: Wrapping
+    of: tuple[Slot, ...]
+
+    def __str__(self) -> str:
+        return f"{self.wrapping.kind.__name__}({', '.join(map(str, self.of))})"
+
+
+Recipe = BaseOf | View | InnerOf | Wrapped

@@ -8,7 +8,7 @@ outer outputs (in the call) are had from inner ones. The layers of a call are pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NewType
 
 from attrs import frozen
@@ -59,7 +59,7 @@ class Layer(Shown):
             slot = recipe.of
         return self.inner_index(slot) if slot in self.inner.ins else None
 
-    def __call__(self, kernel: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    def __call__(self, kernel: Callable[..., Sequence[Any]]) -> Callable[..., tuple[Any, ...]]:
         """The kernel with this layer around it: takes the outer inputs, returns the outer outputs."""
         return wrap((self,), self.outer, kernel)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from ..capture.facts import Facts
 from ..slots import Final, Signature, Slot
+from ..subclasses import HowWritten
 from .effects import CopyBack
 from .layer import Layer, replaced
 
@@ -15,13 +14,13 @@ def mutation(signature: Signature, facts: Facts) -> Layer | None:
     written = {slot: change.data for slot, change in facts.changes.items() if change.data and slot in signature.ins}
     if not written:
         return None
-    effects = tuple(CopyBack(slot, Final(slot), _how(slot, data, facts)) for slot, data in written.items())
+    effects = tuple(CopyBack(slot, Final(slot), _how(slot, data, facts), slot in facts.subclasses) for slot, data in written.items())
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
     before = tuple(e.target for e in effects if e.how != "unversioned" and facts.differentiable and facts.shares_memory(e.target))
     return Layer("mutation", str(mutation.__doc__), signature, inner, effects=effects, before=before)
 
 
-def _how(slot: Slot, data: str, facts: Facts) -> Literal["plain", "detached", "unversioned"]:
+def _how(slot: Slot, data: str, facts: Facts) -> HowWritten:
     if data == "unversioned":
         return "unversioned"
     # a tensor that requires grad, written to under no_grad, keeps its history: a leaf stays a leaf

@@ -4,7 +4,7 @@ what a layer does."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +15,9 @@ from ..capture.views import Step, View
 from ..histories import bump_version
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
+from ..subclasses import Wrapping, overwrite
 from ..torch_private import below_autograd, direct, versions_kept
-from .effects import CopyBack, Effect, Recipe, RequireGrad, Restride
+from .effects import CopyBack, Effect, Recipe, RequireGrad, Restride, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -33,13 +34,14 @@ def print_layers(
     fresh: Fresh,
     constants: MutableMapping[str, Any],
     bumps_inside: bool = False,
+    inner_names: Mapping[str, str] = {},
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
     ``kernel`` is the name of the inner function (``bumps_inside``: it moves the version counters itself); objects the lines
-    refer to are added to ``constants``.
+    refer to are added to ``constants``. ``inner_names`` are variables that hold an inner tensor already, by its expression.
     """
-    printer = _Printer(variables, fresh, constants)
+    printer = _Printer(variables, fresh, constants, inner_names)
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
@@ -59,6 +61,10 @@ def print_layers(
         constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd)
         run = f"with {', '.join(contexts)}: {run}"
     printer.lines.append(run)
+    for layer in layers:
+        for slot, recipe in layer.recover.items():
+            if isinstance(recipe, Wrapped):
+                printer.make(slot, recipe)
     for slot, view in early.items():
         if view.of not in outer.ins:
             printer.make(slot, view)
@@ -109,11 +115,14 @@ def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..
 
 
 class _Printer:
-    def __init__(self, variables: MutableMapping[Slot, str], fresh: Fresh, constants: MutableMapping[str, Any]) -> None:
+    def __init__(
+        self, variables: MutableMapping[Slot, str], fresh: Fresh, constants: MutableMapping[str, Any], inner_names: Mapping[str, str]
+    ) -> None:
         self.lines: list[str] = []
         self._variables = variables
         self._fresh = fresh
         self._constants = constants
+        self._inner_names = inner_names
 
     def name(self, slot: Slot) -> str:
         """A variable for a new value."""
@@ -126,6 +135,23 @@ class _Printer:
             self._take(slot, recipe)
         elif isinstance(recipe, BaseOf):
             self._variables[slot] = self._variables[recipe.of] if recipe.is_itself else self._base(slot, recipe)
+        elif isinstance(recipe, Wrapped):
+            text = self._wrap(recipe.wrapping, iter([self._variables[of] for of in recipe.of]))
+            self.lines.append(f"{self.name(slot)} = {text}")
+        else:
+            expression = ".".join([self._variables[recipe.of], *recipe.path])
+            self._variables[slot] = self._inner_names.get(expression) or self._fresh(identifier(slot))
+            self.lines += [] if expression in self._inner_names else [f"{self._variables[slot]} = {expression}"]
+
+    def _wrap(self, wrapping: Wrapping, inner: Iterator[str]) -> str:
+        name = wrapping.kind.__name__
+        self._constants["Size"] = torch.Size
+        values = [f"{attr!r}: {next(inner) if own is None else self._wrap(own, inner)}" for attr, own in wrapping.inner]
+        values += [f"{attr!r}: {self._constant(f'{name}_{attr}', value)}" for attr, value in wrapping.others]
+        context = self._argument(wrapping.context) if wrapping.context is None else self._constant(f"{name}_metadata", wrapping.context)
+        size, stride = self._argument(tuple(wrapping.size)), self._argument(wrapping.stride)
+        kind = self._constant(name, wrapping.kind, "type_")
+        return f"{kind}.__tensor_unflatten__({{{', '.join(values)}}}, {context}, Size({size}), {stride})"
 
     def _base(self, slot: Slot, found: BaseOf) -> str:
         of = self._variables[found.of]
@@ -177,7 +203,11 @@ class _Printer:
         if quiet:
             self._constants["versions_kept"] = versions_kept
             within = f"with versions_kept({target}): "
-        if isinstance(effect, CopyBack):
+        if isinstance(effect, CopyBack) and effect.is_subclass:
+            self._constants["overwrite"] = overwrite
+            how = "" if effect.how == "plain" else f", {effect.how!r}"
+            self.lines.append(f"{within}overwrite({target}, {self._variables[effect.source]}{how})")
+        elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             self.lines.append(f"{within}{target}{through}.copy_({self._variables[effect.source]})")
         elif isinstance(effect, Restride):
@@ -196,8 +226,8 @@ class _Printer:
             return repr(value)
         return self._constant(str(value).removeprefix("torch."), value)
 
-    def _constant(self, like: str, value: Any) -> str:
-        name = "op_" + re.sub(r"\W+", "_", like)
+    def _constant(self, like: str, value: Any, prefix: str = "op_") -> str:
+        name = prefix + re.sub(r"\W+", "_", like)
         while self._constants.get(name, value) is not value:
             name += "_"
         self._constants[name] = value

@@ -1,7 +1,8 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
 dedupe (names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are
-done) · synthetic base (no two inputs reach one memory) · mutation (no input is written to) · ambient state.
+done) · synthetic base (no two inputs reach one memory) · mutation (no input is written to) · ambient state · subclass (none of
+them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer stands around each half of it).
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 from ..capture.facts import Facts
 from ..capture.inputs import Inputs
 from ..capture.memory import BaseOf
-from ..slots import Signature, Slot
+from ..graphs import Joint
+from ..slots import Final, Signature, Slot
 from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
 from .layer import Layer
 from .mutation import mutation
 from .outputs import alias_outputs
 from .restride import restride
+from .subclass import subclass
 from .synthetic_base import synthetic_base
 
 ORDER = (dedupe, restride, alias_outputs, synthetic_base, mutation)
@@ -46,6 +49,20 @@ def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...
         untracked(signature, not facts.differentiable and any(map(facts.requires_grad, outer.ins))),
     )
     return (*layers, *(layer for layer in ambient if layer is not None))
+
+
+def with_subclasses(layers: tuple[Layer, ...], joint: Joint, kernel: Signature, differentiable: bool) -> tuple[Layer, ...]:
+    """The layers with the one that takes subclasses apart, which is planned when they have been traced."""
+    if differentiable or not joint.wrappings:
+        return layers
+    wrappings = dict(joint.wrappings) | {_in_the_end(slot): wrapping for slot, wrapping in joint.wrappings.items()}
+    layer = subclass(Signature(kernel.ins, tuple(map(_in_the_end, kernel.outs))), wrappings)
+    return layers if layer is None else (*layers, layer)
+
+
+def _in_the_end(slot: Slot) -> Slot:
+    """In one program, what its backward pass wrote is what a tensor holds in the end."""
+    return Final(slot.of) if isinstance(slot, Final) else slot
 
 
 def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, facts: Facts) -> list[Any]:

@@ -64,13 +64,14 @@ def print_call(
     if reads:
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
-    lines += print_guards(key, leaf_names, captured_names, constants, otherwise)
+    inner_names: dict[str, str] = {}
+    lines += print_guards(key, leaf_names, captured_names, constants, otherwise, names.fresh, inner_names)
     for condition in symbol_values(joint.guards, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
         constants.update(math=math, torch=torch)
         lines.append(f"if not ({condition}): {otherwise}")
     variables: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     variables |= {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
-    layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable)
+    layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
     if any(layer.effects for layer in layers):  # what is read, computed and written back is one step to other threads
         constants["lock"] = threading.RLock()
         layered = ["with lock:", *(f"    {line}" for line in layered)]
@@ -165,7 +166,7 @@ class _Chains:
 
 
 _DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")
-_PREFIXES = ("static_", "tensor_", "constant_", "op_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
+_PREFIXES = ("static_", "type_", "tensor_", "constant_", "op_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
 """Beginnings of the names of constants; a leaf of such a name gets another one."""
 
 
@@ -174,7 +175,7 @@ class _Names:
 
     def __init__(self) -> None:
         own = "args kwargs root kernel lock value own MISS Tensor keys ambient AMBIENT family_of history same_static"
-        own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of"
+        own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of overwrite Size"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 

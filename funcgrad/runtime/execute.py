@@ -17,7 +17,9 @@ from torch import Tensor
 from ..backends.backend import Runnable
 from ..errors import MutationError
 from ..histories import bump_version, version_of
-from ..torch_private import below_autograd
+from ..subclasses import Wrapping, inner_tensors, overwrite
+from ..torch_private import below_autograd, is_wrapper_subclass
+from .tangents import Outline, TangentLayout
 
 Pullback = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 
@@ -27,8 +29,8 @@ class Differentiable:
     """The two halves of a program and how their values are laid out. All ints are positions.
 
     ``forward`` returns ``n_outs`` outputs, then saved values; ``differentiable`` are the outputs that require grad.
-    ``backward`` takes the inputs at ``kept_inputs``, the saved values, one incoming gradient per differentiable output (with
-    the strides in ``tangent_strides``), and the inputs at ``late_inputs`` as they are then; it returns the gradients of the
+    ``backward`` takes the inputs at ``kept_inputs``, the saved values, one incoming gradient per differentiable output (laid out
+    as ``tangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of the
     inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
     ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
@@ -41,7 +43,7 @@ class Differentiable:
     backward: Runnable | None
     n_outs: int
     differentiable: tuple[int, ...]
-    tangent_strides: tuple[tuple[int, ...], ...]
+    tangents: tuple[TangentLayout, ...]
     kept_inputs: tuple[int, ...]
     late_inputs: tuple[int, ...]
     backward_gradients: tuple[int, ...]
@@ -52,6 +54,9 @@ class Differentiable:
     written_inputs: tuple[int, ...]
     restrided_inputs: tuple[int, ...]
     bumps: tuple[int, ...]
+    subclass_inputs: tuple[int, ...]
+    makes_zeros: bool
+    """Whether an output is a subclass: the zeros autograd makes for one that nothing depends on would be plain."""
     pullback: Pullback
     refused: Exception | None
     draws: bool
@@ -84,8 +89,13 @@ class _Apply(torch.autograd.Function):
         ctx.late = [inputs[i].detach() for i in program.late_inputs]
         ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
-        ctx.inputs = [v if i in program.needed_inputs or not isinstance(v, Tensor) else _Outline.of(v) for i, v in enumerate(inputs)]
+        # An input whose values no derivative needs may die when the caller lets it go.
+        ctx.inputs = [
+            v if i in program.needed_inputs or not isinstance(v, Tensor) else (_Hollow if i in program.subclass_inputs else Outline).of(v)
+            for i, v in enumerate(inputs)
+        ]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
+        ctx.set_materialize_grads(not program.makes_zeros)
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
         return outs
 
@@ -95,17 +105,19 @@ class _Apply(torch.autograd.Function):
         if program.refused is not None:
             raise program.refused
         tangents = [incoming[i] for i in program.differentiable]
+        if program.makes_zeros:
+            tangents = [layout.zeros() if t is None else t for layout, t in zip(program.tangents, tangents, strict=True)]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         if torch.is_grad_enabled() or program.backward is None:
             _require_unchanged(ctx)
             places = program.gradient_inputs
-            values = [v.empty() if isinstance(v, _Outline) else v for v in ctx.inputs]
+            values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             with torch.random.fork_rng(enabled=program.draws):
                 if program.draws:
                     torch.set_rng_state(ctx.generator)
                 gradients = program.pullback(values, tangents)
         else:
-            laid_out = [_with_strides(t, s) for t, s in zip(tangents, program.tangent_strides, strict=True)]
+            laid_out = [layout(t) for layout, t in zip(program.tangents, tangents, strict=True)]
             n_outs = len(program.writes_outs)
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
             results = program.backward(*kept[: len(kept) - n_outs], *laid_out, *ctx.late)
@@ -113,41 +125,37 @@ class _Apply(torch.autograd.Function):
             for target, (_, i) in zip(
                 (*ctx.written, *kept[len(kept) - n_outs :]), program.writes_inputs + program.writes_outs, strict=True
             ):
-                target.copy_(results[i])
+                _write(target, results[i])
         result: list[Any] = [None] * (1 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):
             result[1 + i] = gradient
         return tuple(result)
 
 
-@frozen
-class _Outline:
-    """What is left of an input whose values no derivative needs: it may die when the caller lets it go."""
+@frozen(eq=False)
+class _Hollow:
+    """What is left of a wrapper subclass without the values of its inner tensors."""
 
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    wrapping: Wrapping
+    inner: tuple[Outline, ...]
     requires_grad: bool
 
     @staticmethod
-    def of(t: Tensor) -> _Outline:
-        return _Outline(t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+    def of(t: Tensor) -> _Hollow:
+        wrapping = Wrapping.of(t)
+        assert wrapping is not None
+        return _Hollow(wrapping, tuple(map(Outline.of, inner_tensors(t))), t.requires_grad)
 
     def empty(self) -> Tensor:
         """A tensor like it."""
-        own = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        return own.requires_grad_(self.requires_grad)
+        return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)
 
 
-def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The incoming gradient in the layout backward was compiled for.
-
-    Where a kernel's output has another rank than its meta function says (multilabel_margin_loss), it is taken as it is.
-    """
-    if tangent.stride() == strides or tangent.dim() != len(strides):
-        return tangent
-    return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+def _write(target: Tensor, value: Tensor) -> None:
+    if is_wrapper_subclass(target):
+        overwrite(target, value)
+    else:
+        target.copy_(value)
 
 
 def _require_unchanged(ctx: Any) -> None:

@@ -16,7 +16,8 @@ from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
 from ..capture.origins import Origin
 from ..slots import Arg, Captured
-from .key import Ambient, CallKey, Difference, DynamicSpec, TensorSpec, aliasing, explain, spec_of
+from ..subclasses import with_inner
+from .key import Ambient, CallKey, Difference, DynamicSpec, aliasing, explain, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
@@ -26,8 +27,9 @@ def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], written:
     """The key of a call with these inputs, of a function that closes over ``captured`` and writes to ``written``."""
     paths = tuple(slot.path for slot in inputs.slots)
     leaves = tuple(spec_of(leaf, path) for leaf, path in zip(inputs.leaves, paths, strict=True))
-    tensors = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
-    specs = tuple((str(slot), TensorSpec.of(t)) for slot, t in captured)
+    outer = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
+    tensors = [t for one in outer for t in with_inner(one)]
+    specs = tuple((str(slot), spec_of(t, str(slot))) for slot, t in captured)
     values = dict(zip(inputs.slots, inputs.leaves, strict=True)) | dict(captured)
     histories = tuple((str(slot), history(values[slot])) for slot in written if isinstance(values.get(slot), Tensor))
     return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories)

@@ -7,7 +7,7 @@ straight-line Python for the hot path.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..capture.memory import history
 from ..errors import ArgumentError
 from ..histories import family_of
 from ..show import Doc, Shown, Table
-from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, sdpa_flags, storage_id
+from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, is_wrapper_subclass, sdpa_flags, storage_id
 from ..trees import Tree, differences
 
 
@@ -62,7 +62,26 @@ class DynamicSpec:
         return "any float"
 
 
-LeafSpec = TensorSpec | StaticSpec | DynamicSpec
+@frozen
+class SubclassSpec:
+    """What a program knows of a wrapper subclass: its type, how it looks to autograd, its metadata, what it is made of."""
+
+    kind: type
+    outer: TensorSpec
+    flattened: StaticSpec
+    inner: tuple[tuple[str, LeafSpec], ...]
+
+    @staticmethod
+    def of(t: Tensor, path: str) -> SubclassSpec:
+        names, _ = flattened = t.__tensor_flatten__()  # type: ignore[attr-defined]
+        inner = tuple((name, spec_of(getattr(t, name), f"{path}.{name}")) for name in names)
+        return SubclassSpec(type(t), TensorSpec.of(t), StaticSpec(tuple, flattened), inner)
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__} of {self.outer}"
+
+
+LeafSpec = TensorSpec | SubclassSpec | StaticSpec | DynamicSpec
 
 
 @frozen
@@ -108,7 +127,7 @@ class CallKey(Shown):
     tree: Tree
     paths: tuple[str, ...]
     leaves: tuple[LeafSpec, ...]
-    captured: tuple[tuple[str, TensorSpec], ...]
+    captured: tuple[tuple[str, LeafSpec], ...]
     aliasing: tuple[tuple[Any, ...], ...]
     ambient: Ambient
     histories: tuple[tuple[str, str], ...] = ()
@@ -123,7 +142,7 @@ class CallKey(Shown):
 def spec_of(value: Any, path: str) -> LeafSpec:
     """The part of the key for one leaf. Raises ``ArgumentError`` for a value that is neither tensor nor comparable."""
     if isinstance(value, Tensor):
-        return TensorSpec.of(value)
+        return SubclassSpec.of(value, path) if is_wrapper_subclass(value) else TensorSpec.of(value)
     if isinstance(value, Symbolic):
         return DynamicSpec()
     if type(value).__module__ == "numpy":
@@ -209,6 +228,15 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
             if x != y:
                 kind = "tensor kind (subclass, layout, conjugation, inference)"
                 yield Difference(path, kind if f.name == "bits" else f"{f.name} was {x}, now {y}")
+    elif isinstance(a, SubclassSpec) and isinstance(b, SubclassSpec) and a.kind is b.kind:
+        if a.flattened != b.flattened:
+            yield Difference(path, f"metadata was {a.flattened}, now {b.flattened}")
+            return
+        yield from _explain_leaf(path, a.outer, b.outer)
+        for (name, own), (_, other) in zip(a.inner, b.inner, strict=True):
+            yield from _explain_leaf(f"{path}.{name}", own, other)
+    elif isinstance(a, SubclassSpec) or isinstance(b, SubclassSpec):
+        yield Difference(path, f"was {a}, now {b}")
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not same_static(a, b.value):
             yield Difference(path, f"value was {a}, now {b}")
@@ -216,18 +244,38 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
         yield Difference(path, f"was {a}, now {b}")
 
 
-def print_guards(key: CallKey, names: Sequence[str], captured_names: Sequence[str], constants: dict[str, Any], otherwise: str) -> list[str]:
+def print_guards(
+    key: CallKey,
+    names: Sequence[str],
+    captured_names: Sequence[str],
+    constants: dict[str, Any],
+    otherwise: str,
+    fresh: Callable[[str], str],
+    inner_names: MutableMapping[str, str],
+) -> list[str]:
     """Python lines that run ``otherwise`` unless the variables ``names`` (leaves) and ``captured_names`` fit the key.
 
-    Objects the lines refer to are added to ``constants``.
+    Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to ``inner_names``
+    by the expression they stand for.
     """
     constants.update(keys=dispatch_keys, ambient=ambient, same_static=same_static, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
     lines = [f"if ambient() != AMBIENT: {otherwise}"]
     tensors: list[str] = []
-    for name, spec in zip([*names, *captured_names], [*key.leaves, *(s for _, s in key.captured)], strict=True):
+    pending = list(zip([*names, *captured_names], [*names, *captured_names], [*key.leaves, *(s for _, s in key.captured)], strict=True))
+    while pending:
+        name, expression, spec = pending.pop(0)
         if isinstance(spec, TensorSpec):
             tensors.append(name)
             lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
+        elif isinstance(spec, SubclassSpec):
+            constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened}
+            lines.append(f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}")
+            lines.append(f"if not same_static(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
+            inner = [(fresh(f"{name}_{attr}"), f"{expression}.{attr}", own) for attr, own in spec.inner]
+            lines += [f"{own_name} = {at}" for own_name, at, _ in inner]
+            inner_names.update({at: own_name for own_name, at, _ in inner})
+            pending[:0] = inner
+            tensors.append(name)
         elif isinstance(spec, DynamicSpec):
             lines.append(f"if type({name}) is not float: {otherwise}")
         elif spec.kind in (bool, int, str, type(None)):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..capture.inputs import Inputs
-from ..capture.lifted import require_plain
+from ..capture.lifted import require_traceable
 from ..errors import ArgumentError, UnsupportedTransformError
 from ..runtime.key import spec_of
 from ..slots import Arg
@@ -56,5 +56,5 @@ def _check(definition: Definition, leaf: Any, path: str) -> None:
             fix=f"apply the transform to {name_of(definition.root)} itself and compile the result",
         )
     if isinstance(leaf, Tensor):
-        require_plain(leaf, path)
+        require_traceable(leaf, path)
     spec_of(leaf, path)

@@ -30,7 +30,7 @@ from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..errors import AutocastWarning, RetraceError
 from ..graphs import verify
-from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers
+from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
 from ..partition.partition import fingerprint, partition
 from ..runtime.cache import CacheInfo, ProgramCache
@@ -39,6 +39,7 @@ from ..runtime.fit import key_of, why_not, with_symbols
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
 from ..runtime.store import Store, digest
+from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, outside_transforms
 from ..trees import flatten
 from .arguments import take_apart
@@ -126,7 +127,7 @@ class Compiled:
     # ── a miss ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        tensors = [t for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor) for t in inner_tensors(leaf)]
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
         with self._lock, outside_transforms():
@@ -213,6 +214,7 @@ class Compiled:
                     pullback = Compiled(product, evolve(self._options, static_argnums=()))
                     kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, moved)
                 watched, modules = unchanged(baked, modules)
+                layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(

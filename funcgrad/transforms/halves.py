@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, fx
 
 from ..backends.backend import Runnable
@@ -19,9 +20,11 @@ from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError
 from ..graphs import Graph, Joint, is_random, restrict, value_of
+from ..layers.subclass import subclass
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
-from ..slots import Final, Grad, Late, Saved, Slot, Tangent
+from ..runtime.tangents import Outline, TangentLayout
+from ..slots import Final, Grad, Late, Saved, Slot, Tangent, outer_slot
 from .definition import Definition, Pullback
 
 
@@ -42,15 +45,23 @@ def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad
 def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
     """The whole joint graph, or its two halves."""
     if definition.splits and inner.facts.differentiable and refused is None:
-        saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
-        return [restrict(split.forward, [*inner.signature.outs, *saved]), split.backward]
-    return [restrict(joint.graph, [_final(joint, slot) for slot in inner.signature.outs])]
+        own = {n.name: slot for slot, n in zip(joint.signature.ins, joint.graph.placeholders, strict=True)}
+        saved = [s for s in split.forward.signature.outs if isinstance(s, Saved) and s.name not in own]
+        ins = tuple(own.get(s.name, s) if isinstance(s, Saved) else s for s in split.backward.signature.ins)
+        outs = [slot for outer in inner.signature.outs for slot in _inner_outs(joint, outer)]
+        return [restrict(split.forward, [*outs, *saved]), evolve(split.backward, signature=evolve(split.backward.signature, ins=ins))]
+    return [restrict(joint.graph, [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
+
+
+def _inner_outs(joint: Joint, outer: Slot) -> list[Slot]:
+    """What the graph returns for an output: its inner tensors, if it is a wrapper subclass."""
+    return [slot for slot in joint.signature.outs if outer_slot(slot) == outer] if outer in joint.wrappings else [outer]
 
 
 def _final(joint: Joint, slot: Slot) -> Slot:
     """In one program, what a tensor holds in the end may be what its backward pass wrote."""
     late = Final(slot.of, "backward") if isinstance(slot, Final) else slot
-    return late if late in joint.signature.outs else slot
+    return late if late in joint.wrappings or late in joint.signature.outs else slot
 
 
 def differentiable(
@@ -66,15 +77,17 @@ def differentiable(
 ) -> Differentiable:
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for."""
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
-    backward = graphs[1] if len(graphs) == 2 else None
-    tangents = [n for s, n in zip(joint.signature.ins, joint.graph.placeholders, strict=True) if isinstance(s, Tangent)]
-    needed = _needed(joint, graphs)
+    wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
+    runnables = [r if layer is None else layer(r) for layer, r in zip(wrapped, runnables, strict=True)]
+    signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
+    backward = signatures[1] if len(graphs) == 2 else None
+    needed, tangents = _needed(joint, graphs), _tangents(joint, active)
     captured = {c.slot: c for c in inner.facts.captured}
 
     def derivative(values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
         for slot, then in zip(ins, values, strict=True):
-            if slot in captured and ins.index(slot) in needed and captured[slot].read() is not then:  # type: ignore[index]
+            if slot in captured and slot in needed and captured[slot].read() is not then:  # type: ignore[index]
                 raise TraceError(
                     f"{slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
                     where=str(slot),
@@ -83,31 +96,45 @@ def differentiable(
         with autocast_as(autocast):
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
-    written = [s for s in backward.signature.outs if isinstance(s, Final)] if backward else []
-    gradients = [s for s in backward.signature.outs if isinstance(s, Grad)] if backward else []
+    written = [s for s in backward.outs if isinstance(s, Final)] if backward else []
+    gradients = [s for s in backward.outs if isinstance(s, Grad)] if backward else []
     return Differentiable(
         forward=runnables[0],
         backward=runnables[1] if backward else None,
         n_outs=len(outs),
         differentiable=tuple(outs.index(slot) for slot in active),
-        tangent_strides=tuple(tuple(value_of(n).stride()) for n in tangents),
-        kept_inputs=tuple(ins.index(s) for s in backward.signature.ins if s in ins) if backward else (),
-        late_inputs=tuple(ins.index(s.of) for s in backward.signature.ins if isinstance(s, Late)) if backward else (),
+        tangents=tangents,
+        kept_inputs=tuple(ins.index(s) for s in backward.ins if s in ins) if backward else (),
+        late_inputs=tuple(ins.index(s.of) for s in backward.ins if isinstance(s, Late)) if backward else (),
         backward_gradients=tuple(ins.index(s.of) for s in gradients),
-        writes_inputs=tuple((ins.index(s.of), backward.signature.outs.index(s)) for s in written if s.of in ins) if backward else (),
-        writes_outs=tuple((outs.index(s.of), backward.signature.outs.index(s)) for s in written if s.of in outs) if backward else (),
+        writes_inputs=tuple((ins.index(s.of), backward.outs.index(s)) for s in written if s.of in ins) if backward else (),
+        writes_outs=tuple((outs.index(s.of), backward.outs.index(s)) for s in written if s.of in outs) if backward else (),
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
-        needed_inputs=needed,
+        needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
         written_inputs=tuple(i for i, slot in enumerate(ins) if Final(slot) in outs),
         restrided_inputs=tuple(i for i, s in enumerate(ins) if s in inner.facts.changes and inner.facts.changes[s].restrides),  # type: ignore[index]
         bumps=tuple(ins.index(slot) for slot in bumps),
+        subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
+        makes_zeros=any(layout.wrapping is not None for layout in tangents),
         pullback=derivative,
         refused=refused,
         draws=any(is_random(n) for n in joint.graph.fx.nodes),
     )
 
 
-def _needed(joint: Joint, graphs: Sequence[Graph]) -> tuple[int, ...]:
+def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]:
+    """How the incoming gradient of each of these outputs is made and laid out: as traced, or (not traced yet) as the output is."""
+    slots = (*joint.signature.outs, *joint.signature.ins)
+    values = zip(slots, (*joint.graph.results, *joint.graph.placeholders), strict=True)
+    inner: dict[Slot, list[Outline]] = {}
+    for slot, node in values:
+        if isinstance(node, fx.Node) and isinstance(value_of(node), Tensor):
+            inner.setdefault(outer_slot(slot), []).append(Outline.of(value_of(node)))
+    like = [Tangent(slot) if Tangent(slot) in inner else slot for slot in active]
+    return tuple(TangentLayout(joint.wrappings.get(slot), tuple(inner[slot])) for slot in like)
+
+
+def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
     """The inputs whose values a second derivative may need: those from which anything but incoming gradients is computed that
     a gradient depends on. The others need not outlive the forward pass."""
     if len(graphs) == 2:
@@ -117,7 +144,8 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> tuple[int, ...]:
         outs = zip(joint.signature.outs, joint.graph.results, strict=True)
         roots = [v for s, v in outs if isinstance(v, fx.Node) and not isinstance(s, Final)]
     found = _read_by(roots)
-    return tuple(i for i, node in enumerate(joint.graph.placeholders) if node in found)
+    pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
+    return {outer_slot(slot) for slot, node in pairs if node in found}
 
 
 _UNREAD = {torch.ops.aten._native_batch_norm_legit_functional.default: (3, 4)}
@@ -145,7 +173,7 @@ def pullback_of(inner: Inner, joint: Joint, root: Callable[..., Any]) -> Pullbac
 
 def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
     """The outputs an incoming gradient is expected for."""
-    tangents = {s.of for s in joint.signature.ins if isinstance(s, Tangent)}
+    tangents = {outer_slot(s.of) for s in joint.signature.ins if isinstance(s, Tangent)}
     if tangents:
         return tuple(slot for slot in inner.signature.outs if slot in tangents)
     facts = {inner.out_slot(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
 
@@ -79,7 +80,24 @@ def order_of_effects():
     return f, (torch.ones(2, 3), torch.ones(4), torch.ones(3))
 
 
-CASES = (pure, duplicate, overlapping_views, metadata_and_data, buffer_in_both_passes, alias_output, order_of_effects)
+def subclass():
+    """A subclass that is written to, and one as a result."""
+
+    def f(x, y):
+        x.mul_(2)
+        return x + y
+
+    return f, (TwoTensor(torch.ones(3), torch.zeros(3)), torch.ones(3))
+
+
+def subclass_in_two_halves():
+    return lambda x, y: x * y, (TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_(), torch.ones(3))
+
+
+CASES = (
+    pure, duplicate, overlapping_views, metadata_and_data, buffer_in_both_passes, alias_output, order_of_effects, subclass,
+    subclass_in_two_halves,
+)  # fmt: skip
 
 
 def after_the_guards(call):

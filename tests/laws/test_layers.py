@@ -2,7 +2,7 @@
 is there only where facts ask for it, and without it a law fails."""
 
 import itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from attrs import evolve
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
 from funcgrad.capture.memory import share_elements
@@ -19,7 +20,7 @@ from funcgrad.layers.printing import wrap
 from funcgrad.layers.stack import ORDER, outer_signature
 from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
-from funcgrad.torch_private import storage_id
+from funcgrad.torch_private import is_wrapper_subclass, storage_id
 
 from .programs import Case, Count, difference, generate, run
 
@@ -78,6 +79,7 @@ class Spy:
         written = {s for s in ins if s in self.facts.changes and self.facts.changes[s].data} - carriers
         reached = [(a, b) for a in written for b in ins if b is not a and b not in carriers and self.reaches(b, ins[b], a, ins[a])]
         self.note("synthetic base", any(not self.is_overwritten(b, by=a) for a, b in reached))
+        self.note("subclass", any(map(is_wrapper_subclass, ins.values())))
         self.note("autocast", torch.is_autocast_enabled("cpu"))
         self.note("grad mode", not torch.is_grad_enabled())
 
@@ -322,6 +324,38 @@ def test_without_an_ambient_layer_its_sentence_is_false(name, planner, make, f, 
     monkeypatch.setattr(stack, planner, lambda *_: None)
     names, sentences = broken()
     assert name not in names and name in sentences
+
+
+def f_subclass(a):
+    a.mul_(2)
+    return (a + 1,)
+
+
+def subclass_and_others():
+    return (TwoTensor(torch.arange(3.0), torch.ones(3)),)
+
+
+def test_without_the_subclass_layer_its_sentence_is_false(monkeypatch):
+    def broken():
+        program = program_of(Case(subclass_and_others, f_subclass))
+        spy, call = spied(program)
+        with suppress(TypeError):  # a kernel that gets one subclass in the place of two tensors
+            call(*subclass_and_others())
+        return [layer.name for layer in program.layers], spy.broken
+
+    assert broken() == (["mutation", "subclass"], {"grad mode"} & broken()[1])
+    monkeypatch.setattr(stack, "subclass", lambda *_: None)
+    names, sentences = broken()
+    assert names == ["mutation"] and "subclass" in sentences
+
+
+@pytest.mark.parametrize("around", [printed, one_by_one])
+def test_a_stack_with_the_subclass_layer_is_the_function(around):
+    program = program_of(Case(subclass_and_others, f_subclass))
+    (eager,), (compiled,) = subclass_and_others(), subclass_and_others()
+    (expected,), (found,) = f_subclass(eager), around(program)(compiled)
+    for ours, its in ((expected, found), (eager, compiled)):
+        assert type(its) is TwoTensor and torch.equal(ours.a, its.a) and torch.equal(ours.b, its.b)
 
 
 # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────────

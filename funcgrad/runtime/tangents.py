@@ -1,0 +1,89 @@
+"""Incoming gradients, in the layout and (for a wrapper subclass) with the metadata a backward pass was compiled for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..errors import TraceError
+from ..subclasses import Wrapping, inner_tensors
+from ..torch_private import is_wrapper_subclass
+
+
+@frozen
+class Outline:
+    """What is left of a plain tensor without its values."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @staticmethod
+    def of(t: Tensor) -> Outline:
+        return Outline(t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+
+    def empty(self) -> Tensor:
+        """A tensor like it."""
+        own = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        return own.requires_grad_(self.requires_grad)
+
+
+@frozen(eq=False)
+class TangentLayout:
+    """What a backward pass was compiled for: how an incoming gradient is made, and how its inner tensors lie."""
+
+    wrapping: Wrapping | None
+    inner: tuple[Outline, ...]
+
+    def __call__(self, tangent: Tensor) -> Tensor:
+        """The incoming gradient, so made and laid out."""
+        if self.wrapping is None and not is_wrapper_subclass(tangent):
+            return _with_strides(tangent, self.inner[0].stride)
+        inner = inner_tensors(_made_like(tangent, self.wrapping))
+        laid_out = [_with_strides(t, outline.stride) for t, outline in zip(inner, self.inner, strict=True)]
+        return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
+
+    def zeros(self) -> Tensor:
+        """The incoming gradient of an output nothing depends on."""
+        inner = [outline.empty().zero_() for outline in self.inner]
+        return inner[0] if self.wrapping is None else self.wrapping.build(iter(inner))
+
+
+def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The incoming gradient in the layout backward was compiled for.
+
+    Where a kernel's output has another rank than its meta function says (multilabel_margin_loss), it is taken as it is.
+    """
+    if tangent.stride() == strides or tangent.dim() != len(strides):
+        return tangent
+    return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+
+
+def _made_like(tangent: Tensor, wanted: Wrapping | None) -> Tensor:
+    """An incoming gradient with the metadata backward was compiled for; where it has others, its class knows the way there."""
+    own = Wrapping.of(tangent)
+    if wanted is not None and wanted.fits(own):
+        return tangent
+    if own is not None and hasattr(tangent, "__coerce_same_metadata_as_tangent__"):
+        kind = torch.Tensor if wanted is None else None if wanted.kind is own.kind else wanted.kind
+        coerced = tangent.__coerce_same_metadata_as_tangent__(None if wanted is None else wanted.context, kind)
+        if coerced is not None and _shape_of(Wrapping.of(coerced)) == _shape_of(wanted):
+            return coerced  # type: ignore[no-any-return]
+    raise TraceError(
+        f"an incoming gradient is {_named(own)}, and backward was compiled for {_named(wanted)}",
+        where="the backward pass",
+        fix="pass a gradient that is made as the output is: torch.ones_like(out)",
+    )
+
+
+def _shape_of(wrapping: Wrapping | None) -> Any:
+    return wrapping and (wrapping.kind, wrapping.size, wrapping.paths())
+
+
+def _named(wrapping: Wrapping | None) -> str:
+    return "a plain tensor" if wrapping is None else f"a {wrapping.kind.__name__} with metadata {wrapping.context}"

@@ -1,0 +1,675 @@
+"""Wrapper subclasses as inputs, captured tensors and outputs: eager PyTorch is the oracle. The ids are those of ``docs/mechanisms.md``."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.testing._internal.two_tensor import TwoTensor
+
+import funcgrad as fg
+from funcgrad.slots import Arg, Final, InnerTensor
+from funcgrad.subclasses import inner_tensors
+
+
+def two(*shape, grad=False, start=0.0):
+    n = torch.Size(shape).numel()
+    a = (torch.arange(float(n)).view(shape) + start) / 7
+    return TwoTensor(a, a.cos()).requires_grad_(grad)
+
+
+def nested(*shape, grad=False):
+    return TwoTensor(two(*shape), two(*shape, start=1.0)).requires_grad_(grad)
+
+
+def seen(value):
+    """Everything there is to see of a result or an input: its type, its inner tensors, what autograd knows."""
+    if isinstance(value, torch.Tensor):
+        inner = [t.detach().clone() for t in inner_tensors(value)]
+        looks = (tuple(value.shape), value.stride(), value.requires_grad, value.is_leaf)
+        return type(value).__name__, [(t.shape, t.stride(), t.tolist()) for t in inner], looks
+    if isinstance(value, (tuple, list)):
+        return [seen(v) for v in value]
+    if isinstance(value, dict):
+        return {k: seen(v) for k, v in value.items()}
+    return value
+
+
+def rounded(value):
+    if isinstance(value, float):
+        return round(value, 5)
+    if isinstance(value, (list, tuple)):
+        return [rounded(v) for v in value]
+    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def shows(call, make, backward=True):
+    """What a call and its backward pass show: results, inputs, gradients, which are one object or share memory."""
+    inputs = make()
+    leaves = [t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
+    inputs = [t * 1 if isinstance(t, torch.Tensor) and getattr(t, "computed", False) else t for t in inputs]
+    out = call(*inputs)
+    outs = [out] if isinstance(out, torch.Tensor) else list(out)
+    stages = [seen(outs), seen(list(inputs)), [[(a is b, getattr(b, "_base", None) is a) for a in inputs] for b in outs]]
+    tensors = [i for t in (*outs, *inputs) if isinstance(t, torch.Tensor) for i in inner_tensors(t)]
+    stages.append([[a.untyped_storage()._cdata == b.untyped_storage()._cdata for a in tensors] for b in tensors])
+    tracked = [o for o in outs if isinstance(o, torch.Tensor) and o.requires_grad]
+    if backward and tracked:
+        torch.autograd.backward([(o * o).sum() for o in tracked])
+        stages.append([seen(t.grad) for t in leaves])
+        stages.append(seen(list(inputs)))
+    return rounded(stages)
+
+
+def assert_like_eager(f, make, backward=True):
+    compiled = fg.jit(f)
+    expected = shows(f, make, backward)
+    for _ in range(2):
+        assert shows(compiled, make, backward) == expected
+    assert compiled.cache_info().misses == 1
+    return compiled
+
+
+def computed(tensor):
+    """Is passed as a result of a computation, not as a leaf."""
+    tensor.computed = True
+    return tensor
+
+
+# ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("make", [two, nested])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: (x * y).sin(),
+        lambda x, y: (x @ y.t(), x.sum()),
+        lambda x, y: x.relu() + y.mean() * 3,
+        lambda x, y: torch.nn.functional.softmax(x * y, -1),
+        lambda x, y: (x + 1, y, x),
+        lambda x, y: (x.t(), y[1:], x.view(-1)),
+        lambda x, y: torch.cat([x, y]).chunk(2)[1],
+        lambda x, y: ((z := x * y)[1:], z.view(-1), z.t()),
+        lambda x, y: x.detach() * y,
+        lambda x, y: x.clone().mul_(2) + y,
+    ],
+)
+def test_a_call(f, make, grad):
+    assert_like_eager(f, lambda: [make(2, 3, grad=grad), make(2, 3)])
+
+
+@pytest.mark.parametrize("x_grad", [False, True])
+@pytest.mark.parametrize("y_grad", [False, True])
+def test_plain_tensors_beside(x_grad, y_grad):
+    def f(x, y, z):
+        return x * z.cos(), y * z, y * x
+
+    assert_like_eager(f, lambda: [two(3, grad=x_grad), torch.ones(3, requires_grad=y_grad), torch.full((3,), 2.0)])
+
+
+def test_a_subclass_is_made_and_taken_apart_inside():
+    def f(x, y):
+        return TwoTensor(x, y) * 2, TwoTensor(x.sin(), y).a, y
+
+    assert_like_eager(f, lambda: [torch.ones(3), torch.zeros(3)])
+    assert_like_eager(lambda x: x.a * 2 + x.b, lambda: [two(3)])
+
+
+CONSTANT = torch.full((3,), 7.0)
+
+
+def test_a_subclass_is_made_of_a_captured_tensor():
+    assert_like_eager(lambda x: TwoTensor(x, CONSTANT), lambda: [torch.ones(3)])
+    assert fg.jit(lambda x: TwoTensor(x.sin(), CONSTANT))(torch.ones(3)).b is CONSTANT
+
+
+def test_an_inner_tensor_as_a_result_is_the_very_object():
+    for grad in (False, True):
+        x = two(3, grad=grad)
+        a, b, c = fg.jit(lambda x: (x.a, x.b[1:], x * 2))(x)
+        assert a is x.a and b.untyped_storage()._cdata == x.b.untyped_storage()._cdata
+        assert c.requires_grad is grad and not a.requires_grad
+
+
+def test_the_graph_is_of_plain_tensors():
+    program = fg.jit(lambda x: x * 2).program(two(3))
+    a, b = InnerTensor(Arg("x"), "a"), InnerTensor(Arg("x"), "b")
+    assert program.joint.signature.ins == (a, b)
+    assert len([n for n in program.joint.graph.fx.nodes if n.op == "call_function"]) == 2
+
+
+@pytest.mark.parametrize("transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled])
+def test_gradients_of_a_subclass_are_subclasses(transform):  # S0-6
+    def loss(params, x):
+        return ((params["w"] * x).sin().sum() + params["b"].sum()) ** 2
+
+    params = {"w": two(3), "b": torch.ones(3)}
+    x = two(3, start=2.0)
+    compiled = transform(loss)
+    leaves = [params["w"].detach().requires_grad_(), params["b"].detach().requires_grad_()]
+    value = loss({"w": leaves[0], "b": leaves[1]}, x)
+    grads = torch.autograd.grad(value, leaves)
+    for _ in range(2):
+        result = compiled(params, x)
+        found = result[{fg.value_and_grad_compiled: 1, fg.grad_and_value_compiled: 0}[transform]] if type(result) is tuple else result
+        assert rounded(seen([found["w"], found["b"]])) == rounded(seen(list(grads)))
+        assert type(found["w"]) is TwoTensor
+    assert compiled.cache_info().misses == 1
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.weight = torch.nn.Parameter(make(3))
+        self.bias = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("count", make(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.count.add_(1)
+        return x * self.weight + self.bias * self.count
+
+
+@pytest.mark.parametrize("make", [two, nested])
+def test_parameters_and_buffers(make):  # S0-6
+    def step(model, call):
+        for i in range(3):
+            out = call(make(3) + i)
+            out.sum().backward()
+        return rounded(seen([out, model.weight.grad, model.bias.grad, model.count, model.weight]))
+
+    eager, model = Scale(make), Scale(make)
+    compiled = fg.jit(model)
+    assert step(model, compiled) == step(eager, eager)
+    assert type(model.weight.grad) is TwoTensor
+    assert compiled.cache_info().misses == 1
+    model.weight = torch.nn.Parameter(make(3) * 5)
+    eager.weight = torch.nn.Parameter(make(3) * 5)
+    assert step(model, compiled) == step(eager, eager)
+
+
+def test_second_derivatives():
+    def derivatives(call):
+        x = two(3, grad=True)
+        (g,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+        (k,) = torch.autograd.grad(h.sum(), x)
+        return rounded(seen([g.detach(), h.detach(), k]))
+
+    def f(x):
+        return x.sin() * x * x
+
+    assert derivatives(fg.jit(f)) == derivatives(f)
+
+
+def test_an_output_without_a_gradient_of_its_own():
+    """Its incoming gradient is one of zeros, made by autograd."""
+
+    def gradient(call):
+        x = two(3, grad=True)
+        _, second = call(x)
+        second.sum().backward()
+        return rounded(seen(x.grad))
+
+    def f(x):
+        return x.sin(), x * x
+
+    assert gradient(fg.jit(f)) == gradient(f)
+
+
+# ── writes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def no_grad_write(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 3
+
+
+def write(x):
+    x.mul_(2)
+    x.add_(x.sum())
+    return x * 3
+
+
+def detached_write(x):
+    x.detach().mul_(2)
+    return x * 3
+
+
+def data_write(x):
+    x.data.mul_(2)
+    return x * 3
+
+
+def write_through_a_view(x):
+    x.view(-1)[1:].mul_(2)
+    return x.sum()
+
+
+def write_and_return(x):
+    x.mul_(2)
+    return x, x.t(), x.detach()
+
+
+def write_to_an_inner_tensor(x):
+    x.b.mul_(2)
+    return x + 1
+
+
+@pytest.mark.parametrize("make", [two, nested])
+@pytest.mark.parametrize(
+    ("f", "kinds"),
+    [
+        (write, ("plain", "computed")),
+        (no_grad_write, ("plain", "computed", "leaf")),
+        (detached_write, ("plain", "computed", "leaf")),
+        (data_write, ("plain", "computed", "leaf")),
+        (write_through_a_view, ("plain", "computed")),
+        (write_and_return, ("plain", "computed")),
+    ],
+)
+def test_writes_to_a_subclass(f, kinds, make):
+    for kind in kinds:
+        assert_like_eager(f, lambda: [computed(make(2, 3, grad=True)) if kind == "computed" else make(2, 3, grad=kind == "leaf")])
+
+
+def test_a_write_to_an_inner_tensor():
+    assert_like_eager(write_to_an_inner_tensor, lambda: [two(2, 3)])
+
+
+def test_a_write_moves_the_version_counter():
+    def error(call):
+        x = two(3, grad=True)
+        buffer = two(3)
+        out = x * buffer
+        call(buffer)
+        with pytest.raises(RuntimeError) as raised:
+            out.sum().backward()
+        return "modified by an inplace operation" in str(raised.value)
+
+    assert error(lambda b: b.add_(1)) and error(fg.jit(lambda b: b.add_(1)))
+
+
+def test_a_write_under_grad():
+    def loss(x, buffer):
+        buffer.mul_(2)
+        return (x * buffer).sum()
+
+    expected = two(3)
+    expected.mul_(2)
+    buffer = two(3)
+    grads = fg.grad_compiled(loss)(two(3), buffer)
+    assert rounded(seen(buffer)) == rounded(seen(expected)) == rounded(seen(grads))
+
+
+class Count(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, buffer):
+        buffer.add_(1)
+        ctx.buffer = buffer
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.buffer.mul_(3)
+        return g * ctx.buffer, None
+
+
+@pytest.mark.parametrize("x", [two, lambda *shape, grad: torch.ones(*shape, requires_grad=grad)])
+def test_a_buffer_written_to_in_forward_and_in_backward(x):
+    compiled = assert_like_eager(lambda x, b: Count.apply(x, b), lambda: [x(3, grad=True), two(3)])
+    program = compiled.program(x(3, grad=True), two(3))
+    assert Final(InnerTensor(Arg("buffer" if "buffer" in program.key.paths else "b"), "a"), "backward") in program.joint.signature.outs
+
+
+def test_a_buffer_written_to_between_forward_and_backward():
+    def gradient(call):
+        x, buffer = two(3, grad=True), two(3)
+        out = call(x, buffer)
+        buffer.add_(10)
+        out.sum().backward()
+        return rounded(seen([x.grad, buffer]))
+
+    assert gradient(fg.jit(Count.apply)) == gradient(Count.apply)
+
+
+@pytest.mark.parametrize("make", [two, torch.ones])
+def test_what_autograd_saves_must_not_change(make):
+    def error(call):
+        x, y = two(3, grad=True), make(3)
+        out = call(x, y)
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+    error(lambda x, y: x * y)
+    error(fg.jit(lambda x, y: x * y))
+
+
+def test_a_buffer_written_to_in_backward_under_grad():
+    def loss(x, buffer):
+        return Count.apply(x, buffer).sum()
+
+    expected, leaf = two(3), two(3, grad=True)
+    (gradient,) = torch.autograd.grad(loss(leaf, expected), leaf)
+    buffer = two(3)
+    found = fg.grad_compiled(loss)(two(3), buffer)
+    assert rounded(seen([found, buffer])) == rounded(seen([gradient, expected]))
+
+
+def test_one_object_passed_twice():
+    def f(x, y):
+        x.mul_(2)
+        return x + y
+
+    def make():
+        x = two(3)
+        return [x, x]
+
+    assert_like_eager(f, make)
+
+
+# ── subclasses that do more on the way ───────────────────────────────────────────────────────────────────────────
+
+
+class Doubling(TwoTensor):
+    """Its ``copy_`` computes: the second tensor gets twice what it is given. ``calls`` counts how often it ran."""
+
+    calls = 0
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return Doubling(inner["a"], inner["b"], outer_size, outer_stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            Doubling.calls += 1
+            target, source = args[:2]
+            a, b = (source.a, source.b) if isinstance(source, Doubling) else (source, source)
+            target.a.copy_(a)
+            target.b.copy_(b.sin().asin() * 2)
+            return target
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+class Freshening(TwoTensor):
+    """Its ``copy_`` makes tensors of its own: empty ones, constants, clones."""
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return Freshening(inner["a"], inner["b"], outer_size, outer_stride)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            target, source = args[:2]
+            for old, new in ((target.a, source.a), (target.b, source.b)):
+                room = torch.empty_like(old).fill_(1.0)
+                old.copy_(torch.zeros(old.shape) + torch.tensor(1.0) * room * new.clone())
+            return target
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def of_kind(kind, *shape, grad=False):
+    value = two(*shape)
+    return kind(value.a, value.b).requires_grad_(grad)
+
+
+def copies(x, y):
+    with torch.no_grad():
+        x.copy_(y)
+    return x * 3
+
+
+def multiplies(x, y):
+    with torch.no_grad():
+        x.mul_(2)
+    return x * y
+
+
+@pytest.mark.parametrize("f", [copies, multiplies])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_copy_that_computes_runs_where_eager_runs_it_and_once(f, grad):  # S1-12
+    assert_like_eager(f, lambda: [of_kind(Doubling, 3), of_kind(Doubling, 3, grad=grad) * 1])
+    compiled, inputs = fg.jit(f), [of_kind(Doubling, 3), of_kind(Doubling, 3)]
+    compiled(*inputs)
+    before = Doubling.calls
+    compiled(*inputs)
+    assert Doubling.calls == before, "what is written to goes back into the inner tensors, not through copy_"
+
+
+@pytest.mark.parametrize("f", [copies, multiplies])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_copy_that_makes_tensors_of_its_own(f, grad):  # S1-10
+    assert_like_eager(f, lambda: [of_kind(Freshening, 3), of_kind(Freshening, 3, grad=grad) * 1])
+
+
+def test_a_nested_subclass_is_put_together_by_its_classes():
+    def f(x):
+        return x * 2, TwoTensor(x, x.sin())
+
+    compiled = assert_like_eager(f, lambda: [nested(3)])
+    inner = [str(slot) for slot in compiled.program(nested(3)).joint.signature.ins]
+    assert inner == ["x.a.a", "x.a.b", "x.b.a", "x.b.b"]
+
+
+# ── DTensor ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def training(call, mesh):
+    def make(value, placement):
+        return DTensor.from_local(value, mesh, [placement], run_check=False).detach()
+
+    torch.manual_seed(0)
+    w, b, x = make(torch.randn(3, 3), Shard(0)).requires_grad_(), make(torch.zeros(3, 3), Replicate()), make(torch.randn(3, 3), Shard(1))
+    for _ in range(3):
+        out = call(w, b, x)
+        out.sum().backward()
+    return [(t.placements, t.to_local().tolist()) for t in (w.grad, b, out.detach())]
+
+
+def test_a_buffer_that_is_a_dtensor_in_a_training_step(mesh):  # S1-11
+    def f(w, b, x):
+        with torch.no_grad():
+            b.add_(1)
+        return (x @ w).sin() * b
+
+    compiled = fg.jit(f)
+    assert rounded(training(compiled, mesh)) == rounded(training(f, mesh))
+    assert compiled.cache_info().misses == 1
+
+
+def test_an_incoming_gradient_is_placed_as_it_was_traced(mesh):
+    def gradient(call, placement):
+        x = DTensor.from_local(torch.arange(4.0).view(2, 2), mesh, [Replicate()]).detach().requires_grad_()
+        out = call(x)
+        out.backward(DTensor.from_local(torch.ones(2, 2), mesh, [placement]))
+        return x.grad.to_local().tolist()
+
+    def f(x):
+        return x * x
+
+    compiled = fg.jit(f)
+    for placement in (Replicate(), Shard(0), Shard(1)):
+        assert gradient(compiled, placement) == gradient(f, placement)
+
+
+# ── the key ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Scaled(torch.Tensor):
+    """One inner tensor, and a number as metadata."""
+
+    @staticmethod
+    def __new__(cls, elem, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, elem.shape, strides=elem.stride(), dtype=elem.dtype, device=elem.device)
+
+    def __init__(self, elem, scale):
+        self.elem, self.scale = elem, scale
+
+    def __tensor_flatten__(self):
+        return ["elem"], self.scale
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, scale, size, stride):
+        return cls(inner["elem"], scale)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        scale = next(t.scale for t in pytree.tree_leaves(args) if isinstance(t, cls))
+        inner = pytree.tree_map_only(cls, lambda t: t.elem, args)
+        if func is torch.ops.aten.mul.Tensor:
+            scale = args[0].scale * (args[1].scale if isinstance(args[1], cls) else 1)
+        return cls(func(*inner, **(kwargs or {})), scale)
+
+
+def test_programs_differ_by_type_metadata_and_inner_tensors():
+    compiled = fg.jit(lambda x: x * x)
+
+    def misses(x):
+        before = compiled.cache_info().misses
+        compiled(x)
+        return compiled.cache_info().misses - before
+
+    value = torch.arange(3.0)
+    assert misses(value) == 1
+    assert misses(Scaled(value, 2)) == 1
+    assert misses(Scaled(value, 2)) == 0
+    assert misses(Scaled(value.double(), 2)) == 1
+    assert "metadata was" in compiled.explain_miss(Scaled(value, 3))
+    out = compiled(Scaled(value, 3))
+    assert out.scale == 9 and torch.equal(out.elem, value * value)
+
+    compiled = fg.jit(lambda x: x * x)
+    assert misses(two(3)) == 1
+    assert misses(TwoTensor(torch.ones(3), torch.ones(3))) == 0
+    assert "requires_grad" in compiled.explain_miss(TwoTensor(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)))
+    shared = torch.ones(3)
+    assert "aliasing" in compiled.explain_miss(TwoTensor(shared, shared))
+    assert misses(nested(3)) == 1
+
+
+class Uncomparable(Scaled):
+    def __tensor_flatten__(self):
+        return ["elem"], object()
+
+
+class Vague(Scaled):
+    def __tensor_flatten__(self):
+        return ["elem"], torch.ones(2)
+
+
+class Empty(Scaled):
+    def __tensor_flatten__(self):
+        return [], 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Uncomparable, "is not equal to itself"), (Vague, "cannot be compared"), (Empty, "names no inner tensor")]
+)
+def test_a_protocol_that_does_not_hold_is_refused(kind, said):
+    with pytest.raises(fg.UnsupportedTensorError, match=said) as raised:
+        fg.jit(lambda x: x * 2)(kind(torch.ones(3), 2))
+    assert raised.value.where == "x"
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def refused(kind, f, *inputs):
+    before = rounded(seen(list(inputs)))
+    with pytest.raises(kind) as raised:
+        fg.jit(f)(*inputs)
+    assert rounded(seen(list(inputs))) == before, "nothing is changed when it raises"
+    assert raised.value.where and raised.value.fix
+    return str(raised.value)
+
+
+def adds(x, *others):
+    x.add_(1)
+    return [y * 2 for y in others]
+
+
+def test_a_write_to_memory_that_a_subclass_shares_is_refused():
+    x = two(2, 3)
+    assert "shares memory" in refused(fg.AliasContractError, adds, x, x.view(-1))
+    assert "shares memory" in refused(fg.AliasContractError, adds, x, x.a)
+    assert "shares memory" in refused(fg.AliasContractError, adds, x.b, x)
+    plain = torch.ones(3)
+    assert "shares memory" in refused(fg.AliasContractError, adds, TwoTensor(plain, plain))
+    assert_like_eager(lambda x, y: x * y, lambda: [(x := two(3)), x.a])
+
+
+def test_a_tracked_write_to_a_view_is_refused():
+    assert "is a view" in refused(fg.AliasContractError, adds, (two(4, grad=True) * 1)[1:])
+
+
+@pytest.mark.parametrize("restride", [torch.Tensor.t_, lambda x: x.unsqueeze_(0), torch.Tensor.detach_])
+def test_changed_sizes_are_refused(restride):
+    def f(x):
+        y = restride(x)
+        return y + 1
+
+    assert "changes the sizes or the history of a TwoTensor" in refused(fg.MutationError, f, two(2, 3))
+
+
+def test_changed_metadata_is_refused():
+    def f(x):
+        x.scale = 5
+        return x * 2
+
+    assert "changes the metadata" in refused(fg.MutationError, f, Scaled(torch.ones(3), 2))
+
+
+def test_an_inner_tensor_that_is_replaced_is_refused():
+    def f(x):
+        x.a = x.a * 2
+        return x + 1
+
+    assert "other memory" in refused(fg.MutationError, f, two(3))
+
+
+def test_a_result_over_the_memory_of_a_subclass_that_is_written_to_is_refused():
+    def f(x):
+        x.mul_(2)
+        return x.a
+
+    assert "over its inner memory" in refused(fg.AliasContractError, f, two(3))
+
+    def g(x, y):
+        x.mul_(2)
+        return TwoTensor(x, y)
+
+    assert "over its inner memory" in refused(fg.AliasContractError, g, torch.ones(3), torch.ones(3))
+
+
+def test_a_gradient_into_an_inner_tensor_is_refused():
+    def make():
+        return TwoTensor(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))
+
+    assert "inner tensor of a subclass" in refused(fg.UnsupportedTensorError, lambda x: x.a * 2, make())
+    assert_like_eager(lambda x: x * 2, lambda: [make()])  # the outer one is differentiated, as in eager
+
+
+def test_an_incoming_gradient_of_another_kind_is_refused():
+    out = fg.jit(lambda x: x * 2)(two(3, grad=True))
+    with pytest.raises(fg.TraceError, match="an incoming gradient is a plain tensor"):
+        out.backward(torch.ones(3))
+
+
+def test_a_cond_of_a_subclass_is_refused():
+    def f(x):
+        return torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,))
+
+    assert "torch.cond takes no tensor subclass" in refused(fg.UnsupportedTensorError, f, two(3))
