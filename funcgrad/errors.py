@@ -111,3 +111,7 @@ class AutocastWarning(UserWarning):
 
 class LargeBaseWarning(UserWarning):
     """Overlapping inputs are written to, and the tensor they are views of is much larger than they are: all of it is copied."""
+
+
+class MissingCompilerWarning(UserWarning):
+    """There is no C compiler on this machine: calls run as ATen, unfused."""

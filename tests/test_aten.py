@@ -22,7 +22,7 @@ def tensors(tree):
 def test_the_printed_program_equals_the_graph_and_leaves_inputs_alone(name):
     f, make = CASES[name]
     args = make()
-    program = fg.value_and_grad_compiled(f).program(*args)
+    program = fg.value_and_grad_compiled(f, backend="aten").program(*args)
     graph = program.kernels[0].graph
     backend = AtenBackend()
     run = backend.build(backend.emit(backend.schedule(backend.lower(graph))))
@@ -37,7 +37,7 @@ def test_golden_program():
     def loss(p, x):
         return (torch.tanh(x @ p["w"] + p["b"]) ** 2).mean()
 
-    program = fg.grad_compiled(loss).program({"w": torch.ones(4, 3), "b": torch.ones(3)}, torch.ones(5, 4))
+    program = fg.grad_compiled(loss, backend="aten").program({"w": torch.ones(4, 3), "b": torch.ones(3)}, torch.ones(5, 4))
     text = "\n".join(line.split("  #")[0] for line in program.sources[0].text.splitlines())
     assert_expected_inline(
         text,
@@ -80,7 +80,7 @@ def joint(p_w, p_b, x):
 
 
 def test_golden_call():
-    program = fg.grad_compiled(lambda p, k: (p["w"] * k).sum()).program({"w": torch.ones(4)}, 2)
+    program = fg.grad_compiled(lambda p, k: (p["w"] * k).sum(), backend="aten").program({"w": torch.ones(4)}, 2)
     bits = program.key.leaves[0].bits
     assert_expected_inline(
         program.call.text.replace(str(bits), "BITS"),
@@ -121,13 +121,13 @@ def in_place(program):
 )
 def test_what_is_written_in_place(f, expected):
     x = torch.rand(4, 4)
-    program = fg.jit(f).program(x)
+    program = fg.jit(f, backend="aten").program(x)
     names = in_place(program)
     if isinstance(expected, str):
         assert len(names) == 1 and ("add" in names[0] or "mul" in names[0])
     else:
         assert bool(names) == expected
-    torch.testing.assert_close(fg.jit(f)(x), f(x))
+    torch.testing.assert_close(fg.jit(f, backend="aten")(x), f(x))
 
 
 def test_in_place_forms_have_the_same_arguments():
@@ -159,7 +159,7 @@ def test_values_are_freed_after_their_last_reader():
         return note(c, False)
 
     seen.clear()
-    fg.jit(f)(torch.ones(3))
+    fg.jit(f, backend="aten")(torch.ones(3))
     assert seen[-1] == [True]
 
 
@@ -179,7 +179,7 @@ def test_a_custom_operator_nobody_reads_runs_once_in_order():
         effect(x, "third")
         return y.sum()
 
-    c = fg.grad_compiled(lambda x: f(x.detach()) * x.sum())
+    c = fg.grad_compiled(lambda x: f(x.detach()) * x.sum(), backend="aten")
     c.program(torch.ones(3))
     assert calls == []
     c(torch.ones(3))

@@ -105,9 +105,11 @@ class Index:
         return Index(((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
-        """``(a, b)`` with ``self == a * by + b``: the terms that ``by`` divides, and the others."""
-        whole = Index(tuple((atom, n // by) for atom, n in self.terms if n % by == 0), self.const // by)
-        return whole, Index(tuple((atom, n) for atom, n in self.terms if n % by), self.const % by)
+        """``(a, b)`` with ``self == a * by + b``; ``b`` has the terms that ``by`` does not divide, and is never negative."""
+        rest = Index(tuple((atom, n) for atom, n in self.terms if n % by))
+        whole = (self.const + rest.range[0]) // by
+        divided = tuple((atom, n // by) for atom, n in self.terms if n % by == 0)
+        return Index(divided, whole), rest + (self.const - whole * by)
 
     @property
     def axes(self) -> frozenset[Axis]:

@@ -28,7 +28,7 @@ from ..capture.observe import observe
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
-from ..errors import AutocastWarning, RetraceError
+from ..errors import AutocastWarning, BuildError, MissingCompilerWarning, RetraceError
 from ..graphs import verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
@@ -218,9 +218,8 @@ class Compiled:
                 call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(
-            self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules, tuple(itertools.chain(*sources)),
-            call, run,
-            stages.seconds,
+            self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules,
+            tuple(itertools.chain(*sources)), call, run, stages.seconds,
         )  # fmt: skip
 
 
@@ -228,9 +227,20 @@ def _choose_backend(options: Options) -> Backend:
     """The backend an option names; the environment may name one for ``"auto"``."""
     name = ENVIRONMENT.backend or "auto" if options.backend == "auto" else options.backend
     if name == "auto":
-        name = "aten" if options.numerics == "eager" or compiler() is None else "c"
+        name = "aten" if options.numerics == "eager" or _is_missing_compiler() else "c"
+    if name == "c" and compiler() is None:
+        raise BuildError('backend="c" needs a C compiler, and there is none', fix='install gcc, name a compiler in CC, or use backend="aten"')
     backends: dict[str, Callable[[], Backend]] = {"aten": AtenBackend, "c": CBackend}
     return backends[name]()
+
+
+def _is_missing_compiler() -> bool:
+    if compiler() is None:
+        warnings.warn(
+            "funcgrad finds no C compiler (gcc, cc or CC): calls run as ATen, unfused and slower", MissingCompilerWarning, stacklevel=2
+        )
+        return True
+    return False
 
 
 @frozen

@@ -109,7 +109,7 @@ def after_the_guards(call):
 def text_of(case):
     """The printed call, and for a program of two halves their printed code."""
     f, args = case()
-    program = fg.jit(f).program(*args)
+    program = fg.jit(f, backend="aten").program(*args)
     halves = [source.text for source in program.sources] if len(program.sources) == 2 else []
     return re.sub(r" · \S+:\d+ in \w+", "", "\n".join([after_the_guards(program.call.text), *halves]))
 
