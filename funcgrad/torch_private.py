@@ -442,3 +442,12 @@ def registered_container(kind: type) -> Registered | None:
         entry = pytree.SUPPORTED_NODES[kind]
         found = _registered[kind] = Registered(entry.flatten_fn, entry.unflatten_fn, entry.flatten_with_keys_fn)
     return found
+
+
+def _empty_cpu() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+    """``empty_cpu(shape, strides, dtype)``: uninitialised memory, in half the time ``torch.empty_strided`` takes to read its arguments."""
+    fast = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)  # seen in 2.11, 2.13
+    return fast if fast is not None else lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+
+
+empty_cpu = _empty_cpu()

@@ -12,6 +12,7 @@ from torch import fx
 
 from ..graphs import Graph, call_text, nbytes, type_text, where_of
 from ..loops.ir import Buffer, Kernel
+from ..loops.memory import Arena, plan
 from ..show import Doc, Shown, Table, in_bytes
 from ..source import Source
 
@@ -70,15 +71,23 @@ class Allocate:
 
 @frozen(eq=False)
 class Launch:
-    """Run kernels one after the other, in one call. ``buffers`` are those they read and write, each once."""
+    """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena."""
 
     name: str
     kernels: tuple[Kernel, ...]
+    scratch: tuple[Buffer, ...]
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
+        """What it is called with: the buffers its kernels read and write, each once, without the scratch."""
         reads = [b for k in self.kernels for b in k.reads]
-        return tuple({b.name: b for b in (*reads, *(b for k in self.kernels for b in k.writes))}.values())
+        own = {b.name for b in self.scratch}
+        every = {b.name: b for b in (*reads, *(b for k in self.kernels for b in k.writes))}
+        return tuple(b for name, b in every.items() if name not in own)
+
+    @property
+    def arena(self) -> Arena:
+        return plan(self.kernels, self.scratch)
 
 
 Step = Call | Free | Allocate | Launch
@@ -99,7 +108,8 @@ class Schedule(Shown):
             elif isinstance(step, Allocate):
                 rows.append(("allocate", step.buffer.name, "", in_bytes(math.prod(step.buffer.shape) * step.buffer.dtype.itemsize)))
             elif isinstance(step, Launch):
-                rows.append(("launch", ", ".join(k.name for k in step.kernels), "", ""))
+                arena = f"{len(step.scratch)} buffers in an arena" if step.scratch else ""
+                rows.append(("launch", ", ".join(k.name for k in step.kernels), arena, in_bytes(step.arena.nbytes) if arena else ""))
             else:
                 how = f"into {step.into.name}" if step.into else ""
                 rows.append(("call", call_text(step.node), how, in_bytes(nbytes(step.node.meta.get("val")))))

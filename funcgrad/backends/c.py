@@ -23,6 +23,9 @@ _TYPES = {
 }  # fmt: skip
 _STORED = _TYPES | {torch.bool: "uint8_t", torch.bfloat16: "bf16", torch.float16: "_Float16"}
 
+_STACK = 1 << 16
+"""Bytes of scratch that may lie on the stack."""
+
 _PARALLEL_FROM = 40_000
 """Operations below which the start of the threads costs more than they save."""
 
@@ -193,15 +196,21 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
     declared: dict[str, str] = {}
     functions: list[str] = []
     for launch in launches:
-        names = {b.name: (b, f"a{i}") for i, b in enumerate(launch.buffers)}
+        names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
+        takes = ", ".join(f"{_STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers)
+        arena, begin, end = launch.arena, [], []
+        if arena.nbytes:
+            on_stack = arena.nbytes <= _STACK
+            begin = [f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));" if on_stack else f"  char* arena = aligned_alloc(64, {arena.nbytes});"]
+            end = [] if on_stack else ["  free(arena);"]
+            names |= {b.name: f"({_STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
         calls = []
         for kernel in launch.kernels:
             name, text = print_kernel(kernel)
             kernels[name] = text
             declared[name] = text[: text.index(" {")] + ";"
-            calls.append(f"  {name}({', '.join(names[b.name][1] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
-        takes = ", ".join(f"{_STORED[b.dtype]}* {name}" for b, name in names.values())
-        functions += [f"void {launch.name}({takes}) {{", *calls, "}"]
+            calls.append(f"  {name}({', '.join(names[b.name] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
+        functions += [f"void {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
     texts = list(kernels.values())
     files = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
     here = set(list(kernels)[(len(files) - 1) * at_once :])
@@ -217,6 +226,7 @@ class _Printer:
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
         self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
+        self._totals_of = {t.buffer: t for t in self._totals}
         self._total_sizes = {b: max(t.size for t in self._totals if t.buffer == b) for b in dict.fromkeys(t.buffer for t in self._totals)}
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
 
@@ -225,16 +235,12 @@ class _Printer:
         takes = [f"const {_STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.reads]
         takes += [f"{_STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.writes]
         lines = [f"void {{name}}({', '.join(takes)}) {{"]
-        work = self._rows * self._columns * self._operations()
-        many = work >= _PARALLEL_FROM and (self._rows > 1 or kernel.tile > 0)
-        lines.append(f"  const int threads = {'omp_get_max_threads()' if many else '1'};")
-        lines += self._before()
-        if many:
+        if self._is_parallel:
+            lines += ["  const int threads = omp_get_max_threads();", *self._before()]
             lines.append("  #pragma omp parallel num_threads(threads) if (threads > 1)")
         lines.append("  {")
-        lines += [f"    {line}" for line in (*self._thread(many), *body)]
-        lines += ["  }", *self._after(), "}"]
-        return lines
+        lines += [f"    {line}" for line in (*self._thread(), *body, *self._thread_end())]
+        return [*lines, "  }", *self._after(), "}"]
 
     def _operations(self) -> float:
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
@@ -242,45 +248,59 @@ class _Printer:
 
     # totals over rows: one array for each thread, added up in the order of the threads
 
+    @property
+    def _is_parallel(self) -> bool:
+        work = self._rows * self._columns * self._operations()
+        return work >= _PARALLEL_FROM and (self._rows > 1 or self._kernel.tile > 0)
+
     def _before(self) -> list[str]:
         lines = []
-        for buffer, size in self._total_sizes.items():
-            total = next(t for t in self._totals if t.buffer == buffer)
-            lines.append(
-                f"  {self._total_type(total)}* s_{self._parameters[buffer]} = malloc(threads * {_padded(size)} * sizeof({self._total_type(total)}));"
-            )
-        return lines
+        for buffer, total in self._totals_of.items():
+            kind, size = self._total_type(total), _padded(self._total_sizes[buffer])
+            lines.append(f"  {kind}* s_{self._parameters[buffer]} = malloc(threads * {size} * sizeof({kind}));")
+        return lines if self._is_parallel else []
 
-    def _thread(self, many: bool) -> list[str]:
-        lines = ["const int thread = omp_get_thread_num();"] if many and self._totals else ["const int thread = 0;"] if self._totals else []
-        for buffer, size in self._total_sizes.items():
-            total = next(t for t in self._totals if t.buffer == buffer)
-            name = f"t_{self._parameters[buffer]}"
-            lines.append(f"{self._total_type(total)}* restrict {name} = s_{self._parameters[buffer]} + (int64_t)thread * {_padded(size)};")
-            lines.append(f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {_start(total.kind, total.value.dtype)};")
+    def _thread(self) -> list[str]:
+        lines = ["const int thread = omp_get_thread_num();"] if self._is_parallel and self._totals else []
+        for buffer, total in self._totals_of.items():
+            name, kind, size = self._parameters[buffer], self._total_type(total), self._total_sizes[buffer]
+            if self._is_parallel:
+                lines.append(f"{kind}* restrict t_{name} = s_{name} + (int64_t)thread * {_padded(size)};")
+            else:
+                lines.append(f"{kind} t_{name}[{size}];" if size <= _STACK // 8 else f"{kind}* restrict t_{name} = malloc({size} * sizeof({kind}));")
+            lines.append(f"for (int64_t i = 0; i < {size}; ++i) t_{name}[i] = {_start(total.kind, total.value.dtype)};")
         width = self._kernel.tile or self._columns
         for expr, name in self._kept.items():
             kind = _TYPES[expr.dtype]
-            if width * len(self._kept) * 8 <= 1 << 18:
-                lines.append(f"{kind} {name}[{width}] __attribute__((aligned(64)));")
-            else:
+            if self._on_heap():
                 lines.append(f"{kind}* restrict {name} = aligned_alloc(64, ({width} * sizeof({kind}) + 63) / 64 * 64);")
+            else:
+                lines.append(f"{kind} {name}[{width}] __attribute__((aligned(64)));")
+        return lines
+
+    def _thread_end(self) -> list[str]:
+        lines = [f"free({name});" for name in self._kept.values()] if self._on_heap() else []
+        if self._is_parallel:
+            return lines
+        for buffer, total in self._totals_of.items():
+            name, size = self._parameters[buffer], self._total_sizes[buffer]
+            lines.append(f"for (int64_t i = 0; i < {size}; ++i) {_stored(name, 'i', f't_{name}[i]', total.value.dtype)}")
+            lines += [f"free(t_{name});"] if size > _STACK // 8 else []
         return lines
 
     def _after(self) -> list[str]:
         lines = []
-        for buffer, size in self._total_sizes.items():
-            total = next(t for t in self._totals if t.buffer == buffer)
-            s = f"s_{self._parameters[buffer]}"
-            add = _REDUCTIONS[total.kind][1].format("sum", f"{s}[t * {_padded(size)} + i]")
+        for buffer, total in self._totals_of.items():
+            name, size = self._parameters[buffer], self._total_sizes[buffer]
+            add = _REDUCTIONS[total.kind][1].format("sum", f"s_{name}[t * {_padded(size)} + i]")
             lines += [
                 f"  for (int64_t i = 0; i < {size}; ++i) {{",
-                f"    {self._total_type(total)} sum = {s}[i];",
+                f"    {self._total_type(total)} sum = s_{name}[i];",
                 f"    for (int64_t t = 1; t < threads; ++t) sum = {add};",
-                f"    {_stored(self._parameters[buffer], 'i', 'sum', total.value.dtype)}",
-                "  }", f"  free({s});",
+                f"    {_stored(name, 'i', 'sum', total.value.dtype)}",
+                "  }", f"  free(s_{name});",
             ]  # fmt: skip
-        return lines
+        return lines if self._is_parallel else []
 
     def _total_type(self, total: Total) -> str:
         """A single sum of floats over everything is added up in double precision."""
@@ -292,24 +312,24 @@ class _Printer:
     def _rows_loop(self) -> list[str]:
         kernel = self._kernel
         inner = self._stages()
-        freed = [f"free({name});" for name in self._kept.values()] if self._on_heap() else []
+        shared = ["#pragma omp for schedule(static)"] if self._is_parallel else []
         if kernel.tile:
             (axis,) = kernel.columns
             return [
-                "#pragma omp for schedule(static)",
+                *shared,
                 f"for (int64_t begin = 0; begin < {axis.size}; begin += {kernel.tile}) {{",
                 f"  const int64_t end = begin + {kernel.tile} < {axis.size} ? begin + {kernel.tile} : {axis.size};",
-                *(f"  {line}" for line in inner), "}", *freed,
+                *(f"  {line}" for line in inner), "}",
             ]  # fmt: skip
         if not kernel.rows:
-            return ["{", *(f"  {line}" for line in inner), "}", *freed]
+            return ["{", *(f"  {line}" for line in inner), "}"]
         decoded: list[str] = []
         rest = Index(((Axis("row", self._rows), 1),))
         for axis in reversed(kernel.rows):
             decoded.insert(0, f"  const int64_t {axis.name} = {index_text(rest % axis.size)};")
             rest = rest // axis.size
-        head = ["#pragma omp for schedule(static)", f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        return [*head, *decoded, *(f"  {line}" for line in inner), "}", *freed]
+        head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
+        return [*head, *decoded, *(f"  {line}" for line in inner), "}"]
 
     def _on_heap(self) -> bool:
         return (self._kernel.tile or self._columns) * len(self._kept) * 8 > 1 << 18

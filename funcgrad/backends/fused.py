@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_getitem, is_view, value_of
@@ -20,7 +20,9 @@ from ..loops.ir import Buffer, Kernel
 from ..loops.kernel import build
 from ..loops.lower import Lowering, lower
 from ..loops.values import Memory, Value
+from ..loops.verify import verify
 from ..source import Source, compile_function
+from ..torch_private import empty_cpu
 from . import c
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
@@ -75,7 +77,7 @@ def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | 
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
             stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
             computes = tuple(n.name for v in task.members for n in nodes.get(v, ())[:1])
-            yield build(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes)
+            yield verify(build(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
 
 
 class _Buffers:
@@ -106,6 +108,7 @@ def _launched(kernels: Kernels) -> Iterable[Step]:
     graph = kernels.graph
     externs = {s.node for s in kernels.steps if isinstance(s, Extern)}
     by_name = {n.name: n for n in graph.fx.nodes}
+    readers = Counter(b.name for k in kernels.steps if isinstance(k, Kernel) for b in k.reads)
     numbers = itertools.count()
     there = {by_name[b.name] for k in kernels.steps if isinstance(k, Kernel) for b in k.writes if b.name in by_name}
     pending: list[Kernel] = []
@@ -119,9 +122,12 @@ def _launched(kernels: Kernels) -> Iterable[Step]:
 
     def launch() -> Iterable[Step]:
         if pending:
-            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending))
+            written = {b.name: b for kernel in pending for b in kernel.writes}
+            reads = Counter(b.name for kernel in pending for b in kernel.reads)
+            scratch = [b for name, b in written.items() if name not in by_name and reads[name] == readers[name]]
+            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch))
             pending.clear()
-            yield from (Allocate(b) for kernel in launched.kernels for b in kernel.writes)
+            yield from (Allocate(b) for b in launched.buffers if b.name in written)
             yield from views(by_name[b.name] for b in launched.buffers if b.name in by_name and is_getitem(by_name[b.name]))
             yield launched
 
@@ -169,8 +175,7 @@ def _python(schedule: Schedule) -> Source:
     for step in schedule.steps:
         if isinstance(step, Allocate):
             b = step.buffer
-            empty = printer.name("empty_strided", torch.empty_strided)
-            lines.append(f"    {b.name} = {empty}({b.shape}, {b.strides}, dtype={printer.argument(b.dtype)})")
+            lines.append(f"    {b.name} = {printer.name('empty', empty_cpu)}({b.shape}, {b.strides}, {printer.argument(b.dtype)})")
         elif isinstance(step, Launch):
             lines.append(f"    {step.name}({', '.join(_address(printer, by_name.get(b.name), b, names) for b in step.buffers)})")
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]

@@ -196,3 +196,30 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def bounded(index: Index, bounds: Sequence[Bound]) -> tuple[int, int]:
+    """The least and the greatest value of an index where all bounds hold, as far as they are on it, or on single axes in it."""
+    ranges: dict[Axis, tuple[int, int]] = {}
+    low, high = index.range
+    for i, least, end in bounds:
+        rest = index - i
+        if not rest.terms:
+            low, high = max(low, least + rest.const), min(high, end - 1 + rest.const)
+        if len(i.terms) == 1 and isinstance(i.terms[0][0], Axis) and i.terms[0][1] == 1:
+            a, b = ranges.get(i.terms[0][0], i.terms[0][0].range)
+            ranges[i.terms[0][0]] = max(a, least - i.const), min(b, end - 1 - i.const)
+    a, b = _range(index, ranges)
+    return max(low, a), min(high, b)
+
+
+def _range(index: Index, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[int, int]:
+    low = high = index.const
+    for atom, by in index.terms:
+        if isinstance(atom, Axis):
+            a, b = ranges.get(atom, atom.range)
+        else:
+            a, b = _range(atom.of, ranges)
+            a, b = (a // atom.by, b // atom.by) if isinstance(atom, Quotient) else (0, atom.by - 1)
+        low, high = (low + a * by, high + b * by) if by > 0 else (low + b * by, high + a * by)
+    return low, high

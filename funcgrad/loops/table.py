@@ -675,7 +675,8 @@ def _on_diagonal(x: Value, other: Value, offset: int, dim1: int, dim2: int) -> V
     own = own_index(other.shape)
     i, j = own[dim1 % rank], own[dim2 % rank]
     rest = [o for d, o in enumerate(own) if d not in (dim1 % rank, dim2 % rank)]
-    return within(x, [*rest, i if offset >= 0 else j], [(j - i, offset, offset + 1)], other)
+    at = i if offset >= 0 else j
+    return within(x, [*rest, at], [(j - i, offset, offset + 1), (at, 0, x.shape[-1])], other)
 
 
 @_row(aten.diagonal_backward.default)

@@ -15,7 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 from attrs import frozen
 
-from .index import ZERO, Axis, Bound, Index, at_axis, flat, row_major, substitute, unravel
+from ..errors import GraphError
+from .index import ZERO, Axis, Bound, Index, at_axis, bounded, flat, row_major, substitute, unravel
 
 _known: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
 
@@ -264,6 +265,7 @@ def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...
 def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
     """The view of ``value`` with the element at ``where`` (in terms of ``axes_of(shape)``) at each index."""
     shape, where = tuple(shape), tuple(where)
+    _require_inside(value, where, ())
     if isinstance(value, Number):
         return number(value.value, value.dtype, shape)
     if isinstance(value, View):
@@ -331,7 +333,16 @@ def flip(value: Value, dims: Sequence[int]) -> Value:
 
 def within(value: Value, where: Sequence[Index], bounds: Sequence[Bound], other: Value) -> Value:
     """``other``, with elements of ``value`` in the places that ``bounds`` describe."""
+    _require_inside(value, where, bounds)
     return _made(Within, other.shape, other.dtype, value, tuple(where), tuple(bounds), other)  # type: ignore[no-any-return]
+
+
+def _require_inside(value: Value, where: Sequence[Index], bounds: Sequence[Bound]) -> None:
+    """Prove that an element asked for is one of the value's."""
+    for index, n in zip(where, value.shape, strict=True):
+        low, high = bounded(index, bounds)
+        if (low < 0 or high >= n) and low <= high and value.numel:
+            raise GraphError(f"element {index} of a dimension of {n} elements may be asked for: from {low} to {high}")
 
 
 def insert(value: Value, other: Value, dim: int, start: int, step: int = 1) -> Value:

@@ -1,0 +1,39 @@
+"""Proof that a kernel reads and writes only what is there, by the ranges of its indices.
+
+Each view is checked, dimension by dimension, when it is made (``values.look`` and ``within``), and views of views are in bounds where each of
+them is. Here the addresses that came of it are checked once more against the memory of the tensor, but for those that a guard
+keeps from being read: what its bounds mean for an address of several dimensions cannot be seen any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import GraphError
+from .index import Index
+from .ir import Buffer, Kernel, Load, Store, Total, walk
+
+
+def verify(kernel: Kernel) -> Kernel:
+    """The kernel itself, if every access is proven to lie in its buffer; else ``GraphError`` with the access."""
+    last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
+    effects = [e for stage in kernel.stages for e in stage.effects]
+    loads = [e for e in walk([e.value for e in effects]) if isinstance(e, Load)]
+    for buffer, at in _accesses(loads, effects):
+        low, high = at.range
+        if low < 0 or high > last[buffer]:
+            raise GraphError(f"{kernel.name} may read or write {buffer}[{at}], from {low} to {high}, which ends at {last[buffer]}")
+    axes = [*kernel.rows, *kernel.columns]
+    if len({a.name for a in axes}) != len(axes):
+        raise GraphError(f"{kernel.name} has two loops of one name")
+    return kernel
+
+
+def _accesses(loads: Iterable[Load], effects: Iterable[Store | Total]) -> Iterable[tuple[str, Index]]:
+    yield from ((e.buffer, e.at) for e in loads if not e.guard)
+    yield from ((e.buffer, e.at) for e in effects)
+
+
+def _last(buffer: Buffer) -> int:
+    """The address of the last element."""
+    return sum((n - 1) * s for n, s in zip(buffer.shape, buffer.strides, strict=True))
