@@ -7,6 +7,7 @@ glibc's (at most 4 ulp) where it has a vector form, and polynomials of the same 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -226,6 +227,7 @@ class _Printer:
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
         self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
+        self._numbers = itertools.count()
         self._totals_of = {t.buffer: t for t in self._totals}
         self._total_sizes = {b: max(t.size for t in self._totals if t.buffer == b) for b in dict.fromkeys(t.buffer for t in self._totals)}
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
@@ -365,23 +367,23 @@ class _Printer:
         before: list[str] = []
         after: list[str] = []
         clauses: list[str] = []
-        for i, reduced in enumerate(stage.reductions):
-            name = names[reduced] = f"a{len(names)}_{i}"
-            start, add, clause = _REDUCTIONS[reduced.kind]
+        for reduced in stage.reductions:
+            name = names[reduced] = f"a{next(self._numbers)}"
+            _, add, clause = _REDUCTIONS[reduced.kind]
             kind = _accumulator(reduced.dtype)
             before.append(f"{kind} {name} = {_start(reduced.kind, reduced.dtype)};")
             body.append(f"{name} = {add.format(name, inside[reduced.body])};")
             clauses.append(f"reduction({clause}:{name})")
         for keep in stage.keeps:
             body.append(f"{self._kept[keep]}[{self._column()}] = {inside[keep]};")
-        for i, effect in enumerate(effects):
+        for effect in effects:
             value = inside[effect.value]
             if isinstance(effect, Store):
                 body.append(_stored(self._parameters[effect.buffer], index_text(effect.at), value, effect.value.dtype))
                 continue
             total, add = f"t_{self._parameters[effect.buffer]}", _REDUCTIONS[effect.kind][1]
             if self._total_sizes[effect.buffer] == 1:
-                name = f"q{len(names)}_{i}"
+                name = f"a{next(self._numbers)}"
                 before.append(f"{_accumulator(effect.value.dtype)} {name} = {_start(effect.kind, effect.value.dtype)};")
                 body.append(f"{name} = {add.format(name, value)};")
                 clauses.append(f"reduction({_REDUCTIONS[effect.kind][2]}:{name})")

@@ -1,0 +1,141 @@
+"""Random programs of pointwise operations, reductions, views and library calls: fused kernels compute what eager PyTorch does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from closeness import assert_rounded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import funcgrad as fg
+from funcgrad.loops.ir import Kernel
+
+SIZES = (1, 2, 3, 5, 9, 17)
+
+UNARY = (torch.sin, torch.tanh, torch.exp, lambda x: x * x, torch.relu, lambda x: -x, lambda x: torch.softmax(x, -1), lambda x: x.clamp(-1, 1))
+BINARY = (torch.add, torch.mul, torch.sub, torch.maximum, lambda a, b: torch.where(a > b, a, b * 2))
+REDUCE = (torch.sum, torch.mean, torch.amax, torch.logsumexp, lambda x, d, keepdim: x.var(d, keepdim=keepdim, correction=0))
+
+
+@st.composite
+def programs(draw):
+    """The shape of the inputs, and steps on a stack of tensors: what is done, to which of them, along which dimension."""
+    shape = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=4))
+    kinds = ("unary", "binary", "reduce", "broadcast", "permute", "reshape", "slice", "flip", "cat", "pad", "matmul", "put")
+    steps = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=14))
+    return shape, steps
+
+
+def step(stack: list[torch.Tensor], kind: str, i: int, j: int, k: int) -> torch.Tensor:
+    x = stack[i % len(stack)]
+    same = [t for t in stack if t.shape == x.shape]
+    dim = k % x.ndim if x.ndim else 0
+    if kind == "unary" or not x.ndim:
+        return UNARY[j % len(UNARY)](x) if x.ndim else x.sin()
+    if kind == "binary":
+        return BINARY[k % len(BINARY)](x, same[j % len(same)])
+    if kind == "reduce":
+        return REDUCE[j % len(REDUCE)](x, dim, keepdim=bool(i % 2))
+    if kind == "broadcast":
+        return x * x.sum(dim, keepdim=True).tanh() + x.amax(dim, keepdim=True)
+    if kind == "permute":
+        return x.transpose(dim, j % x.ndim)
+    if kind == "reshape":
+        return x.reshape(-1) if j % 2 else x.reshape(x.shape[0], -1)
+    if kind == "slice":
+        return x.narrow(dim, j % x.shape[dim], x.shape[dim] - j % x.shape[dim])
+    if kind == "flip":
+        return x.flip(dim) if j % 2 else x.roll(j % 5, dim)
+    if kind == "cat":
+        return torch.cat([x, same[j % len(same)].cos()], dim)
+    if kind == "pad":
+        return torch.nn.functional.pad(x, (j % 3, k % 3 - 1 if x.shape[-1] > 1 else 0), value=0.5)
+    if kind == "put":
+        return torch.select_scatter(x, x.select(dim, 0).sin(), dim, j % x.shape[dim])
+    return (x.reshape(x.shape[0], -1) @ x.reshape(x.shape[0], -1).t()).tanh()
+
+
+def make(steps):
+    def f(a, b):
+        stack = [a, b]
+        for one in steps:
+            new = step(stack, *one)
+            if new.numel() < 20_000:
+                stack.append(new)
+        return sum(t.sin().sum() for t in stack[2:]), stack[-1]
+
+    return f
+
+
+@settings(max_examples=60)
+@given(programs())
+def test_fused_is_eager(program):
+    shape, steps = program
+    torch.manual_seed(0)
+    a, b = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    f = make(steps)
+    found = fg.value_and_grad_compiled(f, has_aux=True, backend="c")(a, b)
+    expected = fg.value_and_grad_compiled(f, has_aux=True, backend="aten")(a, b)
+    assert_rounded(found, expected)
+
+
+def kernels(f, *args):
+    program = fg.value_and_grad_compiled(f).program(*args)
+    return [s for s in program.kernels[0].steps if isinstance(s, Kernel)]
+
+
+def test_softmax_and_layer_norm_with_their_backward_are_one_kernel():
+    def loss(p, target):
+        h = torch.nn.functional.layer_norm(torch.softmax(p["x"], -1), (32,), p["w"], p["b"])
+        return ((h - target) ** 2).mean()
+
+    p = {"x": torch.randn(8, 32), "w": torch.ones(32), "b": torch.zeros(32)}
+    large = [k for k in kernels(loss, p, torch.randn(8, 32)) if k.rows]
+    assert len(large) == 1
+    assert len(large[0].columns) == 1
+
+
+def test_pairwise_values_are_never_in_memory():
+    def energy(x):
+        d = x[:, None] - x[None]
+        return (1 / ((d * d).sum(-1) + torch.eye(50))).sum()
+
+    assert max(b.shape[0] for k in kernels(energy, torch.randn(50, 3)) for b in (*k.reads, *k.writes) if b.shape) == 50
+    assert all(len(b.shape) < 2 or b.shape == (50, 3) for k in kernels(energy, torch.randn(50, 3)) for b in (*k.reads, *k.writes))
+
+
+def test_equal_kernels_are_compiled_once():
+    def loss(x):
+        for _ in range(6):
+            x = torch.tanh(x @ x)
+        return x.sum()
+
+    program = fg.jit(loss).program(torch.randn(5, 5))
+    assert len([s for s in program.kernels[0].steps if isinstance(s, Kernel)]) == 6
+    text = "".join(s.text for s in program.sources if s.language == "c")
+    assert text.count("mv_tanhf(v") == 2  # the last one is summed up, too
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numbers_of_threads(threads):
+    """The same to rounding on one thread and on two; and twice the same on as many."""
+    before = torch.get_num_threads()
+    x = torch.randn(3000, 70)
+    f = fg.value_and_grad_compiled(lambda x: (torch.softmax(x, -1).log() * x).sum() + (x.sum(0) ** 2).sum())
+    torch.set_num_threads(threads)
+    try:
+        first, second = f(x), f(x)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(first[1], second[1])
+    assert_rounded(first, f(x))
+
+
+def test_one_openmp_runtime():
+    """Kernels run on the threads of torch: a second runtime would fight with it for the cores."""
+    x = torch.randn(1000, 100)
+    fg.jit(lambda x: torch.softmax(x, -1))(x)
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
+    assert len(runtimes) == 1
