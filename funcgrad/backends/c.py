@@ -6,6 +6,7 @@ glibc's (at most 4 ulp) where it has a vector form, and polynomials of the same 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -30,6 +31,18 @@ def _function(name: str) -> Operation:
     return lambda dtype, args: f"{name}{'' if dtype == torch.float64 else 'f'}({', '.join(args)})"
 
 
+def _wrapping(template: str) -> Operation:
+    """Arithmetic that wraps around where whole numbers overflow: that is undefined in C, but for unsigned ones."""
+
+    def text(dtype: torch.dtype, args: Sequence[str]) -> str:
+        if dtype not in (torch.int32, torch.int64):  # those that are smaller are computed as int, and cut off where they are assigned
+            return template.format(*args)
+        kind = _TYPES[dtype]
+        return f"({kind})({template.format(*(f'(u{kind}){a}' for a in args))})"
+
+    return text
+
+
 def _extreme(sign: str) -> Operation:
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
         a, b = args
@@ -42,14 +55,15 @@ def _extreme(sign: str) -> Operation:
 def _absolute(dtype: torch.dtype, args: Sequence[str]) -> str:
     if dtype.is_floating_point:
         return f"fabs{'' if dtype == torch.float64 else 'f'}({args[0]})"
-    return f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
+    return f"{args[0]} < 0 ? {_wrapping('-{}')(dtype, args)} : {args[0]}"  # type: ignore[operator]
 
 
 _VECTOR_1 = "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
 _VECTOR_2 = "pow atan2 hypot".split()
 
 _OPERATIONS: Mapping[str, Operation] = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}", "invert": "~{}",
+    "add": _wrapping("{} + {}"), "sub": _wrapping("{} - {}"), "mul": _wrapping("{} * {}"), "neg": _wrapping("-{}"),
+    "div": "{} / {}", "invert": "~{}",
     "reciprocal": "1 / {}", "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}",
     "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}",
     "where": "{} ? {} : {}", "relu": lambda dtype, args: f"{args[0]} < 0 ? 0 : {args[0]}",
@@ -58,7 +72,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
     **{name: _function(f"fg_{name}") for name in ("exp", "sigmoid", "remainder")},
-    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod")}, "round": _function("rint"),
+    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
 }  # fmt: skip
 
 
@@ -106,8 +120,9 @@ static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); ret
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 #define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
-#pragma omp declare reduction(fgmax: float, double, int64_t, int32_t: omp_out = FG_MAX(omp_in, omp_out)) initializer(omp_priv = omp_orig)
-#pragma omp declare reduction(fgmin: float, double, int64_t, int32_t: omp_out = FG_MIN(omp_in, omp_out)) initializer(omp_priv = omp_orig)
+#define FG_TYPES float, double, int64_t, int32_t, int16_t, int8_t, uint8_t
+#pragma omp declare reduction(fgmax: FG_TYPES: omp_out = FG_MAX(omp_in, omp_out)) initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(fgmin: FG_TYPES: omp_out = FG_MIN(omp_in, omp_out)) initializer(omp_priv = omp_orig)
 """
 
 PRELUDE = _prelude()
@@ -208,6 +223,7 @@ class _Printer:
         self._columns = math.prod(a.size for a in kernel.columns)
         self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
         self._total_sizes = {b: max(t.size for t in self._totals if t.buffer == b) for b in dict.fromkeys(t.buffer for t in self._totals)}
+        self._numbers = itertools.count()
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
 
     def function(self) -> list[str]:
@@ -336,21 +352,21 @@ class _Printer:
         clauses: list[str] = []
         for i, reduced in enumerate(stage.reductions):
             name = names[reduced] = f"a{len(names)}_{i}"
-            start, add, clause = _REDUCTIONS[reduced.kind]
+            _, add, clause = _REDUCTIONS[reduced.kind]
             kind = _accumulator(reduced.dtype)
             before.append(f"{kind} {name} = {_start(reduced.kind, reduced.dtype)};")
             body.append(f"{name} = {add.format(name, inside[reduced.body])};")
             clauses.append(f"reduction({clause}:{name})")
         for keep in stage.keeps:
             body.append(f"{self._kept[keep]}[{self._column()}] = {inside[keep]};")
-        for i, effect in enumerate(effects):
+        for effect in effects:
             value = inside[effect.value]
             if isinstance(effect, Store):
                 body.append(_stored(parameter(effect.buffer), index_text(effect.at), value, effect.value.dtype))
                 continue
             total, add = f"t_{parameter(effect.buffer)}", _REDUCTIONS[effect.kind][1]
             if self._total_sizes[effect.buffer] == 1:
-                name = f"q{len(names)}_{i}"
+                name = f"q{next(self._numbers)}"
                 before.append(f"{_accumulator(effect.value.dtype)} {name} = {_start(effect.kind, effect.value.dtype)};")
                 body.append(f"{name} = {add.format(name, value)};")
                 clauses.append(f"reduction({_REDUCTIONS[effect.kind][2]}:{name})")

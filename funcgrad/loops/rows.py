@@ -31,10 +31,8 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def into(value: Any, dtype: torch.dtype) -> Any:
-    """An argument in the dtype an operation computes in; numbers take it on."""
-    if isinstance(value, Value):
-        return cast(value, dtype)
-    return number(float(value) if dtype.is_floating_point else value, dtype)
+    """An argument in the dtype an operation computes in; numbers take it on, and wrap around as PyTorch's do."""
+    return cast(value, dtype) if isinstance(value, Value) else number(plain(value, dtype), dtype)
 
 
 def promoted(*args: Any) -> torch.dtype:
@@ -68,15 +66,21 @@ def half_in_f32(rule: Callable[..., Value]) -> Rule:
     def lowered(*args: Any, out: Any, **kwargs: Any) -> Any:
         if not out.dtype.is_floating_point:
             return NotImplemented
-        wide = torch.float32 if out.dtype in HALF else out.dtype
-        new = [cast(a, wide) if isinstance(a, Value) and a.dtype.is_floating_point else a for a in args]
+        wide = wide_dtype(out.dtype)
+        new = [cast(a, wide) if isinstance(a, Value) else a for a in args]
         return cast(rule(*new, **kwargs), out.dtype)
 
     return lowered
 
 
 def plain(value: Any, dtype: torch.dtype) -> Any:
-    return float(value) if dtype.is_floating_point else bool(value) if dtype == torch.bool else int(value)
+    """A number as a Python number that the dtype holds."""
+    if dtype.is_floating_point:
+        return float(value)
+    if dtype == torch.bool:
+        return bool(value)
+    info = torch.iinfo(dtype)
+    return (int(value) - info.min) % (info.max - info.min + 1) + info.min
 
 
 def truth(x: Value) -> Value:

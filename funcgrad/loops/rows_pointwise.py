@@ -9,6 +9,7 @@ import torch
 
 from .rows import TABLE, Rule, aten, into, is_arithmetic, promoted, row, truth
 from .values import (
+    Number,
     Value,
     cast,
     compare,
@@ -43,8 +44,8 @@ for _op in (aten.fmod.Tensor, aten.fmod.Scalar):
     TABLE[_op] = _elementwise("fmod", floats_only=True)
 for _op in (aten.remainder.Tensor, aten.remainder.Scalar):
     TABLE[_op] = _elementwise("remainder", floats_only=True)
-TABLE[aten.clamp_min.default] = TABLE[aten.clamp_min.Tensor] = _elementwise("maximum")
-TABLE[aten.clamp_max.default] = TABLE[aten.clamp_max.Tensor] = _elementwise("minimum")
+TABLE[aten.clamp_min.Tensor] = _elementwise("maximum")
+TABLE[aten.clamp_max.Tensor] = _elementwise("minimum")
 
 
 @row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
@@ -135,6 +136,42 @@ def _invert(x: Value, *, out: Any) -> Any:
     return compare("eq", x, number(False, torch.bool)) if x.dtype == torch.bool else pointwise("invert", x)
 
 
+for _op in (aten.copysign.Tensor, aten.copysign.Scalar):
+    TABLE[_op] = _elementwise("copysign", floats_only=True)
+TABLE[aten.sgn.default] = TABLE[aten.sign.default]
+
+
+@row(aten.signbit.default)
+def _signbit(x: Value, *, out: Any) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented if x.dtype == torch.bool else compare("lt", x, 0)
+    return compare("lt", pointwise("copysign", number(1.0, x.dtype), x), 0.0)
+
+
+def _isinf(*infinities: float) -> Rule:
+    def rule(x: Value, *, out: Any) -> Any:
+        if not x.dtype.is_floating_point:
+            return NotImplemented
+        return compare("eq", pointwise("abs", x) if len(infinities) == 2 else x, infinities[0])
+
+    return rule
+
+
+TABLE[aten.isinf.default] = _isinf(math.inf, -math.inf)
+TABLE[aten.isposinf.default] = _isinf(math.inf)
+TABLE[aten.isneginf.default] = _isinf(-math.inf)
+
+
+@row(aten.nan_to_num.default)
+def _nan_to_num(x: Value, nan: Any = None, top: Any = None, bottom: Any = None, *, out: Any) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    most = torch.finfo(x.dtype).max
+    bottom = -most if bottom is None else bottom
+    finite = where(compare("eq", x, math.inf), most if top is None else float(top), where(compare("eq", x, -math.inf), float(bottom), x))
+    return where(compare("ne", x, x), 0.0 if nan is None else float(nan), finite)
+
+
 @row(aten.isnan.default)
 def _isnan(x: Value, *, out: Any) -> Any:
     return compare("ne", x, x) if x.dtype.is_floating_point else NotImplemented
@@ -161,8 +198,17 @@ def _clamp(x: Value, low: Any = None, high: Any = None, *, out: Any) -> Any:
     if not is_arithmetic(out.dtype):
         return NotImplemented
     x = cast(x, out.dtype)
-    x = x if low is None else pointwise("maximum", x, into(low, out.dtype))
-    return x if high is None else pointwise("minimum", x, into(high, out.dtype))
+    x = x if low is None else pointwise("maximum", *_of_equals_first(x, into(low, out.dtype)))
+    return x if high is None else pointwise("minimum", *_of_equals_first(x, into(high, out.dtype)))
+
+
+def _of_equals_first(x: Value, bound: Value) -> tuple[Value, Value]:
+    """As in PyTorch, 0.0 and -0.0 stay what they are at a bound of 0 that is a number; a tensor is taken instead."""
+    return (bound, x) if isinstance(bound, Number) else (x, bound)
+
+
+TABLE[aten.clamp_min.default] = lambda x, low, *, out: _clamp(x, low, out=out)
+TABLE[aten.clamp_max.default] = lambda x, high, *, out: _clamp(x, None, high, out=out)
 
 
 @row(aten.addcmul.default)
@@ -170,7 +216,7 @@ def _addcmul(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
     if not out.dtype.is_floating_point:
         return NotImplemented
     x, a, b = (cast(v, out.dtype) for v in (x, a, b))
-    return x + (a * b if value == 1 else a * b * into(value, out.dtype))
+    return x + (a if value == 1 else a * into(value, out.dtype)) * b
 
 
 @row(aten.addcdiv.default)
@@ -186,7 +232,7 @@ def _lerp(a: Value, b: Value, weight: Any, *, out: Any) -> Any:
     if not out.dtype.is_floating_point:
         return NotImplemented
     w = into(weight, out.dtype)
-    return where(compare("lt", pointwise("abs", w), 0.5), a + w * (b - a), b - (b - a) * (1 - w))
+    return where(compare("lt", pointwise("abs", w), 0.5), a + w * (b - a), b + (w - 1) * (b - a))
 
 
 @row(aten.xlogy.Tensor)

@@ -34,6 +34,27 @@ def _mean(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = Non
     return cast(total / (x.numel / max(1, total.numel)), out.dtype)
 
 
+@row(aten.prod.default, aten.prod.dim_int)
+def _prod(x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    if not is_arithmetic(out.dtype):
+        return NotImplemented
+    return cast(reduce("prod", cast(x, wide_dtype(out.dtype)), dims_of(dim), keepdim), out.dtype)
+
+
+@row(aten.linalg_vector_norm.default)
+def _vector_norm(x: Value, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    if not x.dtype.is_floating_point or not out.dtype.is_floating_point or isinstance(order, Value):
+        return NotImplemented
+    x = cast(x, wide_dtype(out.dtype))
+    if order == 2:
+        result = pointwise("sqrt", reduce("sum", x * x, dims_of(dims), keepdim))
+    elif order in (1, math.inf, -math.inf):
+        result = reduce("sum" if order == 1 else "max" if order > 0 else "min", pointwise("abs", x), dims_of(dims), keepdim)
+    else:
+        return NotImplemented
+    return cast(result, out.dtype)
+
+
 def _extreme(kind: str) -> Rule:
     def rule(x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
         return reduce(kind, x, dims_of(dims), keepdim) if is_arithmetic(x.dtype) else NotImplemented

@@ -122,7 +122,7 @@ VIEWS: dict[Any, Rule] = {
 }
 """The rows that only look at memory: no kernel is needed where the memory is there."""
 TABLE |= VIEWS
-TABLE[aten.flip.default] = lambda x, dims, *, out: flip(x, dims)
+TABLE[aten.flip.default] = lambda x, dims, *, out: flip(x, dims) if x.shape else x
 
 
 def _transpose(x: Value, a: int, b: int) -> Value:
