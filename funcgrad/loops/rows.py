@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ def dims_of(dims: Any) -> Sequence[int] | None:
 def half_in_f32(rule: Callable[..., Value]) -> Rule:
     """Formulas of several steps: half precision is widened first, and rounded once."""
 
+    @functools.wraps(rule)  # the coverage page asks where a row was written
     def lowered(*args: Any, out: Any, **kwargs: Any) -> Any:
         if not out.dtype.is_floating_point:
             return NotImplemented
