@@ -451,3 +451,15 @@ def _empty_cpu() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.
 
 
 empty_cpu = _empty_cpu()
+
+
+def aten_overloads() -> list[Any]:
+    """All overloads of ATen operators; ``dir(torch.ops.aten)`` has those only that somebody asked for."""
+    names = [n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
+    found = []
+    for name in sorted(names):
+        packet, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if op is not None:
+            found.append(op)
+    return found

@@ -13,7 +13,9 @@ from funcgrad.loops.ir import Kernel
 
 SIZES = (1, 2, 3, 5, 9, 17)
 
-UNARY = (torch.sin, torch.tanh, torch.exp, lambda x: x * x, torch.relu, lambda x: -x, lambda x: torch.softmax(x, -1), lambda x: x.clamp(-1, 1))
+UNARY = (
+    torch.sin, torch.tanh, torch.exp, torch.relu, lambda x: x * x, lambda x: -x, lambda x: torch.softmax(x, -1), lambda x: x.clamp(-1, 1),
+)  # fmt: skip
 BINARY = (torch.add, torch.mul, torch.sub, torch.maximum, lambda a, b: torch.where(a > b, a, b * 2))
 REDUCE = (torch.sum, torch.mean, torch.amax, torch.logsumexp, lambda x, d, keepdim: x.var(d, keepdim=keepdim, correction=0))
 
@@ -23,7 +25,8 @@ def programs(draw):
     """The shape of the inputs, and steps on a stack of tensors: what is done, to which of them, along which dimension."""
     shape = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=4))
     kinds = ("unary", "binary", "reduce", "broadcast", "permute", "reshape", "slice", "flip", "cat", "pad", "matmul", "put")
-    steps = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99)), min_size=2, max_size=14))
+    numbers = st.integers(0, 99)
+    steps = draw(st.lists(st.tuples(st.sampled_from(kinds), numbers, numbers, numbers), min_size=2, max_size=14))
     return shape, steps
 
 

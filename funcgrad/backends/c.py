@@ -35,6 +35,18 @@ def _function(name: str) -> Operation:
     return lambda dtype, args: f"{name}{'' if dtype == torch.float64 else 'f'}({', '.join(args)})"
 
 
+def _wrapping(template: str) -> Operation:
+    """Arithmetic that wraps around where whole numbers overflow: that is undefined in C, but for unsigned ones."""
+
+    def text(dtype: torch.dtype, args: Sequence[str]) -> str:
+        if dtype not in (torch.int32, torch.int64):  # those that are smaller are computed as int, and cut off where they are assigned
+            return template.format(*args)
+        kind = _TYPES[dtype]
+        return f"({kind})({template.format(*(f'(u{kind}){a}' for a in args))})"
+
+    return text
+
+
 def _extreme(sign: str) -> Operation:
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
         a, b = args
@@ -47,14 +59,15 @@ def _extreme(sign: str) -> Operation:
 def _absolute(dtype: torch.dtype, args: Sequence[str]) -> str:
     if dtype.is_floating_point:
         return f"fabs{'' if dtype == torch.float64 else 'f'}({args[0]})"
-    return f"{args[0]} < 0 ? -{args[0]} : {args[0]}"
+    return f"{args[0]} < 0 ? {_wrapping('-{}')(dtype, args)} : {args[0]}"  # type: ignore[operator]
 
 
 _VECTOR_1 = "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
 _VECTOR_2 = "pow atan2 hypot".split()
 
 _OPERATIONS: Mapping[str, Operation] = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}", "invert": "~{}",
+    "add": _wrapping("{} + {}"), "sub": _wrapping("{} - {}"), "mul": _wrapping("{} * {}"), "neg": _wrapping("-{}"),
+    "div": "{} / {}", "invert": "~{}",
     "reciprocal": "1 / {}", "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}",
     "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}",
     "where": "{} ? {} : {}", "relu": lambda dtype, args: f"{args[0]} < 0 ? 0 : {args[0]}",
@@ -63,7 +76,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
     **{name: _function(f"fg_{name}") for name in ("exp", "sigmoid", "remainder")},
-    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod")}, "round": _function("rint"),
+    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
 }  # fmt: skip
 
 
@@ -111,8 +124,9 @@ static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); ret
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 #define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
-#pragma omp declare reduction(fgmax: float, double, int64_t, int32_t: omp_out = FG_MAX(omp_in, omp_out)) initializer(omp_priv = omp_orig)
-#pragma omp declare reduction(fgmin: float, double, int64_t, int32_t: omp_out = FG_MIN(omp_in, omp_out)) initializer(omp_priv = omp_orig)
+#define FG_TYPES float, double, int64_t, int32_t, int16_t, int8_t, uint8_t
+#pragma omp declare reduction(fgmax: FG_TYPES: omp_out = FG_MAX(omp_in, omp_out)) initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(fgmin: FG_TYPES: omp_out = FG_MIN(omp_in, omp_out)) initializer(omp_priv = omp_orig)
 """
 
 PRELUDE = _prelude()
@@ -202,7 +216,9 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
         arena, begin, end = launch.arena, [], []
         if arena.nbytes:
             on_stack = arena.nbytes <= _STACK
-            begin = [f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));" if on_stack else f"  char* arena = aligned_alloc(64, {arena.nbytes});"]
+            begin = [f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"]
+            if not on_stack:
+                begin = [f"  char* arena = aligned_alloc(64, {arena.nbytes});"]
             end = [] if on_stack else ["  free(arena);"]
             names |= {b.name: f"({_STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
         calls = []
@@ -269,7 +285,9 @@ class _Printer:
             if self._is_parallel:
                 lines.append(f"{kind}* restrict t_{name} = s_{name} + (int64_t)thread * {_padded(size)};")
             else:
-                lines.append(f"{kind} t_{name}[{size}];" if size <= _STACK // 8 else f"{kind}* restrict t_{name} = malloc({size} * sizeof({kind}));")
+                on_stack = size <= _STACK // 8
+                memory = f"malloc({size} * sizeof({kind}))"
+                lines.append(f"{kind} t_{name}[{size}];" if on_stack else f"{kind}* restrict t_{name} = {memory};")
             lines.append(f"for (int64_t i = 0; i < {size}; ++i) t_{name}[i] = {_start(total.kind, total.value.dtype)};")
         width = self._kernel.tile or self._columns
         for expr, name in self._kept.items():

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ..loops.index import Axis, Index, Quotient
+from ..loops.index import Atom, Axis, Index, Quotient
 from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
@@ -65,21 +65,12 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
 
 def index_text(index: Index) -> str:
     """An index as C and Python both write it, given that it is not negative (the verifier has seen to that)."""
-    terms = []
-    for atom, by in index.terms:
-        if isinstance(atom, Axis):
-            text = atom.name
-        else:
-            text = f"({index_text(atom.of)}) {'/' if isinstance(atom, Quotient) else '%'} {atom.by}"
-        terms.append(
-            f"({text}) * {by}"
-            if by != 1 and not isinstance(atom, Axis)
-            else f"{text} * {by}"
-            if by != 1
-            else f"({text})"
-            if " " in text
-            else text
-        )
-    if index.const or not terms:
-        terms.append(str(index.const))
-    return " + ".join(terms)
+    terms = [_term_text(atom, by) for atom, by in index.terms]
+    return " + ".join([*terms, *([str(index.const)] if index.const or not terms else [])])
+
+
+def _term_text(atom: Atom, by: int) -> str:
+    if isinstance(atom, Axis):
+        return f"{atom.name} * {by}" if by != 1 else atom.name
+    text = f"(({index_text(atom.of)}) {'/' if isinstance(atom, Quotient) else '%'} {atom.by})"
+    return f"{text} * {by}" if by != 1 else text

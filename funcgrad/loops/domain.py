@@ -40,8 +40,11 @@ class Domain:
 
 @frozen
 class Place:
-    """Where in a domain a value is computed: ``"full"``, ``"row"`` (one for each row) or ``"total"`` (over all rows, known when the
-    kernel is done; ``"row total"`` where each row adds to it once), and its index there. ``written_out``: a trailing dimension that is not looped over."""
+    """Where in a domain a value is computed, and its index there.
+
+    ``level``: ``"full"``; ``"row"`` (one for each row); ``"total"`` (over all rows, known when the kernel is done); ``"row total"`` (where
+    each row adds to it once). ``written_out``: a trailing dimension that is not looped over.
+    """
 
     level: str
     index: tuple[Index, ...]

@@ -23,7 +23,9 @@ _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
 
 EXPENSIVE = frozenset(
-    "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot".split()
+    (
+        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot"
+    ).split()
 )
 """Operations that cost as much as some twenty additions."""
 

@@ -32,13 +32,13 @@ def build(
     """The kernel that computes a group: ``loads`` say where what it reads lies, ``stores`` where its results go."""
     domain = group.domain
     loops = {axis: at_axis(axis) for axis in domain.axes}
-    effects = _effects(group, domain, loops, loads, stores)[0]
+    effects = _effects(group, domain, loops, loads, stores)
     rows, columns, loops = _merged(domain, effects)
     tile = 0
     if domain.columns is None:
         rows, columns = rows[:-1], rows[-1:]
         tile = TILE if columns and not rows else 0
-    effects, expressions = _effects(group, domain, loops, loads, stores, columns)
+    effects = _effects(group, domain, loops, loads, stores, columns)
     stages = _stages(effects)
     found = walk([e.value for e in effects])
     names = {b.name: b for b in loads.values()}
@@ -57,7 +57,7 @@ def _effects(
     loads: Mapping[Value, Buffer],
     stores: Mapping[Value, Sequence[Buffer]],
     columns: Sequence[Axis] | None = None,
-) -> tuple[list[Effect], Expressions]:
+) -> list[Effect]:
     expressions = Expressions(domain.column_axes if columns is None else columns)
     reader = _Reader(expressions, domain, loops, loads)
     effects: list[Effect] = []
@@ -68,7 +68,7 @@ def _effects(
             here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
             index = tuple(substitute(k, here) for k in at.index)
             effects += _written(value, at, index, reader, stores.get(value, ()), domain)
-    return effects, expressions
+    return effects
 
 
 def _written(value: Value, at: Place, index: tuple[Index, ...], reader: _Reader, buffers: Sequence[Buffer], domain: Domain) -> list[Effect]:

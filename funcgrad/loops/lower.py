@@ -1,6 +1,6 @@
 """From a graph to values: what each ATen call computes, as a function of its index, or why the library runs it.
 
-This is the only module of ``loops`` that knows of fx graphs.
+This is the only module of ``loops`` that looks into fx graphs (``fuse`` carries the nodes of library calls along).
 """
 
 from __future__ import annotations

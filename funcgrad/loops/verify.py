@@ -1,8 +1,8 @@
 """Proof that a kernel reads and writes only what is there, by the ranges of its indices.
 
-Each view is checked, dimension by dimension, when it is made (``values.look`` and ``within``), and views of views are in bounds where each of
-them is. Here the addresses that came of it are checked once more against the memory of the tensor, but for those that a guard
-keeps from being read: what its bounds mean for an address of several dimensions cannot be seen any more.
+Each view is checked, dimension by dimension, when it is made (``values.look`` and ``within``), and views of views are in bounds
+where each of them is. Here the addresses that came of it are checked once more against the memory of the tensor, but for those
+that a guard keeps from being read: what its bounds mean for an address of several dimensions cannot be seen any more.
 """
 
 from __future__ import annotations

@@ -229,7 +229,9 @@ def _choose_backend(options: Options) -> Backend:
     if name == "auto":
         name = "aten" if options.numerics == "eager" or _is_missing_compiler() else "c"
     if name == "c" and compiler() is None:
-        raise BuildError('backend="c" needs a C compiler, and there is none', fix='install gcc, name a compiler in CC, or use backend="aten"')
+        raise BuildError(
+            'backend="c" needs a C compiler, and there is none', fix='install gcc, name a compiler in CC, or use backend="aten"'
+        )
     backends: dict[str, Callable[[], Backend]] = {"aten": AtenBackend, "c": CBackend}
     return backends[name]()
 

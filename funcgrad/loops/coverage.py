@@ -1,0 +1,59 @@
+"""Which ATen operators become loops: writes ``docs/coverage.md`` (``python -m funcgrad.loops.coverage docs/coverage.md``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..torch_private import aten_overloads
+from .table import TABLE
+
+_KINDS = {
+    "rows_pointwise": "one operation for each element",
+    "rows_formulas": "activations",
+    "rows_losses": "losses",
+    "rows_reduce": "reductions",
+    "rows_norms": "normalisations",
+    "rows_views": "tensors made from numbers, and looks at tensors",
+    "rows_put": "tensors put together from parts, and gradients of views",
+}
+"""What the rows of each module are."""
+
+
+def page() -> str:
+    """The page as Markdown."""
+    lines = [
+        "# Coverage", "",
+        "Made by `python -m funcgrad.loops.coverage docs/coverage.md`. An operator with a row in the op table becomes loops and is fused;",
+        "any other, and a call for which its row says `NotImplemented`, is run by PyTorch. `program.kernels` names each such call and says",
+        "why. Rows know float32, float64, bfloat16, float16, the signed integers, uint8 and bool; empty tensors are left to PyTorch.", "",
+        f"## Operators with a row ({len(TABLE)} overloads)", "",
+        "| rows | operators |", "|---|---|",
+    ]  # fmt: skip
+    by_kind: dict[str, list[Any]] = {kind: [] for kind in _KINDS}
+    for op, rule in TABLE.items():
+        by_kind[_module(rule)].append(op)
+    lines += [f"| {text} | {_listed(by_kind[kind])} |" for kind, text in _KINDS.items()]
+    missing = [op for op in _core() if op not in TABLE]
+    lines += ["", f"## Core ATen operators without one ({len(missing)} overloads)", "", _listed(missing), ""]
+    return "\n".join(lines)
+
+
+def _module(rule: Callable[..., Any]) -> str:
+    return rule.__module__.rsplit(".", 1)[1]
+
+
+def _listed(overloads: Iterable[Any]) -> str:
+    return ", ".join(f"`{op}`" for op in sorted(str(op).removeprefix("aten.").removesuffix(".default") for op in overloads))
+
+
+def _core() -> list[Any]:
+    return [op for op in aten_overloads() if torch.Tag.core in op.tags]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

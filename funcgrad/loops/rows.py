@@ -1,0 +1,94 @@
+"""What a row of the op table is, and what rows have in common."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .values import Value, cast, compare, number
+
+aten = torch.ops.aten
+Rule = Callable[..., Any]
+
+TABLE: dict[Any, Rule] = {}
+"""Operator overload → its row. A row takes the operator's arguments and ``out``, the fake value(s) it returns."""
+
+
+def row(*overloads: Any) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        for overload in overloads:
+            TABLE[overload] = rule
+        return rule
+
+    return add
+
+
+# ── dtypes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def into(value: Any, dtype: torch.dtype) -> Any:
+    """An argument in the dtype an operation computes in; numbers take it on, and wrap around as PyTorch's do."""
+    return cast(value, dtype) if isinstance(value, Value) else number(plain(value, dtype), dtype)
+
+
+def promoted(*args: Any) -> torch.dtype:
+    """The dtype PyTorch computes a comparison in."""
+    kinds = [torch.empty((1,) * bool(a.shape), dtype=a.dtype) if isinstance(a, Value) else a for a in args]
+    result = kinds[0]
+    for other in kinds[1:]:
+        result = torch.empty((1,) * _rank(result, other), dtype=torch.result_type(result, other))
+    return result.dtype  # type: ignore[no-any-return]
+
+
+def _rank(a: Any, b: Any) -> int:
+    return max(getattr(a, "ndim", 0), getattr(b, "ndim", 0))
+
+
+def is_arithmetic(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.float64, *HALF, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
+
+
+def dims_of(dims: Any) -> Sequence[int] | None:
+    return None if dims is None or dims == [] else [dims] if isinstance(dims, int) else list(dims)
+
+
+def half_in_f32(rule: Callable[..., Value]) -> Rule:
+    """Formulas of several steps: half precision is widened first, and rounded once."""
+
+    @functools.wraps(rule)  # the coverage page asks where a row was written
+    def lowered(*args: Any, out: Any, **kwargs: Any) -> Any:
+        if not out.dtype.is_floating_point:
+            return NotImplemented
+        wide = wide_dtype(out.dtype)
+        new = [cast(a, wide) if isinstance(a, Value) else a for a in args]
+        return cast(rule(*new, **kwargs), out.dtype)
+
+    return lowered
+
+
+def plain(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a Python number that the dtype holds."""
+    if dtype.is_floating_point:
+        return float(value)
+    if dtype == torch.bool:
+        return bool(value)
+    info = torch.iinfo(dtype)
+    return (int(value) - info.min) % (info.max - info.min + 1) + info.min
+
+
+def truth(x: Value) -> Value:
+    return x if x.dtype == torch.bool else compare("ne", x, number(0, x.dtype))
+
+
+def begin(n: int, start: Any) -> int:
+    """Where a slice of a dimension of ``n`` elements begins."""
+    return 0 if start is None else max(0, min(n, start + n if start < 0 else start))

@@ -1,0 +1,159 @@
+"""Rows of the op table: normalisations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .rows import aten, row, wide_dtype
+from .rows_reduce import average, variance_and_mean
+from .values import (
+    Value,
+    cast,
+    pointwise,
+    reduce,
+    reshape,
+)
+
+
+@row(aten.native_layer_norm.default)
+def _layer_norm(x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, out: Any) -> Any:
+    wide = wide_dtype(x.dtype)
+    dims = list(range(len(x.shape) - len(shape), len(x.shape)))
+    wx = cast(x, wide)
+    variance, mean = variance_and_mean(wx, dims, 0, True)
+    scale = pointwise("rsqrt", variance + eps)
+    y = (wx - mean) * scale
+    y = y if weight is None else y * cast(weight, wide)
+    y = y if bias is None else y + cast(bias, wide)
+    return cast(y, out[0].dtype), cast(mean, out[1].dtype), cast(scale, out[2].dtype)
+
+
+@row(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    g: Value,
+    x: Value,
+    shape: Sequence[int],
+    mean: Value,
+    scale: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mask: Sequence[bool],
+    *,
+    out: Any,
+) -> Any:
+    wide = wide_dtype(x.dtype)
+    rank = len(x.shape)
+    inner, outer = list(range(rank - len(shape), rank)), list(range(rank - len(shape)))
+    g, wx, mean, scale = (cast(v, wide) for v in (g, x, mean, scale))
+    normal = (wx - mean) * scale
+    gw = g if weight is None else g * cast(weight, wide)
+    grad = scale * (gw - average(gw, inner) - normal * average(gw * normal, inner))
+    sums = [reduce("sum", v, outer) if outer else v for v in (g * normal, g)]
+    found = (grad, *sums)
+    return tuple(cast(v, o.dtype) if wanted else None for v, wanted, o in zip(found, mask, out, strict=True))
+
+
+def _per_channel(value: Value, rank: int) -> Value:
+    """A number for each channel, which is dimension 1, against a tensor of so many dimensions."""
+    return reshape(value, (1, value.shape[0]) + (1,) * (rank - 2))
+
+
+@row(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
+def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, out: Any) -> Any:
+    means, variances, training, momentum, eps = rest if len(rest) == 5 else (None, None, *rest)
+    if not training:
+        return NotImplemented
+    wide, rank = wide_dtype(x.dtype), len(x.shape)
+    dims = [d for d in range(rank) if d != 1]
+    wx = cast(x, wide)
+    variance, mean = variance_and_mean(wx, dims, 0, True)
+    scale = pointwise("rsqrt", variance + eps)
+    y = (wx - mean) * scale
+    y = y if weight is None else y * _per_channel(cast(weight, wide), rank)
+    y = y if bias is None else y + _per_channel(cast(bias, wide), rank)
+    mean, scale, variance = (reshape(v, (x.shape[1],)) for v in (mean, scale, variance))
+    found = [y, mean, scale]
+    if means is not None:
+        n = x.numel // x.shape[1]
+        unbiased = variance * (n / (n - 1) if n > 1 else math.nan)
+        found += [cast(old, wide) * (1 - momentum) + new * momentum for old, new in ((means, mean), (variances, unbiased))]
+    return tuple(cast(v, o.dtype) for v, o in zip(found, out, strict=True))
+
+
+@row(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(
+    g: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    mean: Value | None,
+    scale: Value | None,
+    train: bool,
+    eps: float,
+    mask: Sequence[bool],
+    *,
+    out: Any,
+) -> Any:
+    if not train or mean is None or scale is None:
+        return NotImplemented
+    wide, rank = wide_dtype(x.dtype), len(x.shape)
+    dims = [d for d in range(rank) if d != 1]
+    g, wx = cast(g, wide), cast(x, wide)
+    mean, scale = (_per_channel(cast(v, wide), rank) for v in (mean, scale))
+    normal = (wx - mean) * scale
+    grad = (g - average(g, dims) - normal * average(g * normal, dims)) * scale
+    grad = grad if weight is None else grad * _per_channel(cast(weight, wide), rank)
+    found = (grad, reduce("sum", g * normal, dims), reduce("sum", g, dims))
+    return tuple(cast(v, o.dtype) if wanted else None for v, wanted, o in zip(found, mask, out, strict=True))
+
+
+def _grouped(value: Value, n: int, groups: int, channels: int) -> Value:
+    """(batch, group, channel of the group, element)."""
+    return reshape(value, (n, groups, channels // groups, value.numel // (n * channels)))
+
+
+def _per_group(value: Value, groups: int) -> Value:
+    return reshape(value, (1, groups, value.numel // groups, 1))
+
+
+@row(aten.native_group_norm.default)
+def _group_norm(
+    x: Value, weight: Value | None, bias: Value | None, n: int, channels: int, size: int, groups: int, eps: float, *, out: Any
+) -> Any:
+    wide = wide_dtype(x.dtype)
+    wx = _grouped(cast(x, wide), n, groups, channels)
+    variance, mean = variance_and_mean(wx, [2, 3], 0, True)
+    scale = pointwise("rsqrt", variance + eps)
+    y = (wx - mean) * scale
+    y = y if weight is None else y * _per_group(cast(weight, wide), groups)
+    y = y if bias is None else y + _per_group(cast(bias, wide), groups)
+    found = (reshape(y, x.shape), *(reshape(v, (n, groups)) for v in (mean, scale)))
+    return tuple(cast(v, o.dtype) for v, o in zip(found, out, strict=True))
+
+
+@row(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    g: Value,
+    x: Value,
+    mean: Value,
+    scale: Value,
+    weight: Value | None,
+    n: int,
+    channels: int,
+    size: int,
+    groups: int,
+    mask: Sequence[bool],
+    *,
+    out: Any,
+) -> Any:
+    wide = wide_dtype(x.dtype)
+    gs, wx = (_grouped(cast(v, wide), n, groups, channels) for v in (g, x))
+    mean, scale = (reshape(cast(v, wide), (n, groups, 1, 1)) for v in (mean, scale))
+    normal = (wx - mean) * scale
+    gw = gs if weight is None else gs * _per_group(cast(weight, wide), groups)
+    grad = scale * (gw - average(gw, [2, 3]) - normal * average(gw * normal, [2, 3]))
+    found = (reshape(grad, x.shape), *(reshape(reduce("sum", v, [0, 3]), (channels,)) for v in (gs * normal, gs)))
+    return tuple(cast(v, o.dtype) if wanted else None for v, wanted, o in zip(found, mask, out, strict=True))

@@ -1,0 +1,243 @@
+"""Rows of the op table: one ATen operator, one operation or a few for each element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .rows import TABLE, Rule, aten, into, is_arithmetic, promoted, row, truth
+from .values import (
+    Number,
+    Value,
+    cast,
+    compare,
+    number,
+    pointwise,
+    where,
+)
+
+
+def _elementwise(op: str, floats_only: bool = False) -> Rule:
+    def rule(*args: Any, out: Any) -> Any:
+        if not (out.dtype.is_floating_point if floats_only else is_arithmetic(out.dtype)):
+            return NotImplemented
+        return pointwise(op, *(into(a, out.dtype) for a in args))
+
+    return rule
+
+
+for _name in (
+    "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh "
+    "atanh floor ceil trunc relu neg sign abs"
+).split():
+    TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name not in ("relu", "neg", "sign", "abs"))
+TABLE[aten.round.default] = _elementwise("round", floats_only=True)
+for _name in ("maximum", "minimum", "atan2", "hypot"):
+    TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name in ("atan2", "hypot"))
+for _op in (aten.mul.Tensor, aten.mul.Scalar):
+    TABLE[_op] = _elementwise("mul")
+for _op in (aten.div.Tensor, aten.div.Scalar):
+    TABLE[_op] = _elementwise("div", floats_only=True)
+for _op in (aten.fmod.Tensor, aten.fmod.Scalar):
+    TABLE[_op] = _elementwise("fmod", floats_only=True)
+for _op in (aten.remainder.Tensor, aten.remainder.Scalar):
+    TABLE[_op] = _elementwise("remainder", floats_only=True)
+TABLE[aten.clamp_min.Tensor] = _elementwise("maximum")
+TABLE[aten.clamp_max.Tensor] = _elementwise("minimum")
+
+
+@row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
+def _add(a: Any, b: Any, alpha: Any = 1, *, out: Any, op: str = "add") -> Any:
+    if not is_arithmetic(out.dtype):
+        return NotImplemented
+    b = into(b, out.dtype)
+    return pointwise(op, into(a, out.dtype), b if alpha == 1 else pointwise("mul", b, into(alpha, out.dtype)))
+
+
+def _sub(a: Any, b: Any, alpha: Any = 1, *, out: Any) -> Any:
+    return _add(a, b, alpha, out=out, op="sub")
+
+
+TABLE[aten.sub.Tensor] = TABLE[aten.sub.Scalar] = _sub
+
+
+@row(aten.rsub.Scalar, aten.rsub.Tensor)
+def _rsub(a: Any, b: Any, alpha: Any = 1, *, out: Any) -> Any:
+    return NotImplemented if alpha != 1 else _add(b, a, out=out, op="sub")
+
+
+@row(aten.pow.Tensor_Scalar)
+def _power(x: Value, exponent: Any, *, out: Any) -> Any:
+    if not isinstance(exponent, (int, float)):
+        return NotImplemented
+    x = cast(x, out.dtype)
+    if is_arithmetic(out.dtype) and exponent in (1, 2, 3):
+        return x if exponent == 1 else x * x if exponent == 2 else x * x * x
+    if not out.dtype.is_floating_point:
+        return NotImplemented
+    if exponent == 0:
+        return number(1.0, out.dtype, x.shape)
+    if exponent in (-1, -2):
+        return pointwise("reciprocal", x if exponent == -1 else x * x)
+    if exponent in (0.5, -0.5):
+        return pointwise("sqrt" if exponent == 0.5 else "rsqrt", x)
+    return pointwise("pow", x, float(exponent))
+
+
+@row(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def _power_of(base: Any, exponent: Value, *, out: Any) -> Any:
+    if not out.dtype.is_floating_point:
+        return NotImplemented
+    return pointwise("pow", into(base, out.dtype), into(exponent, out.dtype))
+
+
+def _comparison(op: str) -> Rule:
+    def rule(a: Any, b: Any, *, out: Any) -> Any:
+        dtype = promoted(a, b)
+        if dtype.is_complex:
+            return NotImplemented
+        return compare(op, into(a, dtype), into(b, dtype))
+
+    return rule
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    TABLE[getattr(aten, _name).Tensor] = TABLE[getattr(aten, _name).Scalar] = _comparison(_name)
+
+
+@row(aten.logical_not.default)
+def _not(x: Value, *, out: Any) -> Any:
+    return NotImplemented if x.dtype.is_complex else compare("eq", x, number(0, x.dtype))
+
+
+def _logical(op: str) -> Rule:
+    def rule(a: Value, b: Value, *, out: Any) -> Any:
+        return NotImplemented if a.dtype.is_complex or b.dtype.is_complex else pointwise(op, truth(a), truth(b))
+
+    return rule
+
+
+def _bitwise(op: str) -> Rule:
+    def rule(a: Any, b: Any, *, out: Any) -> Any:
+        return pointwise(op, into(a, out.dtype), into(b, out.dtype))
+
+    return rule
+
+
+for _name in ("and", "or", "xor"):
+    TABLE[getattr(aten, f"logical_{_name}").default] = _logical(_name)
+    TABLE[getattr(aten, f"bitwise_{_name}").Tensor] = TABLE[getattr(aten, f"bitwise_{_name}").Scalar] = _bitwise(_name)
+
+
+@row(aten.bitwise_not.default)
+def _invert(x: Value, *, out: Any) -> Any:
+    return compare("eq", x, number(False, torch.bool)) if x.dtype == torch.bool else pointwise("invert", x)
+
+
+for _op in (aten.copysign.Tensor, aten.copysign.Scalar):
+    TABLE[_op] = _elementwise("copysign", floats_only=True)
+TABLE[aten.sgn.default] = TABLE[aten.sign.default]
+
+
+@row(aten.signbit.default)
+def _signbit(x: Value, *, out: Any) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented if x.dtype == torch.bool else compare("lt", x, 0)
+    return compare("lt", pointwise("copysign", number(1.0, x.dtype), x), 0.0)
+
+
+def _isinf(*infinities: float) -> Rule:
+    def rule(x: Value, *, out: Any) -> Any:
+        if not x.dtype.is_floating_point:
+            return NotImplemented
+        return compare("eq", pointwise("abs", x) if len(infinities) == 2 else x, infinities[0])
+
+    return rule
+
+
+TABLE[aten.isinf.default] = _isinf(math.inf, -math.inf)
+TABLE[aten.isposinf.default] = _isinf(math.inf)
+TABLE[aten.isneginf.default] = _isinf(-math.inf)
+
+
+@row(aten.nan_to_num.default)
+def _nan_to_num(x: Value, nan: Any = None, top: Any = None, bottom: Any = None, *, out: Any) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    most = torch.finfo(x.dtype).max
+    bottom = -most if bottom is None else bottom
+    finite = where(compare("eq", x, math.inf), most if top is None else float(top), where(compare("eq", x, -math.inf), float(bottom), x))
+    return where(compare("ne", x, x), 0.0 if nan is None else float(nan), finite)
+
+
+@row(aten.isnan.default)
+def _isnan(x: Value, *, out: Any) -> Any:
+    return compare("ne", x, x) if x.dtype.is_floating_point else NotImplemented
+
+
+@row(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
+def _where(condition: Value, a: Any, b: Any, *, out: Any) -> Any:
+    return (
+        NotImplemented
+        if out.dtype.is_complex or condition.dtype != torch.bool
+        else where(condition, into(a, out.dtype), into(b, out.dtype))
+    )
+
+
+@row(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(x: Value, mask: Value, value: Any, *, out: Any) -> Any:
+    if out.dtype.is_complex or mask.dtype != torch.bool:
+        return NotImplemented
+    return where(mask, into(value, out.dtype), cast(x, out.dtype))
+
+
+@row(aten.clamp.default, aten.clamp.Tensor)
+def _clamp(x: Value, low: Any = None, high: Any = None, *, out: Any) -> Any:
+    if not is_arithmetic(out.dtype):
+        return NotImplemented
+    x = cast(x, out.dtype)
+    x = x if low is None else pointwise("maximum", *_of_equals_first(x, into(low, out.dtype)))
+    return x if high is None else pointwise("minimum", *_of_equals_first(x, into(high, out.dtype)))
+
+
+def _of_equals_first(x: Value, bound: Value) -> tuple[Value, Value]:
+    """As in PyTorch, 0.0 and -0.0 stay what they are at a bound of 0 that is a number; a tensor is taken instead."""
+    return (bound, x) if isinstance(bound, Number) else (x, bound)
+
+
+TABLE[aten.clamp_min.default] = lambda x, low, *, out: _clamp(x, low, out=out)
+TABLE[aten.clamp_max.default] = lambda x, high, *, out: _clamp(x, None, high, out=out)
+
+
+@row(aten.addcmul.default)
+def _addcmul(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
+    if not out.dtype.is_floating_point:
+        return NotImplemented
+    x, a, b = (cast(v, out.dtype) for v in (x, a, b))
+    return x + (a if value == 1 else a * into(value, out.dtype)) * b
+
+
+@row(aten.addcdiv.default)
+def _addcdiv(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
+    if not out.dtype.is_floating_point:
+        return NotImplemented
+    x, a, b = (cast(v, out.dtype) for v in (x, a, b))
+    return x + (a if value == 1 else a * into(value, out.dtype)) / b
+
+
+@row(aten.lerp.Scalar, aten.lerp.Tensor)
+def _lerp(a: Value, b: Value, weight: Any, *, out: Any) -> Any:
+    if not out.dtype.is_floating_point:
+        return NotImplemented
+    w = into(weight, out.dtype)
+    return where(compare("lt", pointwise("abs", w), 0.5), a + w * (b - a), b + (w - 1) * (b - a))
+
+
+@row(aten.xlogy.Tensor)
+def _xlogy(x: Value, y: Value, *, out: Any) -> Any:
+    x, y = cast(x, out.dtype), cast(y, out.dtype)
+    return where(
+        compare("ne", y, y), number(math.nan, out.dtype), where(compare("eq", x, 0.0), number(0.0, out.dtype), x * pointwise("log", y))
+    )

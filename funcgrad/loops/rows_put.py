@@ -1,0 +1,101 @@
+"""Rows of the op table: tensors put together from parts, and what gradients of views are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .rows import TABLE, aten, begin, plain, row
+from .values import Value, cast, concatenate, insert, look, number, own_index, reshape, within
+
+
+def _zeros(out: Any) -> Value:
+    return number(plain(0, out.dtype), out.dtype, tuple(out.shape))
+
+
+@row(aten.cat.default)
+def _cat(tensors: Sequence[Value], dim: int = 0, *, out: Any) -> Any:
+    return concatenate([cast(t, out.dtype) for t in tensors], dim)
+
+
+@row(aten.stack.default)
+def _stack(tensors: Sequence[Value], dim: int = 0, *, out: Any) -> Any:
+    dim %= len(out.shape)
+    one = tuple(1 if d == dim else n for d, n in enumerate(out.shape))
+    return concatenate([reshape(cast(t, out.dtype), one) for t in tensors], dim)
+
+
+@row(aten.slice_backward.default)
+def _slice_backward(g: Value, shape: Any, dim: int, start: int, end: int, step: int, *, out: Any) -> Any:
+    return insert(g, _zeros(out), dim, begin(out.shape[dim], start), step)
+
+
+@row(aten.slice_scatter.default)
+def _slice_scatter(x: Value, part: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, *, out: Any) -> Any:
+    return insert(cast(part, out.dtype), x, dim, begin(out.shape[dim], start), step)
+
+
+@row(aten.select_scatter.default)
+def _select_scatter(x: Value, part: Value, dim: int, at: int, *, out: Any) -> Any:
+    dim %= len(x.shape)
+    one = tuple(1 if d == dim else n for d, n in enumerate(x.shape))
+    return insert(reshape(cast(part, out.dtype), one), x, dim, at % x.shape[dim])
+
+
+@row(aten.constant_pad_nd.default)
+def _pad(x: Value, pads: Sequence[int], value: Any = 0, *, out: Any) -> Any:
+    if out.dtype.is_complex or isinstance(value, Value):
+        return NotImplemented
+    own = list(own_index(tuple(out.shape)))
+    bounds = []
+    for i in range(len(pads) // 2):
+        d = len(own) - 1 - i
+        bounds.append((own[d], pads[2 * i], pads[2 * i] + x.shape[d]))
+        own[d] = own[d] - pads[2 * i]
+    return within(x, own, bounds, number(plain(value, out.dtype), out.dtype, tuple(out.shape)))
+
+
+def _on_diagonal(x: Value, other: Value, offset: int, dim1: int, dim2: int) -> Value:
+    """``other``, with the last dimension of ``x`` along a diagonal."""
+    rank = len(other.shape)
+    own = own_index(other.shape)
+    i, j = own[dim1 % rank], own[dim2 % rank]
+    rest = [o for d, o in enumerate(own) if d not in (dim1 % rank, dim2 % rank)]
+    at = i if offset >= 0 else j
+    return within(x, [*rest, at], [(j - i, offset, offset + 1), (at, 0, x.shape[-1])], other)
+
+
+@row(aten.diagonal_backward.default)
+def _diagonal_backward(g: Value, shape: Any, offset: int, dim1: int, dim2: int, *, out: Any) -> Any:
+    return _on_diagonal(g, _zeros(out), offset, dim1, dim2)
+
+
+@row(aten.diag_embed.default)
+def _diag_embed(x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1, *, out: Any) -> Any:
+    return _on_diagonal(x, _zeros(out), offset, dim1, dim2)
+
+
+@row(aten.diagonal_scatter.default)
+def _diagonal_scatter(x: Value, part: Value, offset: int = 0, dim1: int = 0, dim2: int = 1, *, out: Any) -> Any:
+    return _on_diagonal(cast(part, out.dtype), x, offset, dim1, dim2)
+
+
+@row(aten.roll.default)
+def _roll(x: Value, shifts: Sequence[int], dims: Sequence[int] = (), *, out: Any) -> Any:
+    if not dims:
+        return NotImplemented
+    own = list(own_index(x.shape))
+    for shift, dim in zip(shifts, dims, strict=True):
+        n = x.shape[dim]
+        own[dim] = (own[dim] + -shift % n) % n
+    return look(x, x.shape, own)
+
+
+@row(aten.repeat.default)
+def _repeat(x: Value, times: Sequence[int], *, out: Any) -> Any:
+    own = own_index(tuple(out.shape))[len(out.shape) - len(x.shape) :]
+    return look(x, tuple(out.shape), [i % n if n > 1 else i * 0 for i, n in zip(own, x.shape, strict=True)])
+
+
+# what is never read before it is written may hold anything
+TABLE[aten.new_empty_strided.default] = TABLE[aten.empty_like.default] = TABLE[aten.new_empty.default] = lambda *args, out, **_: _zeros(out)

@@ -1,0 +1,156 @@
+"""Rows of the op table: reductions, and softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .rows import TABLE, Rule, aten, dims_of, is_arithmetic, row, truth, wide_dtype
+from .values import (
+    Value,
+    cast,
+    compare,
+    pointwise,
+    reduce,
+    reshape,
+    where,
+)
+
+
+@row(aten.sum.default, aten.sum.dim_IntList)
+def _sum(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    if not is_arithmetic(out.dtype):
+        return NotImplemented
+    return cast(reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim), out.dtype)
+
+
+@row(aten.mean.default, aten.mean.dim)
+def _mean(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    if not out.dtype.is_floating_point:
+        return NotImplemented
+    total = reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim)
+    return cast(total / (x.numel / max(1, total.numel)), out.dtype)
+
+
+@row(aten.prod.default, aten.prod.dim_int)
+def _prod(x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    if not is_arithmetic(out.dtype):
+        return NotImplemented
+    return cast(reduce("prod", cast(x, wide_dtype(out.dtype)), dims_of(dim), keepdim), out.dtype)
+
+
+@row(aten.linalg_vector_norm.default)
+def _vector_norm(x: Value, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+    if not x.dtype.is_floating_point or not out.dtype.is_floating_point or isinstance(order, Value):
+        return NotImplemented
+    x = cast(x, wide_dtype(out.dtype))
+    if order == 2:
+        result = pointwise("sqrt", reduce("sum", x * x, dims_of(dims), keepdim))
+    elif order in (1, math.inf, -math.inf):
+        result = reduce("sum" if order == 1 else "max" if order > 0 else "min", pointwise("abs", x), dims_of(dims), keepdim)
+    else:
+        return NotImplemented
+    return cast(result, out.dtype)
+
+
+def _extreme(kind: str) -> Rule:
+    def rule(x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
+        return reduce(kind, x, dims_of(dims), keepdim) if is_arithmetic(x.dtype) else NotImplemented
+
+    return rule
+
+
+TABLE[aten.amax.default] = TABLE[aten.max.default] = _extreme("max")
+TABLE[aten.amin.default] = TABLE[aten.min.default] = _extreme("min")
+
+
+def _truths(kind: str) -> Rule:
+    def rule(x: Value, dims: Any = None, keepdim: bool = False, *, out: Any) -> Any:
+        if out.dtype != torch.bool or x.dtype.is_complex:
+            return NotImplemented
+        return reduce(kind, truth(x), dims_of(dims), keepdim)
+
+    return rule
+
+
+for _name in ("any", "all"):
+    TABLE[getattr(aten, _name).default] = TABLE[getattr(aten, _name).dim] = _truths(_name)
+
+
+def variance_and_mean(x: Value, dims: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
+    """Variance and mean in two passes over the row, as exact as Welford's algorithm."""
+    mean = average(x, dims)
+    n = x.numel / max(1, mean.numel)
+    squares = (x - mean) * (x - mean)
+    divisor = n - (1 if correction is None else correction)
+    total = reduce("sum", squares, dims, keepdim)
+    variance = total / divisor if divisor > 0 else total * math.nan if divisor < 0 or n == 0 else total / 0.0
+    return variance, mean if keepdim else reshape(mean, variance.shape)
+
+
+def average(x: Value, dims: Any) -> Value:
+    total = reduce("sum", x, dims, True)
+    return total / (x.numel / max(1, total.numel))
+
+
+@row(aten.var.correction, aten.var_mean.correction)
+def _var(x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False, out: Any) -> Any:
+    if not x.dtype.is_floating_point or isinstance(correction, Value):
+        return NotImplemented
+    variance, mean = variance_and_mean(cast(x, wide_dtype(x.dtype)), dims_of(dims), correction, keepdim)
+    variance, mean = cast(variance, x.dtype), cast(mean, x.dtype)
+    return (variance, mean) if isinstance(out, (tuple, list)) else variance
+
+
+@row(aten.std.correction)
+def _std(x: Value, dims: Any = None, *, out: Any, **how: Any) -> Any:
+    variance = _var(x, dims, out=out, **how)
+    return variance if variance is NotImplemented else pointwise("sqrt", variance)
+
+
+@row(aten.logsumexp.default)
+def _logsumexp(x: Value, dims: Any, keepdim: bool = False, *, out: Any) -> Any:
+    if not x.dtype.is_floating_point:
+        return NotImplemented
+    wide = cast(x, wide_dtype(x.dtype))
+    top = reduce("max", wide, dims_of(dims), True)
+    top = where(compare("eq", pointwise("abs", top), math.inf), 0.0, top)
+    result = pointwise("log", reduce("sum", pointwise("exp", wide - top), dims_of(dims), True)) + top
+    return cast(result if keepdim else reshape(result, out.shape), out.dtype)
+
+
+@row(aten._softmax.default)
+def _softmax(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
+    wide = cast(x, wide_dtype(x.dtype))
+    if not wide.dtype.is_floating_point or not x.shape:
+        return NotImplemented
+    e = pointwise("exp", wide - reduce("max", wide, [dim], True))
+    return cast(e / reduce("sum", e, [dim], True), out.dtype)
+
+
+@row(aten._log_softmax.default)
+def _log_softmax(x: Value, dim: int, half_to_float: bool, *, out: Any) -> Any:
+    wide = cast(x, wide_dtype(x.dtype))
+    if not wide.dtype.is_floating_point or not x.shape:
+        return NotImplemented
+    shifted = wide - reduce("max", wide, [dim], True)
+    return cast(shifted - pointwise("log", reduce("sum", pointwise("exp", shifted), [dim], True)), out.dtype)
+
+
+@row(aten._softmax_backward_data.default)
+def _softmax_backward(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
+    if not y.shape:
+        return NotImplemented
+    g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
+    gy = g * y
+    return cast(gy - y * reduce("sum", gy, [dim], True), out.dtype)
+
+
+@row(aten._log_softmax_backward_data.default)
+def _log_softmax_backward(g: Value, y: Value, dim: int, dtype: Any, *, out: Any) -> Any:
+    if not y.shape:
+        return NotImplemented
+    g, y = cast(g, wide_dtype(g.dtype)), cast(y, wide_dtype(y.dtype))
+    return cast(g - pointwise("exp", y) * reduce("sum", g, [dim], True), out.dtype)

@@ -1,0 +1,248 @@
+"""A law for each row of the op table: its loops compute what eager PyTorch computes.
+
+A new row is checked without writing anything: its calls come from PyTorch's operator database or from its schema.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from op_samples import FLOATS, OTHERS, is_pointwise, specials, variants
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+import funcgrad as fg
+from funcgrad.backends.backend import Extern
+from funcgrad.loops.coverage import page
+from funcgrad.loops.table import TABLE
+
+aten = torch.ops.aten
+
+
+TOLERANCES = {torch.float16: (4e-3, 1e-4)}
+"""Eager PyTorch rounds after each of several steps."""
+
+
+def together(op, calls):
+    """One function of all tensors of all calls, which returns all tensors of all results; one program, compiled once."""
+    flat = [tree_flatten(call) for call in calls]
+    tensors = [t for leaves, _ in flat for t in leaves if isinstance(t, Tensor)]
+
+    def f(*given):
+        given = iter(given)
+        results = []
+        for leaves, spec in flat:
+            args, kwargs = tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], spec)
+            found = op(*args, **kwargs)
+            if is_look(op):
+                found = [aten.clone.default(t) for t in tree_leaves(found)]
+            results.append(found)
+        return results
+
+    return f, tensors
+
+
+def is_look(op):
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def check(op, calls):
+    f, tensors = together(op, calls)
+    compiled = fg.jit(f, backend="c")
+    program = compiled.program(*tensors)
+    externs = [s for k in program.kernels for s in k.steps if isinstance(s, Extern) and s.node.target is op]
+    found = compiled(*tensors)
+    return found, f(*tensors), externs
+
+
+@pytest.mark.parametrize("op", TABLE, ids=str)
+def test_a_row(op):
+    calls = list(variants(op))
+    found, expected, externs = check(op, calls)
+    assert len(externs) < len(calls), f"no call became a kernel: {[e.why for e in externs]}"
+    bad = [e.why for e in externs if "loop form" not in e.why and "empty" not in e.why]
+    assert not bad
+    for call, ours, theirs in zip(calls, found, expected, strict=True):
+        rtol, atol = TOLERANCES.get(next((t.dtype for t in tree_leaves(theirs) if isinstance(t, Tensor)), None), (None, None))
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{op}{call}: {m}")
+
+
+@pytest.mark.parametrize("op", [op for op in TABLE if is_pointwise(op)], ids=str)
+def test_special_values(op):
+    calls = [call for dtype in (torch.float32, torch.float64) for call in specials(op, dtype)]
+    if not calls:
+        return  # of whole numbers only
+    found, expected, _ = check(op, calls)
+    for call, ours, theirs in zip(calls, found, expected, strict=True):
+        exact = EXACT.get(op, op)(*tree_map_only(Tensor, widened, call[0]), **call[1])
+        bad = wrong(ours, theirs, exact, ulps=1000 if op in EXACT and theirs.dtype == torch.float64 else 4)
+        if bad.any():
+            rows = [[t[bad][i].item() for t in tree_leaves(call) if isinstance(t, Tensor)] for i in range(min(8, int(bad.sum())))]
+            rest = [x for x in tree_leaves(call) if not isinstance(x, Tensor)]
+            pairs = [(r, ours[bad][i].item(), theirs[bad][i].item(), exact[bad][i].item()) for i, r in enumerate(rows)]
+            pytest.fail(f"{op} {rest} {ours.dtype}, {int(bad.sum())} of {bad.numel()}: " + "; ".join(map(str, pairs)))
+
+
+def gate(x, approximate):
+    if approximate == "none":
+        return 0.5 * torch.erfc(-x * 0.5**0.5)
+    return torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+
+
+def gelu(x, approximate="none"):
+    return x * gate(x, approximate)
+
+
+def gelu_backward(g, x, approximate="none"):
+    if approximate == "none":
+        return g * (gate(x, approximate) + x * torch.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi)))
+    s = gate(x, approximate)
+    return g * (s + x * (s * (1 - s) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)))
+
+
+def mish(x):
+    n = x.exp() * (x.exp() + 2)
+    return torch.where(x > 20, x, x * (n / (n + 2)))
+
+
+EXACT = {aten.gelu.default: gelu, aten.gelu_backward.default: gelu_backward, aten.mish.default: mish}
+"""Where eager PyTorch loses digits even in double precision; so much that doubles are compared loosely."""
+
+
+def widened(t):
+    return t.double() if t.dtype == torch.float32 else t
+
+
+def wrong(ours, theirs, exact, ulps):
+    """Where a result is not eager PyTorch's: NaN, infinity or the sign of zero differs, or it is so many ulps further from the
+    exact one."""
+    if not ours.is_floating_point():
+        return ours != theirs
+    rounded = exact.to(ours.dtype)
+    sure = (theirs.isnan() == rounded.isnan()) & (theirs.isinf() == rounded.isinf())  # else eager is off itself, and anything goes
+    sure &= ~(theirs.isinf() & (ours.abs() > torch.finfo(ours.dtype).max / 4))  # eager's sinh overflows too early
+    kind = (ours.isnan() != theirs.isnan()) | (ours.isinf() != theirs.isinf()) | (ours.isinf() & (ours != theirs))
+    zero = (ours == 0) & (theirs == 0) & (exact == 0)
+    zero &= (theirs.signbit() == exact.signbit()) & (ours.signbit() != theirs.signbit())
+    tiny = torch.finfo(ours.dtype).smallest_normal * torch.finfo(ours.dtype).eps
+    ulp = (rounded.abs() * torch.finfo(ours.dtype).eps).double().clamp_min(tiny)
+    off = (ours.double() - exact.double()).abs() > ulps * ulp + 2 * (theirs.double() - exact.double()).abs()
+    return sure & (kind | zero | (off & ours.isfinite()))
+
+
+# ── what samples do not reach ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_casts():
+    """From each dtype to each: all numbers that both hold, rounded alike, and NaN, infinities and denormals between floats."""
+    edges = [
+        0.0,
+        -0.0,
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -2.7,
+        3.0,
+        100.7,
+        127.0,
+        -128.0,
+        1.0009765625,
+        1.00390625,
+        1.01171875,
+        65519.0,
+        65520.0,
+        6e-8,
+        2e-8,
+    ]
+    edges += [5.9604645e-08, 2.98e-08, 1e-40, 9.2e-41, 3.3895314e38, 3.4e38, math.inf, -math.inf, math.nan]
+    cases = []
+    for given in (*FLOATS, *OTHERS):
+        for wanted in (*FLOATS, *OTHERS):
+            if given.is_floating_point and wanted.is_floating_point:
+                values = torch.tensor(edges, dtype=torch.float64).to(given)
+            elif given == torch.bool or wanted == torch.bool:
+                values = torch.tensor(edges if given.is_floating_point else [0, 1, 2], dtype=torch.float64).to(given)
+            else:
+                inside = [v for v in edges if abs(v) <= 127 and (v >= 0 or torch.uint8 not in (given, wanted))]
+                values = torch.tensor([*inside, 127.0], dtype=torch.float64).to(given)
+            whole = not given.is_floating_point and not wanted.is_floating_point and given != torch.bool
+            cases.append((torch.tensor([0, 1, -1, 300, -300, 70000, 2**31 - 1]).to(given) if whole else values, wanted))
+    found = fg.jit(lambda *ts: [t.to(wanted) for t, (_, wanted) in zip(ts, cases, strict=True)], backend="c")(*(t for t, _ in cases))
+    for (t, wanted), ours in zip(cases, found, strict=True):
+        theirs = t.to(wanted)
+        assert ours.dtype == wanted and torch.equal(bits(ours), bits(theirs)), (t, ours, theirs)
+
+
+def bits(t):
+    """What is in memory, NaN being NaN."""
+    return torch.where(t.isnan(), -12345.0, t.double().copysign(t)) if t.is_floating_point() else t
+
+
+def test_whole_numbers_wrap():
+    def f(*pairs):
+        return [
+            (a + b, a - b, a * b,
+             -a, a.abs(), a.sign(), a.relu(), a * a, a**3, torch.maximum(a, b), ~a, a & b, a < b, a.clamp(-5, 100), 3 - a,
+             a < -5, a == 300, a >= 100, a + 300, a.clamp_min(7))
+            for a, b in zip(pairs[::2], pairs[1::2], strict=True)
+        ]  # fmt: skip
+
+    tensors = []
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        info = torch.iinfo(dtype)
+        edge = torch.tensor(
+            [info.min, info.min + 1, -1 % 256 if dtype == torch.uint8 else -1, 0, 1, 2, 101, info.max - 1, info.max], dtype=dtype
+        )
+        tensors += [t.contiguous() for t in (edge[:, None].expand(-1, len(edge)), edge.expand(len(edge), -1))]
+    torch.testing.assert_close(fg.jit(f, backend="c")(*tensors), f(*tensors), rtol=0, atol=0)
+
+
+ROUGH = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {}, torch.bfloat16: {"rtol": 0.1, "atol": 0.02}}
+"""Sums of some thousands are added up in another order; eager PyTorch multiplies bfloat16s in bfloat16."""
+
+REDUCTIONS = [
+    torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.var, torch.std, torch.softmax,
+    torch.log_softmax, lambda t, d: torch.linalg.vector_norm(t, dim=d), lambda t, d: torch.linalg.vector_norm(t, d + 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
+@pytest.mark.parametrize("rows", [3, 7, 100], ids="rows={}".format)
+def test_reductions_of_special_values(rows, dtype):
+    """Over rows, over columns and over everything; few (written out) and many."""
+    inf, nan = math.inf, math.nan
+    torch.manual_seed(rows)
+    x = torch.randn(rows, 41)
+    for i, (first, second) in enumerate(
+        [(nan, 1.0), (inf, 1.0), (-inf, 1.0), (inf, -inf), (-0.0, 0.0), (inf, nan), (1e18, 1e18), (1e-40, 0.0)]
+    ):
+        x[i % rows, i], x[(i + 1) % rows, i] = first, second
+    x[:, 10], x[:, 11], x[:, 12], x[:, 13] = -inf, inf, nan, -0.0
+    tensors = [t.to(dtype) for t in (x, x.t().contiguous(), x.t(), x[:, 20:].contiguous())]
+
+    def f(*ts):
+        return [[op(t, d) for d in (0, 1)] for t in ts for op in REDUCTIONS] + [
+            [t.sum(), t.max(), t.min(), t.mean(), t.isnan().any()] for t in ts
+        ]
+
+    ours, theirs = fg.jit(f, backend="c")(*tensors), f(*tensors)
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **ROUGH[dtype])
+
+
+def test_reductions_of_many_by_threads():
+    torch.manual_seed(0)
+    x, whole = torch.randn(700, 301), torch.randint(-100, 100, (700, 301))
+
+    def f(x, whole):
+        both = [[op(t) for op in (torch.sum, torch.amax, torch.amin, torch.any)] for t in (x, whole, whole.int(), whole.to(torch.int8))]
+        along = [[op(t, d) for d in (0, 1)] for t in (x, whole.to(torch.int16), x.double()) for op in (torch.sum, torch.amax)]
+        return both + along + [x.var(0), x.std(1), x.prod(1), (x > 0).all(1), x.norm(), x.mean(0)]
+
+    torch.testing.assert_close(fg.jit(f, backend="c")(x, whole), f(x, whole), rtol=1e-5, atol=1e-4)
+
+
+def test_the_coverage_page_is_current():
+    written = Path(__file__).parent.parent.joinpath("docs/coverage.md").read_text(encoding="utf-8")
+    assert written == page(), "run python -m funcgrad.loops.coverage docs/coverage.md"
