@@ -107,7 +107,9 @@ class Index:
     def _split(self, by: int) -> tuple[Index, Index]:
         """``(a, b)`` with ``self == a * by + b``: the terms that ``by`` divides, and the others."""
         whole = Index(tuple((atom, n // by) for atom, n in self.terms if n % by == 0), self.const // by)
-        return whole, Index(tuple((atom, n) for atom, n in self.terms if n % by), self.const % by)
+        rest = Index(tuple((atom, n) for atom, n in self.terms if n % by), self.const % by)
+        below = min(0, rest.range[0] // by)  # C rounds towards 0: what is divided must not be negative
+        return whole + below, rest + -below * by
 
     @property
     def axes(self) -> frozenset[Axis]:
