@@ -142,3 +142,8 @@ def test_one_openmp_runtime():
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
     assert len(runtimes) == 1
+
+
+def test_a_library_call_that_lies_otherwise_than_its_shape_function_says():
+    x = torch.arange(12).reshape(3, 4).t()
+    torch.testing.assert_close(fg.jit(lambda x: torch.pow(2, x) * 3)(x), torch.pow(2, x) * 3)

@@ -246,3 +246,11 @@ def test_reductions_of_many_by_threads():
 def test_the_coverage_page_is_current():
     written = Path(__file__).parent.parent.joinpath("docs/coverage.md").read_text(encoding="utf-8")
     assert written == page(), "run python -m funcgrad.loops.coverage docs/coverage.md"
+
+
+def test_a_flipped_reshaped_slice():
+    def f(y):
+        return y[:, :2].reshape(-1)[1:].flip(0) + 0
+
+    y = torch.randn(3, 3)
+    torch.testing.assert_close(fg.jit(f, backend="c")(y), f(y))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_getitem, is_view, value_of
@@ -172,6 +173,7 @@ def _python(schedule: Schedule) -> Source:
     printer = Printer(names, graph)
     by_name = {n.name: n for n in graph.fx.nodes}
     lines = printer.head()
+    read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     for step in schedule.steps:
         if isinstance(step, Allocate):
             b = step.buffer
@@ -181,8 +183,23 @@ def _python(schedule: Schedule) -> Source:
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
+            if isinstance(step, Call) and step.node.name in read:
+                lines += _laid_out(printer, step.node)
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def _laid_out(printer: Printer, node: fx.Node) -> list[str]:
+    """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are wrong."""
+    fake = value_of(node)
+    strides, dtype = tuple(fake.stride()), printer.argument(fake.dtype)
+    made = f"{printer.name('as_expected', as_expected)}({node.name}, {strides}, {dtype})"
+    return [f"    if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {node.name} = {made}"]
+
+
+def as_expected(tensor: Tensor, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The same numbers in another layout."""
+    return torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device).copy_(tensor)
 
 
 def _address(printer: Printer, node: fx.Node | None, buffer: Buffer, names: dict[str, Any]) -> str:
