@@ -49,8 +49,8 @@ class Options:
     ``"auto"``, which picks the fastest one here.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
     rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
-    numerics: ``"eager"`` is bit-equal to eager ATen. The aten backend always is, but for arithmetic on symbolic floats, whose
-    order may differ: with ``"eager"`` floats stay static.
+    numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats static. ``"fast"``: fused kernels, which round
+    elsewhere; half precision is computed in float32 and rounded where it is stored, or cast to.
     dynamic: one program for each set of sizes. ``None``: a float argument becomes a symbol at its second value (then
     ``isinstance(x, float)`` is False inside the function); ``False``: floats stay static.
     backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
@@ -76,6 +76,8 @@ class Options:
         _check("dynamic", self.dynamic, now=(None, False), later=(True,))
         _check("rng", self.rng, now=("eager",), later=("philox",))
         _check("numerics", self.numerics, now=("fast", "eager"))
+        if self.numerics == "eager" and self.backend == "c":
+            raise OptionError('numerics="eager" runs the kernels of eager PyTorch, backend="c" its own', fix="leave one of the two out")
         if not isinstance(self.backward_autocast, tuple):
             _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
         _check("memory_budget", self.memory_budget, now=(None,), rest_is_later=True)
