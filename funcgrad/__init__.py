@@ -25,6 +25,7 @@ from .errors import (
     UnresolvedCaptureWarning,
     UnsupportedTensorError,
     UnsupportedTransformError,
+    VerificationError,
 )
 from .options import Options
 from .runtime.program import Program
@@ -64,6 +65,7 @@ __all__ = [
     "UnresolvedCaptureWarning",
     "UnsupportedTensorError",
     "UnsupportedTransformError",
+    "VerificationError",
     "grad_and_value_compiled",
     "grad_compiled",
     "jit",

@@ -73,6 +73,10 @@ class AliasContractError(FuncgradError, RuntimeError):
     """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch does."""
 
 
+class VerificationError(FuncgradError, AssertionError):
+    """A compiled program and eager PyTorch do not compute the same (``FUNCGRAD_VERIFY=1``)."""
+
+
 class BuildError(FuncgradError, RuntimeError):
     """The C compiler did not take what funcgrad printed."""
 

@@ -110,10 +110,13 @@ class Environment:
     cache_dir: Path | None
     backend: str | None
     compiler: str | None
+    verify: bool
+    fuel: int | None
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
-    """Read ``FUNCGRAD_LOG`` (0..5), ``FUNCGRAD_CACHE_DIR`` (a folder, or ``off``), ``FUNCGRAD_BACKEND`` and ``CC``.
+    """Read ``FUNCGRAD_LOG`` (0..5), ``FUNCGRAD_CACHE_DIR`` (a folder, or ``off``), ``FUNCGRAD_BACKEND``,
+    ``FUNCGRAD_VERIFY`` (0 or 1), ``FUNCGRAD_FUEL`` (a number) and ``CC``.
 
     Raises ``OptionError`` where a value makes no sense.
     """
@@ -121,10 +124,23 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     if level not in ("0", "1", "2", "3", "4", "5"):
         raise OptionError(f"FUNCGRAD_LOG={level!r}", where="the environment", fix="use 1 (why and how long) to 5 (rewrites)")
     folder = variables.get("FUNCGRAD_CACHE_DIR", platformdirs.user_cache_dir("funcgrad"))
+    verify = variables.get("FUNCGRAD_VERIFY", "0")
+    if verify not in ("0", "1"):
+        raise OptionError(f"FUNCGRAD_VERIFY={verify!r}", where="the environment", fix="use 1 to compare first calls with eager PyTorch")
+    fuel = variables.get("FUNCGRAD_FUEL")
+    if fuel is not None and not fuel.isdecimal():
+        raise OptionError(f"FUNCGRAD_FUEL={fuel!r}", where="the environment", fix="use a number: so many values are fused in each graph")
     backend = variables.get("FUNCGRAD_BACKEND")
     if backend is not None:
         Options(backend=backend)
-    return Environment(log=int(level), cache_dir=None if folder == "off" else Path(folder), backend=backend, compiler=variables.get("CC"))
+    return Environment(
+        log=int(level),
+        cache_dir=None if folder == "off" else Path(folder),
+        backend=backend,
+        compiler=variables.get("CC"),
+        verify=verify == "1",
+        fuel=None if fuel is None else int(fuel),
+    )
 
 
 ENVIRONMENT = read_environment()

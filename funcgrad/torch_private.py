@@ -18,12 +18,7 @@ from attrs import frozen
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from sympy import Function
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, _has_unrecognized_tensor_types
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
@@ -33,17 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
-    "GuardOnDataDependentSymNode",
-    "ShapeEnv",
-    "TorchDispatchMode",
-    "TorchFunctionMode",
-]
+    "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
+    "FunctionalTensorMode", "GuardOnDataDependentSymNode", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode",
+]  # fmt: skip
 
 TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY
 """The place in the stack of dispatch modes between functionalisation (above) and fake tensors (below)."""
@@ -455,11 +442,6 @@ empty_cpu = _empty_cpu()
 
 def aten_overloads() -> list[Any]:
     """All overloads of ATen operators; ``dir(torch.ops.aten)`` has those only that somebody asked for."""
-    names = [n.removeprefix("aten::") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
-    found = []
-    for name in sorted(names):
-        packet, _, overload = name.partition(".")
-        op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-        if op is not None:
-            found.append(op)
-    return found
+    names = sorted(n.removeprefix("aten::").partition(".") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
+    found = [getattr(getattr(torch.ops.aten, packet, None), overload or "default", None) for packet, _, overload in names]
+    return [op for op in found if op is not None]

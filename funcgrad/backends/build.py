@@ -26,9 +26,11 @@ from ..folders import folder_for
 from ..options import ENVIRONMENT
 
 FLAGS = (
-    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-w",
+    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-vrp",
+    "-fopenmp", "-fPIC", "-w",
 )  # fmt: skip
-"""Never -ffast-math: NaN, infinities and signed zeros keep their meaning. No traps and no errno, or nothing would vectorise."""
+"""Never -ffast-math: NaN, infinities and signed zeros keep their meaning. No traps and no errno, or nothing would vectorise.
+-fno-tree-vrp: with it on, GCC 12 gets the masks of some vectorised conditional loads wrong."""
 
 
 @functools.cache

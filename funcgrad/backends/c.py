@@ -1,7 +1,7 @@
 """Kernels as C: loops over rows in parallel, vectorised loops over columns, buffers of the thread for what is kept.
 
-Nothing is reordered but the additions of a sum: NaN, infinities and signed zeros come out as in PyTorch. The vector math is
-glibc's (at most 4 ulp) where it has a vector form, and polynomials of the same accuracy for exp and what is made of it.
+Nothing is reordered but the additions of a sum. Totals over rows are kept by each thread and added up in the order of the threads: on
+as many threads results are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ..loops.index import Axis, Index
-from ..loops.ir import Const, Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
 from .backend import Launch
-from .emitter import Operation, index_text, print_expressions
-
-_TYPES = {
-    torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float", torch.int64: "int64_t",
-    torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t", torch.uint8: "uint8_t", torch.bool: "int",
-}  # fmt: skip
-_STORED = _TYPES | {torch.bool: "uint8_t", torch.bfloat16: "bf16", torch.float16: "_Float16"}
+from .c_language import PRELUDE, STORED, TYPES, C, number
+from .emitter import index_text, print_expressions
 
 _STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
@@ -30,106 +25,6 @@ _STACK = 1 << 16
 _PARALLEL_FROM = 40_000
 """Operations below which the start of the threads costs more than they save."""
 
-
-def _function(name: str) -> Operation:
-    return lambda dtype, args: f"{name}{'' if dtype == torch.float64 else 'f'}({', '.join(args)})"
-
-
-def _wrapping(template: str) -> Operation:
-    """Arithmetic that wraps around where whole numbers overflow: that is undefined in C, but for unsigned ones."""
-
-    def text(dtype: torch.dtype, args: Sequence[str]) -> str:
-        if dtype not in (torch.int32, torch.int64):  # those that are smaller are computed as int, and cut off where they are assigned
-            return template.format(*args)
-        kind = _TYPES[dtype]
-        return f"({kind})({template.format(*(f'(u{kind}){a}' for a in args))})"
-
-    return text
-
-
-def _extreme(sign: str) -> Operation:
-    def text(dtype: torch.dtype, args: Sequence[str]) -> str:
-        a, b = args
-        nan = f" || {a} != {a}" if dtype.is_floating_point else ""
-        return f"({a} {sign} {b}{nan}) ? {a} : {b}"
-
-    return text
-
-
-def _absolute(dtype: torch.dtype, args: Sequence[str]) -> str:
-    if dtype.is_floating_point:
-        return f"fabs{'' if dtype == torch.float64 else 'f'}({args[0]})"
-    return f"{args[0]} < 0 ? {_wrapping('-{}')(dtype, args)} : {args[0]}"  # type: ignore[operator]
-
-
-_VECTOR_1 = "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
-_VECTOR_2 = "pow atan2 hypot".split()
-
-_OPERATIONS: Mapping[str, Operation] = {
-    "add": _wrapping("{} + {}"), "sub": _wrapping("{} - {}"), "mul": _wrapping("{} * {}"), "neg": _wrapping("-{}"),
-    "div": "{} / {}", "invert": "~{}",
-    "reciprocal": "1 / {}", "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}",
-    "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}",
-    "where": "{} ? {} : {}", "relu": lambda dtype, args: f"{args[0]} < 0 ? 0 : {args[0]}",
-    "sign": lambda dtype, args: f"({args[0]} > 0) - ({args[0]} < 0)",
-    "maximum": _extreme(">"), "minimum": _extreme("<"), "abs": _absolute,
-    "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
-    **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
-    **{name: _function(f"fg_{name}") for name in ("exp", "sigmoid", "remainder")},
-    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
-}  # fmt: skip
-
-
-def _prelude() -> str:
-    lines = [
-        "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>", "#include <math.h>", "#include <omp.h>",
-        "typedef uint16_t bf16;",
-        '#define SIMD __attribute__((simd("notinbranch"), const, nothrow))',
-    ]  # fmt: skip
-    for name in _VECTOR_1:  # declared here because glibc offers its vector forms under -ffast-math only
-        lines.append(f'SIMD double mv_{name}(double) __asm__("{name}"); SIMD float mv_{name}f(float) __asm__("{name}f");')
-    for name in _VECTOR_2:
-        lines.append(f'SIMD double mv_{name}(double, double) __asm__("{name}"); SIMD float mv_{name}f(float, float) __asm__("{name}f");')
-    return "\n".join(lines) + _HELPERS
-
-
-_HELPERS = r"""
-static inline float from_bf16(bf16 x) { uint32_t u = (uint32_t)x << 16; float f; memcpy(&f, &u, 4); return f; }
-static inline bf16 to_bf16(float f) {
-  uint32_t u; memcpy(&u, &f, 4);
-  return f != f ? 0x7fc0 : (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-/* exp by its own polynomial: 2^n * 2^r with |r| <= 1/2; overflow, underflow to denormals and NaN as they should be */
-static inline float fg_expf(float x) {
-  float t = rintf(x * 1.44269504088896341f);
-  float r = fmaf(t, -0.693359375f, x);
-  r = fmaf(t, 2.12194440e-4f, r);
-  float p = 1.9875691500e-4f;
-  p = fmaf(p, r, 1.3981999507e-3f); p = fmaf(p, r, 8.3334519073e-3f); p = fmaf(p, r, 4.1665795894e-2f);
-  p = fmaf(p, r, 1.6666665459e-1f); p = fmaf(p, r, 5.0000001201e-1f);
-  p = fmaf(p, r * r, r) + 1.0f;
-  float c = t < -252.0f ? -252.0f : t > 254.0f ? 254.0f : t;
-  int32_t n = (int32_t)(c == c ? c : 0.0f), h = n >> 1;  /* the power of two in two steps: each is a normal number */
-  uint32_t a = (uint32_t)(h + 127) << 23, b = (uint32_t)(n - h + 127) << 23;
-  float fa, fb; memcpy(&fa, &a, 4); memcpy(&fb, &b, 4);
-  float y = p * fa * fb;
-  y = x > 88.7228394f ? INFINITY : y;
-  y = x < -103.972084f ? 0.0f : y;
-  return x != x ? x : y;
-}
-static inline double fg_exp(double x) { return mv_exp(x); }
-static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
-static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }
-static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
-static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
-#define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
-#define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
-#define FG_TYPES float, double, int64_t, int32_t, int16_t, int8_t, uint8_t
-#pragma omp declare reduction(fgmax: FG_TYPES: omp_out = FG_MAX(omp_in, omp_out)) initializer(omp_priv = omp_orig)
-#pragma omp declare reduction(fgmin: FG_TYPES: omp_out = FG_MIN(omp_in, omp_out)) initializer(omp_priv = omp_orig)
-"""
-
-PRELUDE = _prelude()
 
 _REDUCTIONS = {
     # kind: the start, how a number is added, what OpenMP calls it
@@ -140,59 +35,6 @@ _REDUCTIONS = {
     "any": ("0", "{0} | {1}", "|"),
     "all": ("1", "{0} & {1}", "&"),
 }
-
-
-class _C:
-    """C, as ``emitter.Language``."""
-
-    operations = _OPERATIONS
-
-    def __init__(self, parameters: Mapping[str, str]) -> None:
-        self._parameters = parameters
-
-    def type(self, dtype: torch.dtype) -> str:
-        return _TYPES[dtype]
-
-    def define(self, name: str, expr: Expr, text: str) -> str:
-        return f"const {_TYPES[expr.dtype]} {name} = {text};"
-
-    def const(self, expr: Const) -> str:
-        return number(expr.value, expr.dtype)
-
-    def load(self, expr: Load, at: str, guard: Sequence[tuple[str, int, int]]) -> str:
-        element = f"{self._parameters[expr.buffer]}[{at}]"
-        element = f"from_bf16({element})" if expr.dtype == torch.bfloat16 else element
-        tests = [f"{i} >= {low} && {i} < {high}" for i, low, high in guard]
-        return f"({' && '.join(tests)}) ? {element} : 0" if tests else element
-
-    def position(self, at: str) -> str:
-        return at
-
-    def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str:
-        if wanted == torch.bool:
-            return f"{text} != 0"
-        if wanted == torch.bfloat16:
-            return f"from_bf16(to_bf16((float){text}))"
-        return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({_TYPES[wanted]}){text}"
-
-
-def number(value: object, dtype: torch.dtype) -> str:
-    """A number as C writes it."""
-    if dtype.is_floating_point:
-        real = float(value)  # type: ignore[arg-type]
-        if math.isinf(real):
-            return "INFINITY" if real > 0 else "(-INFINITY)"
-        if math.isnan(real):
-            return "NAN"
-        text = f"{real!r}" if dtype == torch.float64 else f"{real!r}f"
-        return f"({text})" if text.startswith("-") else text
-    whole = int(value)  # type: ignore[call-overload]
-    if dtype == torch.int64:
-        return f"({whole}LL)" if whole > -(2**63) else "INT64_MIN"
-    return f"({whole})" if whole < 0 else str(whole)
-
-
-# ── a kernel ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def print_kernel(kernel: Kernel) -> tuple[str, str]:
@@ -212,7 +54,7 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
     functions: list[str] = []
     for launch in launches:
         names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
-        takes = ", ".join(f"{_STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers)
+        takes = ", ".join(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers)
         arena, begin, end = launch.arena, [], []
         if arena.nbytes:
             on_stack = arena.nbytes <= _STACK
@@ -220,7 +62,7 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
             if not on_stack:
                 begin = [f"  char* arena = aligned_alloc(64, {arena.nbytes});"]
             end = [] if on_stack else ["  free(arena);"]
-            names |= {b.name: f"({_STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
+            names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
         calls = []
         for kernel in launch.kernels:
             name, text = print_kernel(kernel)
@@ -239,7 +81,7 @@ class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
-        self._language = _C(self._parameters)
+        self._language = C(self._parameters)
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
         self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
@@ -250,8 +92,8 @@ class _Printer:
 
     def function(self) -> list[str]:
         kernel, body = self._kernel, self._rows_loop()
-        takes = [f"const {_STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.reads]
-        takes += [f"{_STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.writes]
+        takes = [f"const {STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.reads]
+        takes += [f"{STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.writes]
         lines = [f"void {{name}}({', '.join(takes)}) {{"]
         if self._is_parallel:
             lines += ["  const int threads = omp_get_max_threads();", *self._before()]
@@ -291,7 +133,7 @@ class _Printer:
             lines.append(f"for (int64_t i = 0; i < {size}; ++i) t_{name}[i] = {_start(total.kind, total.value.dtype)};")
         width = self._kernel.tile or self._columns
         for expr, name in self._kept.items():
-            kind = _TYPES[expr.dtype]
+            kind = TYPES[expr.dtype]
             if self._on_heap():
                 lines.append(f"{kind}* restrict {name} = aligned_alloc(64, ({width} * sizeof({kind}) + 63) / 64 * 64);")
             else:
@@ -325,7 +167,7 @@ class _Printer:
     def _total_type(self, total: Total) -> str:
         """A single sum of floats over everything is added up in double precision."""
         wide = total.value.dtype == torch.float32 and total.kind == "sum" and self._total_sizes[total.buffer] == 1
-        return "double" if wide else _TYPES[total.value.dtype]
+        return "double" if wide else TYPES[total.value.dtype]
 
     # loops
 
@@ -459,7 +301,7 @@ def _stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
 
 
 def _accumulator(dtype: torch.dtype) -> str:
-    return _TYPES[dtype]
+    return TYPES[dtype]
 
 
 def _start(kind: str, dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ..loops.index import Atom, Axis, Index, Quotient
+from ..loops.index import Atom, Axis, Index, Quotient, at_axis, is_shifted_axis, substitute
 from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
@@ -24,9 +24,13 @@ class Language(Protocol):
 
     def const(self, expr: Const) -> str: ...
 
-    def load(self, expr: Load, at: str, guard: Sequence[tuple[str, int, int]]) -> str: ...
+    def load(self, expr: Load, at: str) -> str: ...
 
     def position(self, at: str) -> str: ...
+
+    def clamp(self, axis: str, low: int, high: int) -> str: ...
+
+    def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str: ...
 
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str: ...
 
@@ -50,7 +54,7 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr, index_text(expr.at), [(index_text(i), low, high) for i, low, high in expr.guard])
+            return language.load(expr, _inside(language, expr))
         case Position():
             return language.position(index_text(expr.at))
         case Op(name="cast"):
@@ -61,6 +65,22 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
             kind = expr.operands[-1].dtype if expr.dtype == torch.bool else expr.dtype
             return how.format(*args) if isinstance(how, str) else how(kind, args)
     raise AssertionError(expr)
+
+
+def _inside(language: Language, load: Load) -> str:
+    """The address of a load, which is a good one also where the guard does not hold: then the number is not used.
+
+    A load under a condition would do, too; but compilers vectorise that with masks, and GCC 12 gets the masks wrong.
+    """
+    limits: dict[Axis, tuple[int, int]] = {}
+    for i, low, high in load.guard:
+        if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
+            least, most = limits.get(axis, axis.range)
+            limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
+    if not all(is_shifted_axis(i) for i, _, _ in load.guard):
+        return language.choose([(index_text(i), low, high) for i, low, high in load.guard], index_text(load.at))
+    axes = {axis: at_axis(Axis(language.clamp(axis.name, *limit), axis.size)) for axis, limit in limits.items()}
+    return index_text(substitute(load.at, axes))
 
 
 def index_text(index: Index) -> str:

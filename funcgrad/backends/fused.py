@@ -22,6 +22,7 @@ from ..loops.kernel import build
 from ..loops.lower import Lowering, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
+from ..options import ENVIRONMENT
 from ..source import Source, compile_function
 from ..torch_private import empty_cpu
 from . import c
@@ -40,7 +41,7 @@ class CBackend:
 
     def lower(self, graph: Graph) -> Kernels:
         lowering = lower(graph)
-        fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)])
+        fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
         return Kernels(graph, tuple(_steps(graph, lowering, fused)))
 
     def schedule(self, kernels: Kernels) -> Schedule:

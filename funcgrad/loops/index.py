@@ -198,6 +198,11 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def is_shifted_axis(index: Index) -> bool:
+    """Whether it is a loop counter, plus or minus a number."""
+    return len(index.terms) == 1 and isinstance(index.terms[0][0], Axis) and index.terms[0][1] == 1
+
+
 def bounded(index: Index, bounds: Sequence[Bound]) -> tuple[int, int]:
     """The least and the greatest value of an index where all bounds hold, as far as they are on it, or on single axes in it."""
     ranges: dict[Axis, tuple[int, int]] = {}
@@ -206,9 +211,9 @@ def bounded(index: Index, bounds: Sequence[Bound]) -> tuple[int, int]:
         rest = index - i
         if not rest.terms:
             low, high = max(low, least + rest.const), min(high, end - 1 + rest.const)
-        if len(i.terms) == 1 and isinstance(i.terms[0][0], Axis) and i.terms[0][1] == 1:
-            a, b = ranges.get(i.terms[0][0], i.terms[0][0].range)
-            ranges[i.terms[0][0]] = max(a, least - i.const), min(b, end - 1 - i.const)
+        if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
+            a, b = ranges.get(axis, axis.range)
+            ranges[axis] = max(a, least - i.const), min(b, end - 1 - i.const)
     a, b = _range(index, ranges)
     return max(low, a), min(high, b)
 

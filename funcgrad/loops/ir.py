@@ -45,7 +45,8 @@ class Const(Expr):
 
 @frozen(eq=False)
 class Load(Expr):
-    """An element of a buffer; ``at`` counts elements from its start. Where a bound of ``guard`` does not hold, nothing is read: 0."""
+    """An element of a buffer; ``at`` counts elements from its start. Where a bound of ``guard`` does not hold it is any number, of which
+    nothing may come."""
 
     buffer: str
     at: Index

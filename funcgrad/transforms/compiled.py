@@ -35,6 +35,7 @@ from ..options import ENVIRONMENT, Options
 from ..partition.partition import fingerprint, partition
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
+from ..runtime.check import require_same
 from ..runtime.fit import key_of, why_not, with_symbols
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
@@ -207,6 +208,9 @@ class Compiled:
                 sources = tuple(backend.emit(s) for s in schedules)
             with stages("build"):
                 runnables = [backend.build(source) for source in sources]
+                if ENVIRONMENT.verify:
+                    values = inner_values(outer, layers, inputs, facts)
+                    require_same(graphs, runnables, dict(zip(inner.signature.ins, values, strict=True)), backend)
                 kernel = runnables[0]
                 if facts.differentiable:
                     moved = dict.fromkeys(facts.goes_in_as(slot) for layer in layers for slot in layer.before)

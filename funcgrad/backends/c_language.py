@@ -1,0 +1,177 @@
+"""C as a language kernels are printed in: its types, numbers and operations, and the functions they rely on.
+
+NaN, infinities and signed zeros come out as in PyTorch. The vector math is glibc's (at most 4 ulp) where it has a vector form, and
+a polynomial of the same accuracy for exp and what is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..loops.ir import Const, Expr, Load
+from .emitter import Operation
+
+TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float", torch.int64: "int64_t",
+    torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t", torch.uint8: "uint8_t", torch.bool: "int",
+}  # fmt: skip
+STORED = TYPES | {torch.bool: "uint8_t", torch.bfloat16: "bf16", torch.float16: "_Float16"}
+
+
+def _function(name: str) -> Operation:
+    return lambda dtype, args: f"{name}{'' if dtype == torch.float64 else 'f'}({', '.join(args)})"
+
+
+def _wrapping(template: str) -> Operation:
+    """Arithmetic that wraps around where whole numbers overflow: that is undefined in C, but for unsigned ones."""
+
+    def text(dtype: torch.dtype, args: Sequence[str]) -> str:
+        if dtype not in (torch.int32, torch.int64):  # those that are smaller are computed as int, and cut off where they are assigned
+            return template.format(*args)
+        kind = TYPES[dtype]
+        return f"({kind})({template.format(*(f'(u{kind}){a}' for a in args))})"
+
+    return text
+
+
+def _extreme(sign: str) -> Operation:
+    def text(dtype: torch.dtype, args: Sequence[str]) -> str:
+        a, b = args
+        nan = f" || {a} != {a}" if dtype.is_floating_point else ""
+        return f"({a} {sign} {b}{nan}) ? {a} : {b}"
+
+    return text
+
+
+def _absolute(dtype: torch.dtype, args: Sequence[str]) -> str:
+    if dtype.is_floating_point:
+        return f"fabs{'' if dtype == torch.float64 else 'f'}({args[0]})"
+    return f"{args[0]} < 0 ? {_wrapping('-{}')(dtype, args)} : {args[0]}"  # type: ignore[operator]
+
+
+_VECTOR_1 = "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
+_VECTOR_2 = "pow atan2 hypot".split()
+
+_OPERATIONS: Mapping[str, Operation] = {
+    "add": _wrapping("{} + {}"), "sub": _wrapping("{} - {}"), "mul": _wrapping("{} * {}"), "neg": _wrapping("-{}"),
+    "div": "{} / {}", "invert": "~{}",
+    "reciprocal": "1 / {}", "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}",
+    "eq": "{} == {}", "ne": "{} != {}", "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}",
+    "where": "{} ? {} : {}", "relu": lambda dtype, args: f"{args[0]} < 0 ? 0 : {args[0]}",
+    "sign": lambda dtype, args: f"({args[0]} > 0) - ({args[0]} < 0)",
+    "maximum": _extreme(">"), "minimum": _extreme("<"), "abs": _absolute,
+    "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
+    **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
+    **{name: _function(f"fg_{name}") for name in ("exp", "sigmoid", "remainder")},
+    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
+}  # fmt: skip
+
+
+def _prelude() -> str:
+    lines = [
+        "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>", "#include <math.h>", "#include <omp.h>",
+        "typedef uint16_t bf16;",
+        '#define SIMD __attribute__((simd("notinbranch"), const, nothrow))',
+    ]  # fmt: skip
+    for name in _VECTOR_1:  # declared here because glibc offers its vector forms under -ffast-math only
+        lines.append(f'SIMD double mv_{name}(double) __asm__("{name}"); SIMD float mv_{name}f(float) __asm__("{name}f");')
+    for name in _VECTOR_2:
+        lines.append(f'SIMD double mv_{name}(double, double) __asm__("{name}"); SIMD float mv_{name}f(float, float) __asm__("{name}f");')
+    return "\n".join(lines) + _HELPERS
+
+
+_HELPERS = r"""
+static inline float from_bf16(bf16 x) { uint32_t u = (uint32_t)x << 16; float f; memcpy(&f, &u, 4); return f; }
+static inline bf16 to_bf16(float f) {
+  uint32_t u; memcpy(&u, &f, 4);
+  return f != f ? 0x7fc0 : (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+/* exp by its own polynomial: 2^n * 2^r with |r| <= 1/2; overflow, underflow to denormals and NaN as they should be */
+static inline float fg_expf(float x) {
+  float t = rintf(x * 1.44269504088896341f);
+  float r = fmaf(t, -0.693359375f, x);
+  r = fmaf(t, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = fmaf(p, r, 1.3981999507e-3f); p = fmaf(p, r, 8.3334519073e-3f); p = fmaf(p, r, 4.1665795894e-2f);
+  p = fmaf(p, r, 1.6666665459e-1f); p = fmaf(p, r, 5.0000001201e-1f);
+  p = fmaf(p, r * r, r) + 1.0f;
+  float c = t < -252.0f ? -252.0f : t > 254.0f ? 254.0f : t;
+  int32_t n = (int32_t)(c == c ? c : 0.0f), h = n >> 1;  /* the power of two in two steps: each is a normal number */
+  uint32_t a = (uint32_t)(h + 127) << 23, b = (uint32_t)(n - h + 127) << 23;
+  float fa, fb; memcpy(&fa, &a, 4); memcpy(&fb, &b, 4);
+  float y = p * fa * fb;
+  y = x > 88.7228394f ? INFINITY : y;
+  y = x < -103.972084f ? 0.0f : y;
+  return x != x ? x : y;
+}
+static inline double fg_exp(double x) { return mv_exp(x); }
+static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
+static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }
+static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
+static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
+#define CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
+#define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
+#define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
+#define FGTYPES float, double, int64_t, int32_t, int16_t, int8_t, uint8_t
+#pragma omp declare reduction(fgmax: FGTYPES: omp_out = FG_MAX(omp_in, omp_out)) initializer(omp_priv = omp_orig)
+#pragma omp declare reduction(fgmin: FGTYPES: omp_out = FG_MIN(omp_in, omp_out)) initializer(omp_priv = omp_orig)
+"""
+
+PRELUDE = _prelude()
+
+
+class C:
+    """C, as ``emitter.Language``. ``parameters``: what buffers are called."""
+
+    operations = _OPERATIONS
+
+    def __init__(self, parameters: Mapping[str, str]) -> None:
+        self._parameters = parameters
+
+    def type(self, dtype: torch.dtype) -> str:
+        return TYPES[dtype]
+
+    def define(self, name: str, expr: Expr, text: str) -> str:
+        return f"const {TYPES[expr.dtype]} {name} = {text};"
+
+    def const(self, expr: Const) -> str:
+        return number(expr.value, expr.dtype)
+
+    def load(self, expr: Load, at: str) -> str:
+        element = f"{self._parameters[expr.buffer]}[{at}]"
+        return f"from_bf16({element})" if expr.dtype == torch.bfloat16 else element
+
+    def clamp(self, axis: str, low: int, high: int) -> str:
+        return f"CLAMP({axis}, {low}, {high})"
+
+    def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str:
+        return f"({' && '.join(f'{i} >= {low} && {i} < {high}' for i, low, high in tests)}) ? {at} : 0"
+
+    def position(self, at: str) -> str:
+        return at
+
+    def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str:
+        if wanted == torch.bool:
+            return f"{text} != 0"
+        if wanted == torch.bfloat16:
+            return f"from_bf16(to_bf16((float){text}))"
+        return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({TYPES[wanted]}){text}"
+
+
+def number(value: object, dtype: torch.dtype) -> str:
+    """A number as C writes it."""
+    if dtype.is_floating_point:
+        real = float(value)  # type: ignore[arg-type]
+        if math.isinf(real):
+            return "INFINITY" if real > 0 else "(-INFINITY)"
+        if math.isnan(real):
+            return "NAN"
+        text = f"{real!r}" if dtype == torch.float64 else f"{real!r}f"
+        return f"({text})" if text.startswith("-") else text
+    whole = int(value)  # type: ignore[call-overload]
+    if dtype == torch.int64:
+        return f"({whole}LL)" if whole > -(2**63) else "INT64_MIN"
+    return f"({whole})" if whole < 0 else str(whole)

@@ -1,0 +1,71 @@
+"""``FUNCGRAD_VERIFY=1``: on a first call every value of a program is compared with eager PyTorch's, and the first that differs is named.
+
+The graph is compiled once more with all of its values as results, in the same groups, and run beside an interpreter that calls
+ATen node by node. It costs what a first call costs, and memory for every value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..backends.backend import Backend, Runnable
+from ..errors import VerificationError
+from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
+from ..slots import Saved, Slot, Tangent
+
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Of the largest element: far more than rounding, far less than a wrong value."""
+
+
+def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs: Mapping[Slot, Any], backend: Backend) -> None:
+    """Run each graph both ways on the inputs (incoming gradients are random). Raises ``VerificationError``, with the caller's line."""
+    known = dict(inputs)
+    for graph, runnable in zip(graphs, runnables, strict=True):
+        values = [known[s] if s in known else _made_up(s, n) for s, n in zip(graph.signature.ins, graph.placeholders, strict=True)]
+        nodes = [n for n in graph.fx.nodes if n.op == "call_function" and isinstance(value_of(n), Tensor)]
+        pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+        outs: list[tuple[Slot, Any]] = [(Saved(n.name), n) for n in nodes]
+        every = copy_nodes(graph, set(graph.fx.nodes), pairs, outs, graph.name)
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            expected = every.run(*values)
+            torch.set_rng_state(state)
+            found = backend.build(backend.emit(backend.schedule(backend.lower(every))))(*values)
+            torch.set_rng_state(state)
+            results = runnable(*values)
+            torch.set_rng_state(state)
+        for node, a, b in zip(nodes, found, expected, strict=True):
+            _require_close(graph, node, a, b)
+        value_by_node = dict(zip(nodes, expected, strict=True))
+        for node, a in zip(graph.results, results, strict=True):  # fused otherwise, as nothing else has to be stored
+            if node in value_by_node:
+                _require_close(graph, node, a, value_by_node[node])
+        known |= {Saved(n.name): b for n, b in zip(nodes, expected, strict=True)}
+
+
+def _made_up(slot: Slot, node: fx.Node) -> Any:
+    fake = value_of(node)
+    if not isinstance(slot, Tangent):
+        raise VerificationError(
+            f"the input {slot} is not known before the call, so this program cannot be verified", fix="unset FUNCGRAD_VERIFY"
+        )
+    return torch.randn(fake.shape).to(fake.dtype)
+
+
+def _require_close(graph: Graph, node: fx.Node, found: Tensor, expected: Tensor) -> None:
+    if "empty" in str(node.target):
+        return  # it may hold anything
+    limit = _ROUNDING.get(expected.dtype, 0.0)
+    largest = float(expected[expected.isfinite()].abs().max()) if limit and bool(expected.isfinite().any()) else 0.0
+    try:
+        torch.testing.assert_close(found, expected, rtol=limit, atol=limit * max(1.0, largest), equal_nan=True, check_stride=False)
+    except AssertionError as error:
+        raise VerificationError(
+            f"{node.name} = {call_text(node)} of {graph.name} differs from eager PyTorch: {error}",
+            where=where_of(node),
+            fix='use backend="aten", and report this',
+        ) from error
