@@ -73,7 +73,7 @@ class AliasContractError(FuncgradError, RuntimeError):
     """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch does."""
 
 
-class VerificationError(FuncgradError, AssertionError):
+class VerificationError(FuncgradError, RuntimeError):
     """A compiled program and eager PyTorch do not compute the same (``FUNCGRAD_VERIFY=1``)."""
 
 

@@ -184,7 +184,7 @@ def _python(schedule: Schedule) -> Source:
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
-            if isinstance(step, Call) and step.node.name in read:
+            if isinstance(step, Call) and step.node.name in read and isinstance(value_of(step.node), Tensor):
                 lines += _laid_out(printer, step.node)
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
