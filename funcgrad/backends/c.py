@@ -22,6 +22,12 @@ from .emitter import index_text, print_expressions
 _STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
 
+_BLOCK = 32
+"""Rows that are added up in single precision before they are added to a total in double precision."""
+
+_LONG = 2048
+"""Columns from which on a row is added up in double precision."""
+
 _PARALLEL_FROM = 40_000
 """Operations below which the start of the threads costs more than they save."""
 
@@ -124,13 +130,12 @@ class _Printer:
         lines = ["const int thread = omp_get_thread_num();"] if self._is_parallel and self._totals else []
         for buffer, total in self._totals_of.items():
             name, kind, size = self._parameters[buffer], self._total_type(total), self._total_sizes[buffer]
-            if self._is_parallel:
-                lines.append(f"{kind}* restrict t_{name} = s_{name} + (int64_t)thread * {_padded(size)};")
+            start = _start(total.kind, total.value.dtype)
+            mine = f"s_{name} + (int64_t)thread * {_padded(size)}" if self._is_parallel else None
+            if self._is_blocked(total):
+                lines += _array(kind, f"d_{name}", size, start, mine) + _array("float", f"t_{name}", size, start, None)
             else:
-                on_stack = size <= _STACK // 8
-                memory = f"malloc({size} * sizeof({kind}))"
-                lines.append(f"{kind} t_{name}[{size}];" if on_stack else f"{kind}* restrict t_{name} = {memory};")
-            lines.append(f"for (int64_t i = 0; i < {size}; ++i) t_{name}[i] = {_start(total.kind, total.value.dtype)};")
+                lines += _array(kind, f"t_{name}", size, start, mine)
         width = self._kernel.tile or self._columns
         for expr, name in self._kept.items():
             kind = TYPES[expr.dtype]
@@ -140,14 +145,28 @@ class _Printer:
                 lines.append(f"{kind} {name}[{width}] __attribute__((aligned(64)));")
         return lines
 
+    def _flushes(self) -> list[str]:
+        """Lines that add the totals of a block of rows to those of the thread."""
+        lines = []
+        for buffer, total in self._totals_of.items():
+            if self._is_blocked(total):
+                name = self._parameters[buffer]
+                lines.append(
+                    f"for (int64_t i = 0; i < {self._total_sizes[buffer]}; ++i) {{ d_{name}[i] += t_{name}[i]; t_{name}[i] = 0; }}"
+                )
+        return lines
+
     def _thread_end(self) -> list[str]:
-        lines = [f"free({name});" for name in self._kept.values()] if self._on_heap() else []
-        if self._is_parallel:
-            return lines
+        lines = self._flushes()
+        lines += [f"free({name});" for name in self._kept.values()] if self._on_heap() else []
         for buffer, total in self._totals_of.items():
             name, size = self._parameters[buffer], self._total_sizes[buffer]
-            lines.append(f"for (int64_t i = 0; i < {size}; ++i) {_stored(name, 'i', f't_{name}[i]', total.value.dtype)}")
-            lines += [f"free(t_{name});"] if size > _STACK // 8 else []
+            own = f"{'d' if self._is_blocked(total) else 't'}_{name}"
+            if not self._is_parallel:
+                lines.append(f"for (int64_t i = 0; i < {size}; ++i) {_stored(name, 'i', f'{own}[i]', total.value.dtype)}")
+            if size > _STACK // 8:
+                lines += [f"free(t_{name});"] if self._is_blocked(total) or not self._is_parallel else []
+                lines += [f"free({own});"] if self._is_blocked(total) and not self._is_parallel else []
         return lines
 
     def _after(self) -> list[str]:
@@ -164,10 +183,15 @@ class _Printer:
             ]  # fmt: skip
         return lines if self._is_parallel else []
 
+    def _is_blocked(self, total: Total) -> bool:
+        """Whether many rows are added to many totals of single precision: each thread adds them up in blocks."""
+        many = self._total_sizes[total.buffer] > 1 and self._rows > _BLOCK
+        return many and total.value.dtype == torch.float32 and total.kind == "sum"
+
     def _total_type(self, total: Total) -> str:
-        """A single sum of floats over everything is added up in double precision."""
-        wide = total.value.dtype == torch.float32 and total.kind == "sum" and self._total_sizes[total.buffer] == 1
-        return "double" if wide else TYPES[total.value.dtype]
+        """What the totals of a thread are kept in: sums of single precision, in double precision, as there may be millions of terms."""
+        wide = total.value.dtype == torch.float32 and total.kind == "sum"
+        return "double" if wide and (self._total_sizes[total.buffer] == 1 or self._is_blocked(total)) else TYPES[total.value.dtype]
 
     # loops
 
@@ -191,7 +215,9 @@ class _Printer:
             decoded.insert(0, f"  const int64_t {axis.name} = {index_text(rest % axis.size)};")
             rest = rest // axis.size
         head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        return [*head, *decoded, *(f"  {line}" for line in inner), "}"]
+        flushes = self._flushes()
+        block = [f"if (row % {_BLOCK} == {_BLOCK - 1}) {{", *(f"  {line}" for line in flushes), "}"] if flushes else []
+        return [*head, *decoded, *(f"  {line}" for line in (*inner, *block)), "}"]
 
     def _on_heap(self) -> bool:
         return (self._kernel.tile or self._columns) * len(self._kept) * 8 > 1 << 18
@@ -230,10 +256,13 @@ class _Printer:
         for reduced in stage.reductions:
             name = names[reduced] = f"a{next(self._numbers)}"
             _, add, clause = _REDUCTIONS[reduced.kind]
-            kind = _accumulator(reduced.dtype)
-            before.append(f"{kind} {name} = {_start(reduced.kind, reduced.dtype)};")
-            body.append(f"{name} = {add.format(name, inside[reduced.body])};")
-            clauses.append(f"reduction({clause}:{name})")
+            kind, sum_ = TYPES[reduced.dtype], name
+            if reduced.dtype == torch.float32 and reduced.kind == "sum" and self._columns > _LONG:
+                kind, sum_ = "double", f"w{name}"
+                after.append(f"const float {name} = {sum_};")
+            before.append(f"{kind} {sum_} = {_start(reduced.kind, reduced.dtype)};")
+            body.append(f"{sum_} = {add.format(sum_, inside[reduced.body])};")
+            clauses.append(f"reduction({clause}:{sum_})")
         for keep in stage.keeps:
             body.append(f"{self._kept[keep]}[{self._column()}] = {inside[keep]};")
         for effect in effects:
@@ -244,7 +273,7 @@ class _Printer:
             total, add = f"t_{self._parameters[effect.buffer]}", _REDUCTIONS[effect.kind][1]
             if self._total_sizes[effect.buffer] == 1:
                 name = f"a{next(self._numbers)}"
-                before.append(f"{_accumulator(effect.value.dtype)} {name} = {_start(effect.kind, effect.value.dtype)};")
+                before.append(f"{TYPES[effect.value.dtype]} {name} = {_start(effect.kind, effect.value.dtype)};")
                 body.append(f"{name} = {add.format(name, value)};")
                 clauses.append(f"reduction({_REDUCTIONS[effect.kind][2]}:{name})")
                 after.append(f"{total}[0] = {add.format(f'{total}[0]', name)};")
@@ -300,8 +329,13 @@ def _stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
     return f"{buffer}[{at}] = {f'to_bf16({value})' if dtype == torch.bfloat16 else value};"
 
 
-def _accumulator(dtype: torch.dtype) -> str:
-    return TYPES[dtype]
+def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:
+    """An array of the thread, ``at`` an address, or of its own, with a start in each place."""
+    if at is None and size <= _STACK // 8:
+        declared = f"{kind} {name}[{size}] __attribute__((aligned(64)));"
+    else:
+        declared = f"{kind}* restrict {name} = {at or f'malloc({size} * sizeof({kind}))'};"
+    return [declared, f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {start};"]
 
 
 def _start(kind: str, dtype: torch.dtype) -> str:
