@@ -24,6 +24,7 @@ import torch
 from ..errors import BuildError
 from ..folders import folder_for
 from ..options import ENVIRONMENT
+from .c_language import HOW
 
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-vrp",
@@ -89,7 +90,9 @@ def _object(name: str, source: str) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as work:
             text, made = Path(work) / "kernels.c", Path(work) / "kernels.o"
             text.write_text(source)
-            _run([_command(), *FLAGS, "-c", str(text), "-o", str(made)])
+            first = source.partition("\n")[0]
+            effort = first.removeprefix(HOW) if first.startswith(HOW) else "-O3"
+            _run([_command(), *(effort if flag == "-O3" else flag for flag in FLAGS), "-c", str(text), "-o", str(made)])
             made.replace(done)  # whole or not at all: another process may be looking for it
     return done
 

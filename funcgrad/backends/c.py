@@ -16,11 +16,16 @@ import torch
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
 from .backend import Launch
-from .c_language import PRELUDE, STORED, TYPES, C, number
+from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
 from .emitter import index_text, print_expressions
 
 _STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
+
+_FEW = 64
+"""Elements of a kernel in which there is nothing to vectorise: the compiler need not try."""
+
+_SMALL = f"{HOW}-O1\n"
 
 _BLOCK = 32
 """Rows that are added up in single precision before they are added to a total in double precision."""
@@ -58,6 +63,7 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
     kernels: dict[str, str] = {}
     declared: dict[str, str] = {}
     functions: list[str] = []
+    small: set[str] = set()
     for launch in launches:
         names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
         takes = ", ".join(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers)
@@ -73,14 +79,16 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
         for kernel in launch.kernels:
             name, text = print_kernel(kernel)
             kernels[name] = text
+            if math.prod(a.size for a in (*kernel.rows, *kernel.columns)) <= _FEW:
+                small.add(name)
             declared[name] = text[: text.index(" {")] + ";"
             calls.append(f"  {name}({', '.join(names[b.name] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
         functions += [f"void {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
-    texts = list(kernels.values())
-    files = [texts[i : i + at_once] for i in range(0, len(texts), at_once)]
-    here = set(list(kernels)[(len(files) - 1) * at_once :])
-    last = [PRELUDE, *files[-1], *(text for name, text in declared.items() if name not in here), *functions]
-    return ["\n".join([PRELUDE, *file]) + "\n" for file in files[:-1]] + ["\n".join(last) + "\n"]
+    groups = [[n for n in kernels if (n in small) == is_small] for is_small in (False, True)]
+    files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
+    sources = ["\n".join([how + PRELUDE, *(kernels[n] for n in names)]) + "\n" for how, names in files]
+    declarations = [text for name, text in declared.items() if name not in files[-1][1]]
+    return [*sources[:-1], "\n".join([sources[-1], *declarations, *functions]) + "\n"]
 
 
 class _Printer:

@@ -52,6 +52,9 @@ def _absolute(dtype: torch.dtype, args: Sequence[str]) -> str:
     return f"{args[0]} < 0 ? {_wrapping('-{}')(dtype, args)} : {args[0]}"  # type: ignore[operator]
 
 
+HOW = "// compile with "
+"""How the first line of a file begins that says with which flag, in the place of -O3, it is compiled."""
+
 _VECTOR_1 = "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
 _VECTOR_2 = "pow atan2 hypot".split()
 

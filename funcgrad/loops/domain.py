@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -91,7 +92,8 @@ def _place_reduction(value: Reduce, domain: Domain) -> Place | None:
     return None
 
 
-def _along(shape: Sequence[int], axes: Sequence[Axis]) -> tuple[tuple[Index, ...] | None, Axis | None]:
+@functools.lru_cache(maxsize=4096)  # asked for every value and every group it might join
+def _along(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[tuple[Index, ...] | None, Axis | None]:
     """The index of a tensor whose dimensions are products of successive axes; a small one may follow."""
     sizes = [a.size for a in axes]
     ours = core(shape)

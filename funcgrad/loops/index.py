@@ -160,6 +160,10 @@ def _order(term: tuple[Atom, int]) -> str:
 
 def substitute(index: Index, values: Mapping[Axis, Index]) -> Index:
     """The index with other indices in place of its axes."""
+    if not index.terms:
+        return index
+    if is_shifted_axis(index) and not index.const and isinstance(axis := index.terms[0][0], Axis) and axis in values:
+        return values[axis]
     result = Index((), index.const)
     for atom, by in index.terms:
         if isinstance(atom, Axis):
