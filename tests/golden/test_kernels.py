@@ -1,0 +1,60 @@
+"""The C of some kernels, as text: what fuses with what, in which stages, and what is kept.
+
+``python -m tests.golden.test_kernels`` writes the files anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import funcgrad as fg
+from funcgrad.backends.c import print_kernel
+from funcgrad.loops.ir import Kernel
+
+
+def softmax_and_layer_norm(p):
+    return (torch.nn.functional.layer_norm(torch.softmax(p["x"], -1), (64,), p["w"]) ** 2).mean()
+
+
+def pairwise(x):
+    d = x[:, None] - x[None]
+    return (1 / ((d * d).sum(-1) + torch.eye(40))).sum()
+
+
+def chain(x):
+    return torch.exp(torch.sin(torch.tanh(x)) ** 2).sum()
+
+
+def put_together(x):
+    return torch.cat([x[1:], x[:1].flip(1) * 2]).cos().sum()
+
+
+CASES = {
+    "softmax_and_layer_norm": (softmax_and_layer_norm, {"x": torch.zeros(8, 64), "w": torch.zeros(64)}),
+    "pairwise": (pairwise, torch.zeros(40, 3)),
+    "chain": (chain, torch.zeros(1000)),
+    "put_together": (put_together, torch.zeros(5, 30)),
+}
+
+
+def text_of(name):
+    f, argument = CASES[name]
+    program = fg.grad_compiled(f).program(argument)
+    return "\n\n".join(print_kernel(s)[1] for s in program.kernels[0].steps if isinstance(s, Kernel)) + "\n"
+
+
+def file_of(name):
+    return Path(__file__).with_name(f"{name}.c")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernel(name):
+    assert text_of(name) == file_of(name).read_text()
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        file_of(case).write_text(text_of(case))
