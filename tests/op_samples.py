@@ -134,6 +134,9 @@ def _made() -> dict[Any, list[Arguments]]:
             ((images, *norm, True, 0.1, 1e-5), {}),
             ((images[:, :, 0, 0], None, None, *norm[:2], True, 0.1, 0.5), {}),
         ],
+        aten.roll.default: [((images, [2, -1], [1, 3]), {}), ((images, [7]), {})],
+        aten.slice_backward.default: [((torch.randn(4, 2), [4, 9], 1, 2, 8, 3), {}), ((torch.randn(3, 5), [6, 5], 0, -3, 9, 1), {})],
+        aten.diagonal_backward.default: [((torch.randn(3), [3, 5], 2, 0, 1), {}), ((torch.randn(4, 2), [5, 4, 3], -3, 0, 2), {})],
         aten.nll_loss2d_backward.default: [
             ((torch.tensor(2.0), images, classes, None, 1, 1, total), {}),
             ((torch.randn(2, 4, 5), images, classes, norm[0], 0, -100, total), {}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from closeness import assert_rounded
@@ -147,3 +150,43 @@ def test_one_openmp_runtime():
 def test_a_library_call_that_lies_otherwise_than_its_shape_function_says():
     x = torch.arange(12).reshape(3, 4).t()
     torch.testing.assert_close(fg.jit(lambda x: torch.pow(2, x) * 3)(x), torch.pow(2, x) * 3)
+
+
+def test_a_tensor_with_the_negative_bit():
+    """``z.conj().imag`` holds the numbers of ``z.imag``: their sign is turned where they are read."""
+    z = torch.randn(20, dtype=torch.complex128)
+    given = z.conj().imag
+    assert given.is_neg()
+    torch.testing.assert_close(fg.jit(lambda x: (x * 2, x.clone(), x.sum()))(given), (given * 2, given.clone(), given.sum()))
+    torch.testing.assert_close(fg.jit(lambda z: z.conj().imag[3:] * 2 + 1)(z), z.conj().imag[3:] * 2 + 1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 15, 30])
+@pytest.mark.parametrize("width", [2, 3, 4, 8])
+def test_small_rows_one_after_the_other(rows, width):
+    """Loads that a guard keeps from being read, several of them next to each other: gcc's interleaved masked loads lose elements."""
+
+    def f(x):
+        y = x * 1.1
+        return torch.cat([y, y.cos()]), torch.nn.functional.pad(y.sin(), (0, 0, 1, 2)), y.abs()
+
+    x = torch.randn(rows, width, dtype=torch.float64)
+    assert_rounded(fg.jit(f, backend="c")(x), f(x))
+
+
+def test_fewer_threads_than_were_asked_for():
+    """OpenMP may give fewer: those that never ran have no totals."""
+    program = """
+import torch, funcgrad as fg
+torch.set_num_threads(4)
+x = torch.ones(3000, 100, dtype=torch.float64)
+total, columns = fg.jit(lambda x: ((x * 2).sum(), x.sum(0)), backend="c")(x)
+assert total == 600_000 and (columns == 3000).all(), (total, columns)
+"""
+    done = subprocess.run(["env", "OMP_THREAD_LIMIT=1", sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_numbers_are_rounded_to_half_precision_before_they_are_compared():
+    x = torch.randn(4000).bfloat16()
+    torch.testing.assert_close(fg.jit(lambda x: (x > 0.1, x == 0.1, x <= -0.3), backend="c")(x), (x > 0.1, x == 0.1, x <= -0.3))

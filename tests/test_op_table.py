@@ -63,6 +63,8 @@ def test_a_row(op):
     assert len(externs) < len(calls), f"no call became a kernel: {[e.why for e in externs]}"
     bad = [e.why for e in externs if "loop form" not in e.why and "empty" not in e.why]
     assert not bad
+    if "empty" in str(op):
+        found, expected = ([tree_map_only(torch.Tensor, torch.zeros_like, r) for r in results] for results in (found, expected))
     for call, ours, theirs in zip(calls, found, expected, strict=True):
         rtol, atol = TOLERANCES.get(next((t.dtype for t in tree_leaves(theirs) if isinstance(t, Tensor)), None), (None, None))
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{op}{call}: {m}")

@@ -132,10 +132,12 @@ class _Printer:
         for buffer, total in self._totals_of.items():
             kind, size = self._total_type(total), _padded(self._total_sizes[buffer])
             lines.append(f"  {kind}* s_{self._parameters[buffer]} = malloc(threads * {size} * sizeof({kind}));")
-        return lines if self._is_parallel else []
+        return ["  int used = 1;", *lines] if self._is_parallel and lines else []
 
     def _thread(self) -> list[str]:
-        lines = ["const int thread = omp_get_thread_num();"] if self._is_parallel and self._totals else []
+        lines = []
+        if self._is_parallel and self._totals:  # there may be fewer threads than were asked for: the others have no totals
+            lines = ["const int thread = omp_get_thread_num();", "if (thread == 0) used = omp_get_num_threads();"]
         for buffer, total in self._totals_of.items():
             name, kind, size = self._parameters[buffer], self._total_type(total), self._total_sizes[buffer]
             start = _start(total.kind, total.value.dtype)
@@ -185,7 +187,7 @@ class _Printer:
             lines += [
                 f"  for (int64_t i = 0; i < {size}; ++i) {{",
                 f"    {self._total_type(total)} sum = s_{name}[i];",
-                f"    for (int64_t t = 1; t < threads; ++t) sum = {add};",
+                f"    for (int64_t t = 1; t < used; ++t) sum = {add};",
                 f"    {_stored(name, 'i', 'sum', total.value.dtype)}",
                 "  }", f"  free(s_{name});",
             ]  # fmt: skip

@@ -175,38 +175,46 @@ def _python(schedule: Schedule) -> Source:
     by_name = {n.name: n for n in graph.fx.nodes}
     lines = printer.head()
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
+    kernels_read: dict[str, str] = {}
     for step in schedule.steps:
         if isinstance(step, Allocate):
             b = step.buffer
             lines.append(f"    {b.name} = {printer.name('empty', empty_cpu)}({b.shape}, {b.strides}, {printer.argument(b.dtype)})")
         elif isinstance(step, Launch):
-            lines.append(f"    {step.name}({', '.join(_address(printer, by_name.get(b.name), b, names) for b in step.buffers)})")
+            addresses = [_address(printer, by_name.get(b.name), kernels_read.get(b.name, b.name), names) for b in step.buffers]
+            lines.append(f"    {step.name}({', '.join(addresses)})")
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
             if isinstance(step, Call) and step.node.name in read and isinstance(value_of(step.node), Tensor):
-                lines += _laid_out(printer, step.node)
+                # what is returned stays as the library made it
+                returned = any(user.op == "output" for user in step.node.users)
+                kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
+                lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
 
 
-def _laid_out(printer: Printer, node: fx.Node) -> list[str]:
+def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:
     """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are wrong."""
     fake = value_of(node)
     strides, dtype = tuple(fake.stride()), printer.argument(fake.dtype)
-    made = f"{printer.name('as_expected', as_expected)}({node.name}, {strides}, {dtype})"
-    return [f"    if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {node.name} = {made}"]
+    made = f"{printer.name('as_expected', as_expected)}({node.name}, {tuple(fake.shape)}, {strides}, {dtype})"
+    if name == node.name:
+        return f"if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {name} = {made}"
+    return f"{name} = {node.name} if {node.name}.stride() == {strides} and {node.name}.dtype is {dtype} else {made}"
 
 
-def as_expected(tensor: Tensor, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def as_expected(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """The same numbers in another layout."""
-    return torch.empty_strided(tensor.shape, strides, dtype=dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(tensor.reshape(shape))
 
 
-def _address(printer: Printer, node: fx.Node | None, buffer: Buffer, names: dict[str, Any]) -> str:
-    if node is None:
-        return f"{buffer.name}.data_ptr()"
-    if isinstance(value_of(node), Tensor):
+def _address(printer: Printer, node: fx.Node | None, name: str, names: dict[str, Any]) -> str:
+    """The address of a buffer; that of a Python number is the one of a copy."""
+    if node is None or (node.op != "get_attr" and isinstance(value_of(node), Tensor)):
+        return f"{name}.data_ptr()"
+    if node.op == "get_attr":
         return f"{printer.argument(node)}.data_ptr()"
     names.update(byref=ctypes.byref, c_double=ctypes.c_double)
-    return f"byref(c_double({node.name}))"
+    return f"byref(c_double({name}))"

@@ -101,7 +101,8 @@ def _check(node: fx.Node, found: Any, out: Any) -> None:
 
 def _exists(node: fx.Node, out: Any) -> Value | None:
     if isinstance(out, Tensor):
-        return memory(node.name, tuple(out.shape), tuple(out.stride()), out.dtype)
+        there = memory(node.name, tuple(out.shape), tuple(out.stride()), out.dtype)
+        return pointwise("neg", there) if out.is_neg() else there  # PyTorch notes that the sign is turned, and leaves memory as it is
     if isinstance(out, (torch.SymFloat, float)):
         return memory(node.name, (), (), torch.float64)
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .rows import TABLE, Rule, aten, into, is_arithmetic, promoted, row, truth
+from .rows import HALF, TABLE, Rule, aten, into, is_arithmetic, promoted, row, truth
 from .values import (
     Number,
     Value,
@@ -98,9 +98,14 @@ def _comparison(op: str) -> Rule:
         dtype = promoted(a, b)
         if dtype.is_complex:
             return NotImplemented
-        return compare(op, into(a, dtype), into(b, dtype))
+        return compare(op, *(_held(x, dtype) for x in (a, b)))
 
     return rule
+
+
+def _held(x: Any, dtype: torch.dtype) -> Value:
+    """An argument of a comparison: half precision is computed as float, in which 0.1 is another number than in PyTorch's comparison."""
+    return number(torch.tensor(float(x), dtype=dtype).item(), dtype) if dtype in HALF and not isinstance(x, Value) else into(x, dtype)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

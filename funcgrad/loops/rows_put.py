@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .index import flat, row_major, unravel
 from .rows import TABLE, aten, begin, plain, row
 from .values import Value, cast, concatenate, insert, look, number, own_index, reshape, within
 
@@ -27,7 +28,7 @@ def _stack(tensors: Sequence[Value], dim: int = 0, *, out: Any) -> Any:
 
 @row(aten.slice_backward.default)
 def _slice_backward(g: Value, shape: Any, dim: int, start: int, end: int, step: int, *, out: Any) -> Any:
-    return insert(g, _zeros(out), dim, begin(out.shape[dim], start), step)
+    return insert(g, _zeros(out), dim, begin(out.shape[dim], start), step) if len(g.shape) == len(out.shape) else NotImplemented
 
 
 @row(aten.slice_scatter.default)
@@ -67,7 +68,7 @@ def _on_diagonal(x: Value, other: Value, offset: int, dim1: int, dim2: int) -> V
 
 @row(aten.diagonal_backward.default)
 def _diagonal_backward(g: Value, shape: Any, offset: int, dim1: int, dim2: int, *, out: Any) -> Any:
-    return _on_diagonal(g, _zeros(out), offset, dim1, dim2)
+    return _on_diagonal(g, _zeros(out), offset, dim1, dim2) if len(g.shape) == len(out.shape) - 1 else NotImplemented
 
 
 @row(aten.diag_embed.default)
@@ -83,7 +84,8 @@ def _diagonal_scatter(x: Value, part: Value, offset: int = 0, dim1: int = 0, dim
 @row(aten.roll.default)
 def _roll(x: Value, shifts: Sequence[int], dims: Sequence[int] = (), *, out: Any) -> Any:
     if not dims:
-        return NotImplemented
+        n = max(1, x.numel)
+        return look(x, x.shape, unravel((flat(own_index(x.shape), row_major(x.shape)) + -shifts[0] % n) % n, x.shape))
     own = list(own_index(x.shape))
     for shift, dim in zip(shifts, dims, strict=True):
         n = x.shape[dim]

@@ -1,9 +1,11 @@
-void k_3ce6dffba394(const float* restrict p0, float* restrict p1, float* restrict p2) {
+void k_03deae651a34(const float* restrict p0, float* restrict p1, float* restrict p2) {
   const int threads = omp_get_max_threads();
+  int used = 1;
   double* s_p1 = malloc(threads * 128 * sizeof(double));
   #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const int thread = omp_get_thread_num();
+    if (thread == 0) used = omp_get_num_threads();
     double* restrict d_p1 = s_p1 + (int64_t)thread * 128;
     for (int64_t i = 0; i < 120; ++i) d_p1[i] = 0;
     float t_p1[120] __attribute__((aligned(64)));
@@ -66,7 +68,7 @@ void k_3ce6dffba394(const float* restrict p0, float* restrict p1, float* restric
   }
   for (int64_t i = 0; i < 120; ++i) {
     double sum = s_p1[i];
-    for (int64_t t = 1; t < threads; ++t) sum = sum + s_p1[t * 128 + i];
+    for (int64_t t = 1; t < used; ++t) sum = sum + s_p1[t * 128 + i];
     p1[i] = sum;
   }
   free(s_p1);
