@@ -69,7 +69,10 @@ def load(sources: Sequence[str]) -> ctypes.CDLL:
     if known is not None:
         return known
     library = folder_for("c") / f"{name}.so"
-    if not library.exists():
+    if not library.exists() and len(sources) == 1:
+        with tempfile.TemporaryDirectory(dir=library.parent) as work:
+            _link([_compile(sources[0], Path(work))], library)
+    elif not library.exists():
         with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:
             objects = list(pool.map(_object, names, sources))
         _link(objects, library)
@@ -84,17 +87,22 @@ def _name(*parts: str) -> str:
 
 
 def _object(name: str, source: str) -> Path:
+    """One file of several; it is kept, as other programs may have the same."""
     folder = folder_for("c")
     done = folder / f"{name}.o"
     if not done.exists():
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            text, made = Path(work) / "kernels.c", Path(work) / "kernels.o"
-            text.write_text(source)
-            first = source.partition("\n")[0]
-            effort = first.removeprefix(HOW) if first.startswith(HOW) else "-O3"
-            _run([_command(), *(effort if flag == "-O3" else flag for flag in FLAGS), "-c", str(text), "-o", str(made)])
-            made.replace(done)  # whole or not at all: another process may be looking for it
+            _compile(source, Path(work)).replace(done)  # whole or not at all: another process may be looking for it
     return done
+
+
+def _compile(source: str, folder: Path) -> Path:
+    text, made = folder / "kernels.c", folder / "kernels.o"
+    text.write_text(source)
+    first = source.partition("\n")[0]
+    effort = first.removeprefix(HOW) if first.startswith(HOW) else "-O3"
+    _run([_command(), *(effort if flag == "-O3" else flag for flag in FLAGS), "-c", str(text), "-o", str(made)])
+    return made
 
 
 def _link(objects: Sequence[Path], library: Path) -> None:
