@@ -1,7 +1,7 @@
 """C as a language kernels are printed in: its types, numbers and operations, and the functions they rely on.
 
 NaN, infinities and signed zeros come out as in PyTorch. The vector math is glibc's (at most 4 ulp) where it has a vector form, and
-a polynomial of the same accuracy for exp and what is made of it.
+polynomials of at most 1.3 ulp for exp, what is made of it, and log1p: they are inlined, and faster.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "maximum": _extreme(">"), "minimum": _extreme("<"), "abs": _absolute,
     "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
-    **{name: _function(f"fg_{name}") for name in ("exp", "sigmoid", "remainder")},
+    **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "remainder")},
     **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
 }  # fmt: skip
 
@@ -92,24 +92,34 @@ static inline bf16 to_bf16(float f) {
   uint32_t u; memcpy(&u, &f, 4);
   return f != f ? 0x7fc0 : (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-/* exp by its own polynomial: 2^n * 2^r with |r| <= 1/2; overflow, underflow to denormals and NaN as they should be */
+static inline float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+static inline uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+/* exp: 2^n e^r with |r| <= ln(2)/2, and n, rounded by adding 1.5 * 2^23, in the last bits of t. The power of two is two factors: each is
+   a normal number, and their product becomes infinite, denormal or zero where it should. The polynomials here are fitted in the minimax sense. */
 static inline float fg_expf(float x) {
-  float t = rintf(x * 1.44269504088896341f);
-  float r = fmaf(t, -0.693359375f, x);
-  r = fmaf(t, 2.12194440e-4f, r);
-  float p = 1.9875691500e-4f;
-  p = fmaf(p, r, 1.3981999507e-3f); p = fmaf(p, r, 8.3334519073e-3f); p = fmaf(p, r, 4.1665795894e-2f);
-  p = fmaf(p, r, 1.6666665459e-1f); p = fmaf(p, r, 5.0000001201e-1f);
+  float c = -104.0f > x ? -104.0f : x;
+  c = 89.0f < c ? 89.0f : c;
+  float t = fmaf(c, 1.44269504f, 12582912.0f), k = t - 12582912.0f;
+  float r = fmaf(k, -0.693359375f, c);
+  r = fmaf(k, 2.12194440e-4f, r);
+  float p = 0.0013814538f;
+  p = fmaf(p, r, 0.008368745f); p = fmaf(p, r, 0.04166839f); p = fmaf(p, r, 0.16666521f); p = fmaf(p, r, 0.49999994f);
   p = fmaf(p, r * r, r) + 1.0f;
-  float c = t < -252.0f ? -252.0f : t > 254.0f ? 254.0f : t;
-  int32_t n = (int32_t)(c == c ? c : 0.0f), h = n >> 1;  /* the power of two in two steps: each is a normal number */
-  uint32_t a = (uint32_t)(h + 127) << 23, b = (uint32_t)(n - h + 127) << 23;
-  float fa, fb; memcpy(&fa, &a, 4); memcpy(&fb, &b, 4);
-  float y = p * fa * fb;
-  y = x > 88.7228394f ? INFINITY : y;
-  y = x < -103.972084f ? 0.0f : y;
-  return x != x ? x : y;
+  int32_t n = (int32_t)(as_bits(t) - 0x4b400000u), h = n >> 1;
+  return p * as_float((uint32_t)(h + 127) << 23) * as_float((uint32_t)(n - h + 127) << 23);
 }
+/* log1p: 1 + x = 2^k (1 + m) with -1/4 <= m < 1/2, and m made of x itself, so that nothing of it is lost */
+static inline float fg_log1pf(float x) {
+  uint32_t e = (as_bits(1.0f + x) - 0x3f400000u) & 0xff800000u;
+  float m = as_float(as_bits(x) - e) + fmaf(0.25f, as_float(0x40800000u - e), -1.0f);
+  float p = -0.04490909f;
+  p = fmaf(p, m, 0.10448278f); p = fmaf(p, m, -0.13162224f); p = fmaf(p, m, 0.14482068f); p = fmaf(p, m, -0.16647768f);
+  p = fmaf(p, m, 0.19990607f); p = fmaf(p, m, -0.25000054f); p = fmaf(p, m, 0.33333454f); p = fmaf(p, m, -0.5f);
+  float y = fmaf((float)(int32_t)e, 1.1920929e-7f * 0.69314718f, fmaf(p, m * m, m));
+  y = x > -1.0f ? y : x == -1.0f ? -INFINITY : NAN;
+  return x < INFINITY && x != 0 ? y : x;
+}
+static inline double fg_log1p(double x) { return mv_log1p(x); }
 static inline double fg_exp(double x) { return mv_exp(x); }
 static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
 static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }

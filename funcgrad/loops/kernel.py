@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -16,6 +17,9 @@ from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, br
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
+
+_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder".split())
+"""Operations that cost as much as some eight additions."""
 
 Guard = tuple[Bound, ...]
 
@@ -197,17 +201,51 @@ def _stages(effects: Sequence[Effect]) -> tuple[Stage, ...]:
     """Cut the work on a row into walks over it, and choose what is kept from one to a later one."""
     reductions = [e for e in walk([e.value for e in effects]) if isinstance(e, Reduced)]
     numbers = _numbered([r.body for r in reductions] + [e.value for e in effects])
+    plain, kept = _cut(effects, reductions, numbers, {})
+    instead = _shared_origins(kept)
+    return _cut(effects, reductions, numbers, instead)[0] if instead else plain
+
+
+def _cut(
+    effects: Sequence[Effect], reductions: Sequence[Reduced], numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]
+) -> tuple[tuple[Stage, ...], list[Expr]]:
+    """The stages, and what they keep; ``instead``: what is kept in the place of something that is soon made of it."""
     kept: dict[Expr, int] = {}
     stages: list[Stage] = []
     for n in range(max(numbers.values(), default=0), -1, -1):
         here = tuple(r for r in reductions if numbers[r.body] == n)
         after = tuple(e for e in effects if numbers[e.value] == n)
         keeps = tuple(k for k, at in kept.items() if at == n)
-        for expr in _from_before([r.body for r in here] + [e.value for e in after] + list(keeps), n, numbers):
+        for expr in _from_before([r.body for r in here] + [e.value for e in after] + list(keeps), n, numbers, instead):
             kept[expr] = numbers[expr]
         if here or after or keeps:
             stages.append(Stage(here, keeps, after))
-    return tuple(reversed(stages))
+    return tuple(reversed(stages)), list(kept)
+
+
+def _shared_origins(kept: Sequence[Expr]) -> dict[Expr, Expr]:
+    """Which of several kept elements are soon computed from the same one: it alone is kept."""
+    origins = {expr: origin for expr in kept if (origin := _origin(expr)) is not None}
+    served = Counter([*origins.values(), *kept])
+    return {expr: origin for expr, origin in origins.items() if served[origin] > 1}
+
+
+def _origin(expr: Expr) -> Expr | None:
+    """The one dear element that ``expr`` is computed from in a few cheap operations."""
+    dear: set[Expr] = set()
+    cost, pending = 0.0, [expr]
+    while pending:
+        current = pending.pop()
+        if not current.full or current in dear:
+            continue
+        if isinstance(current, Op) and current.name in EXPENSIVE and current is not expr:
+            dear.add(current)
+            continue
+        cost += _cost(current)
+        if cost >= _KEPT_FROM:
+            return None
+        pending += current.args
+    return dear.pop() if len(dear) == 1 else None
 
 
 def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
@@ -227,7 +265,7 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
     return numbers
 
 
-def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int]) -> list[Expr]:
+def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]) -> list[Expr]:
     """What walk ``n`` takes from an earlier one, because it would be dear to compute it again."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()
@@ -238,7 +276,7 @@ def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int]) -> 
             continue
         seen.add(expr)
         if numbers[expr] < n and _again(expr) >= _KEPT_FROM:
-            found[expr] = None
+            found[instead.get(expr, expr)] = None
         else:
             pending += expr.args
     return list(found)
@@ -249,9 +287,14 @@ def _again(expr: Expr) -> float:
     cost, pending = 0.0, [expr]
     while pending and cost < _KEPT_FROM:
         current = pending.pop()
-        if current.full and isinstance(current, Op):
-            cost += 20.0 if current.name in EXPENSIVE else 1.0
+        if current.full:
+            cost += _cost(current)
             pending += current.args
-        elif current.full and isinstance(current, Load):
-            cost += 0.5
     return cost
+
+
+def _cost(expr: Expr) -> float:
+    """What an element costs, given those it is made of."""
+    if isinstance(expr, Op):
+        return 20.0 if expr.name in EXPENSIVE else 8.0 if expr.name in _SLOW else 1.0
+    return 0.5 if isinstance(expr, Load) else 0.0
