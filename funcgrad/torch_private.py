@@ -17,6 +17,7 @@ from attrs import frozen
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from sympy import Function
+from torch._C._dynamo.guards import TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, _has_unrecognized_tensor_types
@@ -43,8 +44,7 @@ dispatch_keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
 
 def dispatch_bits(tensor: torch.Tensor) -> int:
     """One int that tells apart plain, subclass, sparse, quantized, conjugated, negated, inference and wrapped tensors."""
-    bits: int = dispatch_keys(tensor).raw_repr()
-    return bits
+    return int(dispatch_keys(tensor).raw_repr())
 
 
 def is_wrapper_subclass(value: Any) -> bool:
@@ -73,8 +73,13 @@ STORAGE_ID = "{}.untyped_storage()._cdata"
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Identity of the memory a tensor lives in."""
-    identity: int = tensor.untyped_storage()._cdata
-    return identity
+    return int(tensor.untyped_storage()._cdata)
+
+
+def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A quick check that tensors have the types, dispatch keys, dtypes, devices, sizes, strides and ``requires_grad`` of others."""
+    sizes, strides = [list(t.size()) for t in examples], [list(t.stride()) for t in examples]
+    return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check  # type: ignore[no-any-return]
 
 
 def unwrap_transform(tensor: torch.Tensor) -> torch.Tensor:

@@ -125,7 +125,7 @@ class _Printer:
     @property
     def _is_parallel(self) -> bool:
         work = self._rows * self._columns * self._operations()
-        return work >= _PARALLEL_FROM and (self._rows > 1 or self._kernel.tile > 0)
+        return work >= _PARALLEL_FROM and (self._rows > 1 or self._columns > self._kernel.tile > 0)
 
     def _before(self) -> list[str]:
         lines = []

@@ -95,7 +95,7 @@ static inline bf16 to_bf16(float f) {
 static inline float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static inline uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 /* exp: 2^n e^r with |r| <= ln(2)/2, and n, rounded by adding 1.5 * 2^23, in the last bits of t. The power of two is two factors: each is
-   a normal number, and their product becomes infinite, denormal or zero where it should. The polynomials here are fitted in the minimax sense. */
+   a normal number, and their product becomes infinite, denormal or zero where it should. The polynomials are minimax fits. */
 static inline float fg_expf(float x) {
   float c = -104.0f > x ? -104.0f : x;
   c = 89.0f < c ? 89.0f : c;

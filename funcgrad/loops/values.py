@@ -7,6 +7,7 @@ subexpressions are found by making them. Operators work as on tensors: ``x * sig
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -235,8 +236,11 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
     gone = tuple(sorted({d % rank for d in dims})) if dims is not None and rank else tuple(range(rank))
     rest = tuple(n for d, n in enumerate(value.shape) if d not in gone)
     length = math.prod(value.shape[d] for d in gone)
+    parts = _parts(value, gone)
     if length == 1:
         result = reshape(value, rest)
+    elif parts:  # no element need ask which part it is of
+        result = functools.reduce(functools.partial(pointwise, _PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts])
     elif 0 < length <= _UNROLLED and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
@@ -245,6 +249,21 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
 
 
 _PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+
+
+def _parts(value: Value, dims: Sequence[int]) -> list[Value]:
+    """What a tensor is, if it is parts one after the other along one of ``dims``."""
+    for dim in dims:
+        found: list[Value] = []
+        own, end, rest = own_index(value.shape), 0, value
+        while isinstance(rest, Within) and rest.bounds[0][:2] == (own[dim], end):
+            if len(rest.bounds) > 1 or rest.where != (*own[:dim], own[dim] - end, *own[dim + 1 :]):
+                break
+            found.append(rest.arg)
+            end, rest = rest.bounds[0][2], rest.other
+        if found and end == value.shape[dim]:
+            return found
+    return []
 
 
 def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...]) -> Value:

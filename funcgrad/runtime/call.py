@@ -40,6 +40,7 @@ MISS: Any = _Miss()
 
 def print_call(
     key: CallKey,
+    examples: Sequence[Any],
     facts: Facts,
     outer: Signature,
     layers: tuple[Layer, ...],
@@ -51,7 +52,8 @@ def print_call(
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
-    ``outer`` names what goes in and out of the layers. It returns ``MISS`` where the program does not fit.
+    ``examples`` are the leaves, then the captured tensors, of a call it is for; ``outer`` names what goes in and out of the layers.
+    It returns ``MISS`` where the program does not fit.
     """
     names = _Names()
     constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": root}
@@ -65,7 +67,7 @@ def print_call(
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
-    lines += print_guards(key, leaf_names, captured_names, constants, otherwise, names.fresh, inner_names)
+    lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
     for condition in symbol_values(joint.guards, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
         constants.update(math=math, torch=torch)
         lines.append(f"if not ({condition}): {otherwise}")
@@ -174,7 +176,7 @@ class _Names:
     """Fresh variable names that read like what they hold."""
 
     def __init__(self) -> None:
-        own = "args kwargs root kernel lock value own MISS Tensor keys ambient AMBIENT family_of history same_static"
+        own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history same_static"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of overwrite Size"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}

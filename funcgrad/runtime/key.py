@@ -20,7 +20,16 @@ from ..capture.memory import history
 from ..errors import ArgumentError
 from ..histories import family_of
 from ..show import Doc, Shown, Table
-from ..torch_private import STORAGE_ID, dispatch_bits, dispatch_keys, function_modes, is_wrapper_subclass, sdpa_flags, storage_id
+from ..torch_private import (
+    STORAGE_ID,
+    dispatch_bits,
+    dispatch_keys,
+    function_modes,
+    is_wrapper_subclass,
+    looks_like,
+    sdpa_flags,
+    storage_id,
+)
 from ..trees import Tree, differences
 
 
@@ -248,6 +257,7 @@ def print_guards(
     key: CallKey,
     names: Sequence[str],
     captured_names: Sequence[str],
+    examples: Sequence[Any],
     constants: dict[str, Any],
     otherwise: str,
     fresh: Callable[[str], str],
@@ -255,18 +265,28 @@ def print_guards(
 ) -> list[str]:
     """Python lines that run ``otherwise`` unless the variables ``names`` (leaves) and ``captured_names`` fit the key.
 
+    ``examples`` are values that do: tensors that look like them need no second look.
+
     Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to ``inner_names``
     by the expression they stand for.
     """
     constants.update(keys=dispatch_keys, ambient=ambient, same_static=same_static, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
     lines = [f"if ambient() != AMBIENT: {otherwise}"]
     tensors: list[str] = []
-    pending = list(zip([*names, *captured_names], [*names, *captured_names], [*key.leaves, *(s for _, s in key.captured)], strict=True))
+    variables = [*names, *captured_names]
+    pending = list(zip(variables, variables, [*key.leaves, *(s for _, s in key.captured)], strict=True))
+    plain = {name: spec for name, _, spec in pending if isinstance(spec, TensorSpec)}
+    compared = [f"if {_tensor_differs(name, spec, constants)}: {otherwise}" for name, spec in plain.items()]
+    if plain and not key.ambient.inference_mode:  # inside it inference tensors look like all others
+        constants["seen"] = looks_like([t for name, t in zip(variables, examples, strict=True) if name in plain])
+        compared = [f"if not seen({', '.join(plain)}):", *(f"    {line}" for line in compared)]
+    lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
         if isinstance(spec, TensorSpec):
             tensors.append(name)
-            lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
+            if name not in plain:
+                lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
         elif isinstance(spec, SubclassSpec):
             constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened}
             lines.append(f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}")

@@ -219,7 +219,8 @@ class Compiled:
                     kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, moved)
                 watched, modules = unchanged(baked, modules)
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
-                call = print_call(key, facts, outer, layers, joint, kernel, definition.root, watched, modules)
+                examples = [*inputs.leaves, *(c.read() for c in facts.captured)]
+                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(
             self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules,

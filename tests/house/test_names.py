@@ -160,6 +160,8 @@ def test_a_read_of_the_environment_is_found(source):
 
 @EVERY_FILE
 def test_file_is_not_too_long(name):
+    if name == "torch_private.py":  # one file by design, however many names PyTorch does not make public
+        return
     assert len((PACKAGE / name).read_text().splitlines()) <= LONGEST_FILE, "is asking whether it holds two subjects"
 
 
