@@ -78,8 +78,9 @@ def storage_id(tensor: torch.Tensor) -> int:
 
 def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A quick check that tensors have the types, dispatch keys, dtypes, devices, sizes, strides and ``requires_grad`` of others."""
-    sizes, strides = [list(t.size()) for t in examples], [list(t.stride()) for t in examples]
-    return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check  # type: ignore[no-any-return]
+    sizes: Any = [list(t.size()) for t in examples]
+    strides: Any = [list(t.stride()) for t in examples]
+    return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def unwrap_transform(tensor: torch.Tensor) -> torch.Tensor:
