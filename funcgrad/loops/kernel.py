@@ -18,6 +18,9 @@ from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, br
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
 
+_STREAMS = 12
+"""Arrays that one loop reads and writes, if what else it does has nothing to do with the first ones."""
+
 _SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder".split())
 """Operations that cost as much as some eight additions."""
 
@@ -218,9 +221,32 @@ def _cut(
         keeps = tuple(k for k, at in kept.items() if at == n)
         for expr in _from_before([r.body for r in here] + [e.value for e in after] + list(keeps), n, numbers, instead):
             kept[expr] = numbers[expr]
-        if here or after or keeps:
-            stages.append(Stage(here, keeps, after))
+        stages += _apart(here, keeps, after)
     return tuple(reversed(stages)), list(kept)
+
+
+def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect]) -> list[Stage]:
+    """A walk for each part of the work that has elements in common, the small ones together: a loop over few streams is the fast one."""
+    roots: dict[Expr, list[Reduced | Expr | Effect]] = {}
+    for item, root in [*((r, r.body) for r in reductions), *((k, k) for k in keeps), *((e, e.value) for e in effects)]:
+        roots.setdefault(root, []).append(item)
+    walks: list[tuple[list[Reduced | Expr | Effect], set[Expr]]] = []
+    for root, items in roots.items():
+        reads = {e for e in walk([root]) if e.full and (isinstance(e, Load) or not e.args)}
+        joined = [w for w in walks if not reads.isdisjoint(w[1])]
+        if not joined and walks and len(walks[-1][1]) + len(walks[-1][0]) + len(reads) + len(items) <= _STREAMS:
+            joined = [walks[-1]]
+        for other in joined:
+            walks.remove(other)
+        walks.append(([i for w in joined for i in w[0]] + items, reads.union(*(w[1] for w in joined))))
+    return [
+        Stage(
+            tuple(i for i in items if isinstance(i, Reduced)),
+            tuple(i for i in items if isinstance(i, Expr) and not isinstance(i, Reduced)),
+            tuple(i for i in items if isinstance(i, (Store, Total))),
+        )
+        for items, _ in reversed(walks)
+    ]
 
 
 def _shared_origins(kept: Sequence[Expr]) -> dict[Expr, Expr]:
