@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from .errors import CacheTrustError
@@ -38,3 +40,27 @@ def folder_for(what: str) -> Path:
     folder = base / what
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+_BOUND = 1 << 30
+"""Bytes that one kind of results may take on disk."""
+
+_IN_USE = 3600.0
+"""Seconds for which a file that was just made or used is not removed: another process may be about to open it."""
+
+
+def bound(folder: Path, limit: int = _BOUND) -> None:
+    """Remove the files that were not used for the longest time, until the others take at most ``limit`` bytes."""
+    files = [(f.stat(), f) for f in folder.iterdir() if f.is_file()]
+    excess = sum(s.st_size for s, _ in files) - limit
+    for state, file in sorted(files, key=lambda pair: pair[0].st_mtime):
+        if excess <= 0 or time.time() - state.st_mtime < _IN_USE:
+            return
+        file.unlink(missing_ok=True)
+        excess -= state.st_size
+
+
+def used(file: Path) -> None:
+    """Note that a file is used now."""
+    with contextlib.suppress(OSError):  # it may lie in a folder that is shared and cannot be written to
+        os.utime(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -196,3 +197,13 @@ assert total == 600_000 and (columns == 3000).all(), (total, columns)
 def test_numbers_are_rounded_to_half_precision_before_they_are_compared():
     x = torch.randn(4000).bfloat16()
     torch.testing.assert_close(fg.jit(lambda x: (x > 0.1, x == 0.1, x <= -0.3), backend="c")(x), (x > 0.1, x == 0.1, x <= -0.3))
+
+
+def test_indices_have_64_bits():
+    n = 2**31 + 5
+    x = torch.ones(1, dtype=torch.int8).expand(n)
+    f = fg.jit(lambda x: ((x.long() * torch.arange(n)) >= 2**31).sum(), backend="c")
+    text = "\n".join(s.text for s in f.program(x).sources if s.language == "c")
+    loops = re.findall(r"for \((\w+)", text.partition("\nvoid k_")[2])
+    assert loops and set(loops) == {"int64_t"}
+    assert f(x) == 5

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import funcgrad as fg
+from funcgrad.folders import bound, used
 from funcgrad.partition.partition import fingerprint, partition
 from funcgrad.runtime.store import Store, digest
 
@@ -89,3 +90,19 @@ def test_a_second_process_reuses_the_partition(tmp_path):
     assert first.endswith("True\n") and second.endswith("False\n")
     entries = [p for p in (tmp_path / "cache").glob("*.json")]
     assert len(entries) == 1 and json.loads(entries[0].read_text())
+
+
+def test_folder_keeps_what_was_used_last(tmp_path):
+    for i in range(5):
+        file = tmp_path / f"{i}.so"
+        file.write_bytes(bytes(100))
+        os.utime(file, (i, i))
+    used(tmp_path / "0.so")
+    bound(tmp_path, 300)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["0.so", "3.so", "4.so"]
+
+
+def test_files_in_use_are_kept(tmp_path):
+    (tmp_path / "new.so").write_bytes(bytes(100))
+    bound(tmp_path, 10)
+    assert [f.name for f in tmp_path.iterdir()] == ["new.so"]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..errors import BuildError
-from ..folders import folder_for
+from ..folders import bound, folder_for, used
 from ..options import ENVIRONMENT
 from .c_language import HOW
 
@@ -69,16 +69,24 @@ def load(sources: Sequence[str]) -> ctypes.CDLL:
     if known is not None:
         return known
     library = folder_for("c") / f"{name}.so"
-    if not library.exists() and len(sources) == 1:
-        with tempfile.TemporaryDirectory(dir=library.parent) as work:
-            _link([_compile(sources[0], Path(work))], library)
-    elif not library.exists():
-        with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:
-            objects = list(pool.map(_object, names, sources))
-        _link(objects, library)
+    if library.exists():
+        used(library)
+    else:
+        _make(library, names, sources)
+        bound(library.parent)
     loaded = ctypes.CDLL(str(library))
     with _lock:
         return _loaded.setdefault(name, loaded)
+
+
+def _make(library: Path, names: Sequence[str], sources: Sequence[str]) -> None:
+    if len(sources) == 1:
+        with tempfile.TemporaryDirectory(dir=library.parent) as work:
+            _link([_compile(sources[0], Path(work))], library)
+        return
+    with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:
+        objects = list(pool.map(_object, names, sources))
+    _link(objects, library)
 
 
 def _name(*parts: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
 from .backend import Launch
@@ -33,8 +34,11 @@ _BLOCK = 32
 _LONG = 2048
 """Columns from which on a row is added up in double precision."""
 
-_PARALLEL_FROM = 40_000
-"""Operations below which the start of the threads costs more than they save."""
+_DEAR = 8
+"""What an expensive operation counts for, vectorised."""
+
+_PARALLEL_FROM = 400_000
+"""Operations, some 20 µs of them, below which threads cost more than they save: they wait for one another, on a busy machine for long."""
 
 
 _REDUCTIONS = {
@@ -118,7 +122,7 @@ class _Printer:
 
     def _operations(self) -> float:
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
-        return 1 + sum(isinstance(e, (Op, Load)) and e.full for e in found)
+        return 1 + sum(_DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full)
 
     # totals over rows: one array for each thread, added up in the order of the threads
 

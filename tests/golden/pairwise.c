@@ -1,16 +1,9 @@
-void k_03deae651a34(const float* restrict p0, float* restrict p1, float* restrict p2) {
-  const int threads = omp_get_max_threads();
-  int used = 1;
-  double* s_p1 = malloc(threads * 128 * sizeof(double));
-  #pragma omp parallel num_threads(threads) if (threads > 1)
+void k_3029bf7e363c(const float* restrict p0, float* restrict p1, float* restrict p2) {
   {
-    const int thread = omp_get_thread_num();
-    if (thread == 0) used = omp_get_num_threads();
-    double* restrict d_p1 = s_p1 + (int64_t)thread * 128;
+    double d_p1[120] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 120; ++i) d_p1[i] = 0;
     float t_p1[120] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 120; ++i) t_p1[i] = 0;
-    #pragma omp for schedule(static)
     for (int64_t row = 0; row < 40; ++row) {
       const int64_t r0 = row;
       const float v0 = p0[r0 * 3 + 2];
@@ -65,13 +58,8 @@ void k_03deae651a34(const float* restrict p0, float* restrict p1, float* restric
       }
     }
     for (int64_t i = 0; i < 120; ++i) { d_p1[i] += t_p1[i]; t_p1[i] = 0; }
+    for (int64_t i = 0; i < 120; ++i) p1[i] = d_p1[i];
   }
-  for (int64_t i = 0; i < 120; ++i) {
-    double sum = s_p1[i];
-    for (int64_t t = 1; t < used; ++t) sum = sum + s_p1[t * 128 + i];
-    p1[i] = sum;
-  }
-  free(s_p1);
 }
 
 void k_c451e74b6bb6(const float* restrict p0, const float* restrict p1, float* restrict p2) {
