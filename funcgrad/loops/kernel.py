@@ -204,13 +204,18 @@ def _stages(effects: Sequence[Effect]) -> tuple[Stage, ...]:
     """Cut the work on a row into walks over it, and choose what is kept from one to a later one."""
     reductions = [e for e in walk([e.value for e in effects]) if isinstance(e, Reduced)]
     numbers = _numbered([r.body for r in reductions] + [e.value for e in effects])
-    plain, kept = _cut(effects, reductions, numbers, {})
+    parts = _Parts([e.value for e in effects])
+    plain, kept = _cut(effects, reductions, numbers, {}, parts)
     instead = _shared_origins(kept)
-    return _cut(effects, reductions, numbers, instead)[0] if instead else plain
+    return _cut(effects, reductions, numbers, instead, parts)[0] if instead else plain
 
 
 def _cut(
-    effects: Sequence[Effect], reductions: Sequence[Reduced], numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]
+    effects: Sequence[Effect],
+    reductions: Sequence[Reduced],
+    numbers: Mapping[Expr, int],
+    instead: Mapping[Expr, Expr],
+    parts: _Parts,
 ) -> tuple[tuple[Stage, ...], list[Expr]]:
     """The stages, and what they keep; ``instead``: what is kept in the place of something that is soon made of it."""
     kept: dict[Expr, int] = {}
@@ -221,32 +226,68 @@ def _cut(
         keeps = tuple(k for k, at in kept.items() if at == n)
         for expr in _from_before([r.body for r in here] + [e.value for e in after] + list(keeps), n, numbers, instead):
             kept[expr] = numbers[expr]
-        stages += _apart(here, keeps, after)
+        stages += _apart(here, keeps, after, parts)
     return tuple(reversed(stages)), list(kept)
 
 
-def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect]) -> list[Stage]:
-    """A walk for each part of the work that has elements in common, the small ones together: a loop over few streams is the fast one."""
-    roots: dict[Expr, list[Reduced | Expr | Effect]] = {}
+def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect], parts: _Parts) -> list[Stage]:
+    """A walk for each part of the work that has elements in common, the small ones together: a loop over few arrays is the fast one."""
+    found: dict[Expr | None, list[Reduced | Expr | Effect]] = {}
     for item, root in [*((r, r.body) for r in reductions), *((k, k) for k in keeps), *((e, e.value) for e in effects)]:
-        roots.setdefault(root, []).append(item)
-    walks: list[tuple[list[Reduced | Expr | Effect], set[Expr]]] = []
-    for root, items in roots.items():
-        reads = {e for e in walk([root]) if e.full and (isinstance(e, Load) or not e.args)}
-        joined = [w for w in walks if not reads.isdisjoint(w[1])]
-        if not joined and walks and len(walks[-1][1]) + len(walks[-1][0]) + len(reads) + len(items) <= _STREAMS:
-            joined = [walks[-1]]
-        for other in joined:
-            walks.remove(other)
-        walks.append(([i for w in joined for i in w[0]] + items, reads.union(*(w[1] for w in joined))))
+        found.setdefault(parts.of(root), []).append(item)
+    walks: list[list[Reduced | Expr | Effect]] = []
+    arrays = _STREAMS
+    for part, items in found.items():
+        size = parts.size(part) + len(items)
+        if arrays + size > _STREAMS:
+            walks.append([])
+            arrays = 0
+        walks[-1] += items
+        arrays += size
     return [
         Stage(
             tuple(i for i in items if isinstance(i, Reduced)),
             tuple(i for i in items if isinstance(i, Expr) and not isinstance(i, Reduced)),
             tuple(i for i in items if isinstance(i, (Store, Total))),
         )
-        for items, _ in reversed(walks)
+        for items in reversed(walks)
     ]
+
+
+class _Parts:
+    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one of its reads."""
+
+    def __init__(self, roots: Sequence[Expr]) -> None:
+        self._above: dict[Expr, Expr] = {}
+        self._sizes: dict[Expr, int] = {}
+        self._read: dict[Expr, Expr] = {}
+        for expr in walk(roots):
+            if expr.full and not expr.args:
+                self._read[expr], self._sizes[expr] = expr, 1
+                continue
+            reads = [self._read[a] for a in expr.args if a in self._read]
+            for read in reads:
+                self._join(self._top(reads[0]), self._top(read))
+            if reads:
+                self._read[expr] = reads[0]
+
+    def of(self, expr: Expr) -> Expr | None:
+        return self._top(self._read[expr]) if expr in self._read else None
+
+    def size(self, part: Expr | None) -> int:
+        """How many arrays it reads."""
+        return self._sizes[part] if part is not None else 0
+
+    def _top(self, read: Expr) -> Expr:
+        while read in self._above:
+            read = self._above[read]
+        return read
+
+    def _join(self, one: Expr, other: Expr) -> None:
+        if one is not other:
+            small, large = sorted((one, other), key=lambda top: self._sizes[top])
+            self._above[small] = large
+            self._sizes[large] += self._sizes[small]
 
 
 def _shared_origins(kept: Sequence[Expr]) -> dict[Expr, Expr]:
