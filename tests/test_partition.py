@@ -30,13 +30,14 @@ def test_minimum_cut_is_the_smallest_of_all(data):
     def cost(side):
         return sum(c for (a, b), c in edges.items() if a in side and b not in side)
 
+    columns = [a for a, _ in edges], [b for _, b in edges], list(edges.values())
     cuts = [{0, *rest} for k in range(n - 1) for rest in itertools.combinations(range(2, n), k)]
     best = min(map(cost, cuts))
     if best == math.inf:
         with pytest.raises(ValueError, match="must not be cut"):
-            minimum_cut(edges, 0, 1, n)
+            minimum_cut(*columns, 0, 1, n)
         return
-    side = minimum_cut(edges, 0, 1, n)
+    side = {i for i, reached in enumerate(minimum_cut(*columns, 0, 1, n)) if reached}
     assert 0 in side and 1 not in side
     # capacities are scaled to int32: exact to one part in 2^28 of their sum
     assert cost(side) <= best + sum(c for c in edges.values() if c != math.inf) / 2**28 + len(edges)

@@ -28,10 +28,12 @@ from ..capture.observe import observe
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
+from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning, BuildError, MissingCompilerWarning, RetraceError
 from ..graphs import verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
+from ..partition.cost import fused_costs
 from ..partition.partition import fingerprint, partition
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
@@ -186,7 +188,7 @@ class Compiled:
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
                 inner = Inner(
                     definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-                    definition.root, self._options.backward_autocast,
+                    definition.root, self._options.backward_autocast, policy_of(self._options.policy),
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
@@ -194,9 +196,10 @@ class Compiled:
                 joint = tag_joint(joint)
                 verify(joint.graph)
             with stages("partition"):
-                name = digest(fingerprint(joint))
+                costs = fused_costs(joint.graph) if backend.fuses and definition.splits and facts.differentiable else {}
+                name = digest(fingerprint(joint, costs))
                 known = _STORE.get(name)
-                split = partition(joint, known)
+                split = partition(joint, costs, known)
                 if known is None:
                     _STORE.put(name, sorted(split.kept))
             with stages("lower"):
