@@ -22,6 +22,7 @@ from ..backends.aten import AtenBackend
 from ..backends.backend import Backend
 from ..backends.build import compiler
 from ..backends.fused import CBackend
+from ..capture.draws import narrow
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.observe import observe
@@ -193,10 +194,11 @@ class Compiled:
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
             with stages("tag"):
-                joint = tag_joint(joint)
+                fuses = backend.fuses and definition.splits and facts.differentiable
+                joint = tag_joint(narrow(joint, fuses))
                 verify(joint.graph)
             with stages("partition"):
-                costs = fused_costs(joint.graph) if backend.fuses and definition.splits and facts.differentiable else {}
+                costs = fused_costs(joint.graph) if fuses else {}
                 name = digest(fingerprint(joint, costs))
                 known = _STORE.get(name)
                 split = partition(joint, costs, known)
