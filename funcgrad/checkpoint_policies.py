@@ -24,6 +24,7 @@ Policy = Callable[..., CheckpointPolicy | bool]
 _name: ContextVar[str | None] = ContextVar("funcgrad_checkpoint_name", default=None)
 
 _aten = torch.ops.aten
+_Packet = type(_aten.mm)  # all overloads of an operator: calls are of one
 _DOTS = frozenset((
     _aten.mm.default, _aten.addmm.default, _aten.mv.default, _aten.addmv.default, _aten.dot.default, _aten.vdot.default,
     _aten.linear.default,
@@ -106,7 +107,7 @@ def policy_of(value: Any) -> Policy | None:
 
     Raises ``OptionError`` for anything else.
     """
-    if value is None or (callable(value) and not isinstance(value, type) and not is_operator(value)):
+    if value is None or (callable(value) and not isinstance(value, (type, _Packet)) and not is_operator(value)):
         return value  # type: ignore[no-any-return]
     if isinstance(value, str) and value in NAMED:
         return NAMED[value]

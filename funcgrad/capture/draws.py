@@ -18,9 +18,9 @@ def narrow(joint: Joint, everywhere: bool) -> Joint:
     """Readers of such a draw read it through a bool, which is what is kept for backward, if it is there that the float is computed again:
     in checkpoint regions that compute again, or (``everywhere``) where that fuses into the readers."""
     for node in list(joint.graph.fx.nodes):
-        if node.target in _BINARY and pass_of(node) == "forward" and value_of(node).is_floating_point():
-            if everywhere or (said_of(node) and said_of(node)[-1].flag is Tag.PREFER_RECOMPUTE):
-                _narrow(joint.graph.fx, node)
+        pays = everywhere or (said_of(node) and said_of(node)[-1].flag is Tag.PREFER_RECOMPUTE)
+        if pays and node.target in _BINARY and pass_of(node) == "forward" and value_of(node).is_floating_point():
+            _narrow(joint.graph.fx, node)
     return joint
 
 
@@ -33,4 +33,4 @@ def _narrow(graph: fx.Graph, draw: fx.Node) -> None:
     values: dict[fx.Node, Any] = {mask: value_of(draw).to(torch.bool), wide: value_of(draw).clone()}
     for node, value in values.items():
         node.meta = {key: v for key, v in draw.meta.items() if key in ("pass", "where")} | {"val": value}
-    say(wide, said_of(draw))
+        say(node, said_of(draw))

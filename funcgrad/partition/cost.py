@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils.flop_counter import flop_registry
 
 from ..graphs import Graph, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
 from ..loops.fuse import EXPENSIVE
@@ -60,6 +59,8 @@ def flops(node: fx.Node, lowering: Lowering | None = None) -> float:
     one (or what the op table says) for each element of what is read or made."""
     if node.op != "call_function" or is_view(node) or is_getitem(node):
         return 0.0
+    from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 # takes 0.3 s to import: only for those who ask
+
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is not None:
         args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, fx
 
 from ..graphs import Graph, Joint, again, value_of, verify
-from ..slots import Saved
+from ..slots import Saved, Slot
 from .partition import Partition
 
 
@@ -54,5 +56,5 @@ def _seen_again(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return seen
 
 
-def _results(graph: Graph) -> dict[object, object]:
+def _results(graph: Graph) -> dict[Slot, Any]:
     return {slot: v for slot, v in zip(graph.signature.outs, graph.results, strict=True) if not isinstance(slot, Saved)}

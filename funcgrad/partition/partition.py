@@ -266,7 +266,7 @@ def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
     value = value_of(node)
     if isinstance(slot, Captured):
         why, size = "captured: alive anyway", 0
-    elif isinstance(slot, (Arg, Base)):
+    elif node.op == "placeholder":
         why, size = "an argument: alive anyway", 0
     elif storages(node) and storages(node) <= outputs:
         why, size = "an output: alive anyway", 0
