@@ -221,7 +221,8 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
-    return {storage_id(t) for t in tensors_in(node.meta.get("val"))}
+    value = node.meta.get("val")
+    return {storage_id(value)} if isinstance(value, Tensor) else set(map(storage_id, tensors_in(value)))
 
 
 def is_expanded(tensor: Tensor) -> bool:
@@ -267,9 +268,8 @@ def is_view(node: Node) -> bool:
     """
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
-    inputs = set().union(*(storages(i) for i in node.all_input_nodes), frozenset())
-    own = storages(node)
-    return node.op == "call_function" and bool(own) and own <= inputs
+    own = storages(node) if node.op == "call_function" else set()
+    return bool(own) and own <= set().union(*map(storages, node.all_input_nodes))
 
 
 def copy_nodes(graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str) -> Graph:

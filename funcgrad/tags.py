@@ -52,10 +52,13 @@ class Tags:
         return ", ".join(f"{f.name}: {text}" for f, text in self.why)
 
 
+_UNTAGGED = Tags()
+
+
 def tags_of(node: Node) -> Tags:
     """The tags of a node; an untagged node has none."""
-    tags = node.meta.get(_KEY)
-    return tags if isinstance(tags, Tags) else Tags()
+    tags: Tags = node.meta.get(_KEY, _UNTAGGED)
+    return tags
 
 
 def tag(node: Node, flag: Tag, why: str) -> None:

@@ -128,7 +128,8 @@ def test_gradients_are_equal_under_each_policy_and_saved_bytes_are_ordered(name)
 def test_random_graphs_under_random_policies(data):
     """Chains of ops in nested regions, each with a policy of its own, against eager PyTorch without any."""
     ops = {
-        "sin": torch.sin, "exp": lambda x: (x * 0.1).exp(), "mm": lambda x: x @ x.t() * 0.1 @ x, "relu": F.relu, "drop": lambda x: F.dropout(x, 0.3),
+        "sin": torch.sin, "exp": lambda x: (x * 0.1).exp(), "mm": lambda x: x @ x.t() * 0.1 @ x, "relu": F.relu,
+        "drop": lambda x: F.dropout(x, 0.3),
         "norm": lambda x: F.layer_norm(x, (6,)), "where": lambda x: torch.where(x > 0, x, x * 0.1), "t": lambda x: x.t().t(),
         "inplace": lambda x: x.clone().mul_(2).add_(x),
     }  # fmt: skip

@@ -177,16 +177,15 @@ def _choose(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[
         capacities.append(capacity)
 
     for node, into in entry.items():
+        view = is_view(node)
         # what forward writes to holds another value by the time backward runs; what eager PyTorch does not keep, the caller may write to
         is_safe = node not in roles.written and (not roles.is_callers(node) or _is_read_late(node))
-        edge(into, into + 1, _price(node) if is_safe else math.inf)
-        again = math.inf if node.op == "placeholder" else _price_again(node, roles, costs)
+        edge(into, into + 1, _price(node, view) if is_safe else math.inf)
+        again = math.inf if node.op == "placeholder" else _price_again(node, view, roles, costs)
         if again:
             edge(source, into, again)
-        readers = [entry.get(user, sink) for user in node.users if user in roles.backward and user.op != "output"]
-        if node in needed:
-            readers.append(sink)
-        for reader in dict.fromkeys(readers):
+        readers = {entry.get(user, sink) for user in node.users if user in roles.backward}
+        for reader in readers | {sink} if node in needed else readers:
             edge(into + 1, reader, math.inf)
     try:
         reached = minimum_cut(tails, heads, capacities, source, sink, 2 + 2 * len(known))
@@ -195,19 +194,19 @@ def _choose(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[
     return {n for n, into in entry.items() if reached[into] and not reached[into + 1]}
 
 
-def _price(node: fx.Node) -> float:
+def _price(node: fx.Node, view: bool) -> float:
     """Bytes that saving a node keeps alive: an input is alive anyway; a view is computed again from what it looks at."""
     if node.op in ("placeholder", "get_attr"):
         return 1
     value = value_of(node)
     if not isinstance(value, Tensor):
         return 1 if not isinstance(value, (list, tuple)) else math.inf
-    return math.inf if is_view(node) or Tag.MUST_RECOMPUTE in tags_of(node).flags else nbytes(value) + 1
+    return math.inf if view or Tag.MUST_RECOMPUTE in tags_of(node).flags else nbytes(value) + 1
 
 
-def _price_again(node: fx.Node, roles: _Roles, costs: Mapping[fx.Node, float]) -> float:
+def _price_again(node: fx.Node, view: bool, roles: _Roles, costs: Mapping[fx.Node, float]) -> float:
     """What computing a node in backward costs, in bytes: nothing where forward does not need it, infinity where it must run once."""
-    if node.op == "get_attr" or is_view(node) or not isinstance(value_of(node), (Tensor, list, tuple)):
+    if node.op == "get_attr" or view or not isinstance(value_of(node), (Tensor, list, tuple)):
         return 0
     flags = tags_of(node).flags
     if Tag.MUST_SAVE in flags:
@@ -235,7 +234,8 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     forward_needs = ancestors([v for _, v in forward_outs] + pinned)
     forward_nodes = [n for n in graph.fx.nodes if n in forward_needs]
     own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
-    again = [n for n in graph.fx.nodes if n in forward_needs and n in backward_nodes - kept and n.op == "call_function"]
+    made_in_backward = backward_nodes - kept
+    again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
     tangents = [(s, n) for s, n in ins if n in incoming]
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),

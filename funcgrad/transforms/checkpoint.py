@@ -34,11 +34,14 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     if not callable(f):
         raise ArgumentError(f"the first argument must be a function, got a {type(f).__name__}", fix="pass the function, not its result")
     chosen = policy_of(policy)
-    contexts = noop_context_fn if chosen is None else functools.partial(create_selective_checkpoint_contexts, _in_eager(chosen))
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if active_trace() is None and transform_active():
             return f(*args, **kwargs)
+        contexts: Callable[[], Any] = noop_context_fn
+        if chosen is not None:
+            asked = _in_eager(chosen) if active_trace() is None else chosen
+            contexts = functools.partial(create_selective_checkpoint_contexts, asked)
         # the keywords of f by way of a partial function: some are keywords of torch's checkpoint, too
         return checkpoint_eager(functools.partial(f, **kwargs), *args, use_reentrant=False, context_fn=contexts)
 
