@@ -343,15 +343,6 @@ def creation_meta(tensor: torch.Tensor) -> Any:
     return torch._C._autograd._get_creation_meta(tensor)
 
 
-RESTRIDES = {
-    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
-    for owner in (torch.Tensor, torch)
-    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
-    if hasattr(owner, name)
-}
-"""Functions that change how their argument looks, and the views that look so."""
-
-
 versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 """Inside, writes to a tensor do not move its version counter."""
 
