@@ -127,6 +127,8 @@ class Backend(Protocol):
     """The four steps of a backend. Values in and out of a runnable are those of the graph's signature, in order."""
 
     name: str
+    fuses: bool
+    """Whether a value can be computed in the kernel that reads it."""
 
     def lower(self, graph: Graph) -> Kernels: ...
 

@@ -38,6 +38,7 @@ class CBackend:
     """See the module's docstring."""
 
     name = "c"
+    fuses = True
 
     def lower(self, graph: Graph) -> Kernels:
         lowering = lower(graph)

@@ -13,7 +13,7 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graphs import Graph, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from ..graphs import Graph, again, is_getitem, is_view, scalar, target_text, tensors_in, value_of
 from .table import TABLE
 from .values import Map, MixedDtypesError, Reduce, Value, Within, memory, number, pointwise
 
@@ -62,7 +62,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     out = value_of(node)
     rule = TABLE.get(node.target)
     if rule is None:
-        return "Python" if node.target is scalar else f"{target_text(node.target)} has no row in the op table"
+        return "Python" if node.target in (scalar, again) else f"{target_text(node.target)} has no row in the op table"
     everything = [*tensors_in(out), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
     for t in everything:
         if t.device.type != "cpu" or t.dtype not in SUPPORTED:
