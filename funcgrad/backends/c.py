@@ -87,7 +87,10 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
                 small.add(name)
             declared[name] = text[: text.index(" {")] + ";"
             calls.append(f"  {name}({', '.join(names[b.name] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
-        functions += [f"void {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
+        if launch.checks:
+            calls.append(f"  const int failed = {' | '.join(f'*{names[b.name]}' for b in launch.checks)};")
+            end.append("  return failed;")
+        functions += [f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
     groups = [[n for n in kernels if (n in small) == is_small] for is_small in (False, True)]
     files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
     sources = ["\n".join([how + PRELUDE, *(kernels[n] for n in names)]) + "\n" for how, names in files]

@@ -125,6 +125,8 @@ static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
 static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }
 static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
+/* a number as the index of one of n elements, counted from the end where it is negative; 0 where there is none */
+static inline int64_t fg_at(int64_t i, int64_t n) { i += i < 0 ? n : 0; return (uint64_t)i < (uint64_t)n ? i : 0; }
 #define CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
 #define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
@@ -159,6 +161,9 @@ class C:
 
     def clamp(self, axis: str, low: int, high: int) -> str:
         return f"CLAMP({axis}, {low}, {high})"
+
+    def element(self, number: str, size: int) -> str:
+        return f"fg_at({number}, {size})"
 
     def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str:
         return f"({' && '.join(f'{i} >= {low} && {i} < {high}' for i, low, high in tests)}) ? {at} : 0"

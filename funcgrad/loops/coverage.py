@@ -19,6 +19,7 @@ _KINDS = {
     "rows_reduce": "reductions",
     "rows_norms": "normalisations",
     "rows_views": "tensors made from numbers, and looks at tensors",
+    "rows_gather": "elements at indices that are tensors",
     "rows_put": "tensors put together from parts, and gradients of views",
 }
 """What the rows of each module are."""

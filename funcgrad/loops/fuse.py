@@ -15,12 +15,16 @@ from torch import fx
 
 from ..graphs import is_getitem
 from .domain import Domain, Place, core, decide, place, refine, widen
+from .gather import Gather
 from .index import Axis, Index, substitute
 from .lower import Lowering
 from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
+
+_ROW = 16
+"""Elements of a row for which one more number is nothing to read."""
 
 EXPENSIVE = frozenset(
     (
@@ -66,8 +70,11 @@ class Fused:
 def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None) -> Fused:
     """Form the groups. ``fuel``: so many values may join a group that exists; the others stand alone."""
     fusion = _Fusion(lowering, fuel)
-    for node in lowering.externs:
-        fusion.extern(node)
+    for node in sorted((*lowering.externs, *lowering.checks)):  # in the order of the graph
+        if node in lowering.externs:
+            fusion.extern(node)
+        else:
+            fusion.check(lowering.checks[node])
     fusion.need(results)
     return fusion.done()
 
@@ -84,13 +91,14 @@ class _Fusion:
         self._cost: dict[Value, float] = {}
         self._sources: dict[Value, tuple[Read, ...]] = {}
         self._wanted = set(lowering.buffers.values())
+        self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def extern(self, node: fx.Node) -> None:
         """A library call runs after what makes its arguments, and after the call before it: their order is kept."""
-        before = self.need(node.all_input_nodes)
+        before = self.need(node.all_input_nodes) | self._checked
         task = ExternTask(len(self._tasks), node, before)
         if self._last_effect is not None:
             task.after.add(self._last_effect)
@@ -100,6 +108,13 @@ class _Fusion:
             if is_getitem(user):
                 self._maker[user.name] = task
         self._tasks.append(task)
+
+    def check(self, checks: Iterable[Value]) -> None:
+        """Whether an index is wrong is known before the next library call."""
+        for value in checks:
+            self._wanted.add(value)
+            self._place_all(value)
+            self._checked.add(self._group_of[value])
 
     def need(self, nodes: Iterable[fx.Node]) -> set[Task]:
         """Place all that the tensors of these nodes are computed from; the tasks that make them."""
@@ -213,6 +228,9 @@ class _Fusion:
             return self._through(value.arg)
         if isinstance(value, View):
             return self._at(value.arg, value.where)
+        if isinstance(value, Gather):
+            numbers = (read for _, number in value.found for read in self._at(number, own_index(value.shape)))
+            return (*self._at(value.arg, value.where), *numbers)
         if isinstance(value, Within):
             return (*self._at(value.arg, value.where), *self._at(value.other, own_index(value.shape)))
         return tuple(read for a in value.inputs for read in self._at(a, broadcast(a.shape, value.shape)))
@@ -244,12 +262,18 @@ class _Fusion:
         if value in self._group_of or isinstance(value, Reduce):
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
-            if isinstance(value, (Map, Within)):
-                own = 20.0 if isinstance(value, Map) and value.op in EXPENSIVE else 1.0
-                self._cost[value] = own + sum(map(self._cost_of, value.inputs))
+            if isinstance(value, (Map, Within, Gather)):
+                own = 4.0 if isinstance(value, Gather) else 20.0 if isinstance(value, Map) and value.op in EXPENSIVE else 1.0
+                self._cost[value] = own + sum(self._cost_of(v) for v in value.inputs if not self._is_small(v, value))
             else:
                 self._cost[value] = sum(map(self._cost_of, value.inputs))
         return self._cost[value]
+
+    def _is_small(self, value: Value, beside: Value) -> bool:
+        """Whether it is there, or a view of what is, and next to nothing to read: one number for each row."""
+        while isinstance(value, View):
+            value = value.arg
+        return value in self._group_of and value.numel * _ROW <= beside.numel
 
     # ── done ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

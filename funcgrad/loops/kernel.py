@@ -11,6 +11,7 @@ import torch
 
 from .domain import Domain, Place, place
 from .fuse import EXPENSIVE, Group
+from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
 from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Reduced, Stage, Store, Total, walk
 from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
@@ -121,6 +122,9 @@ class _Reader:
                 return make.position(index[value.dim])
             case Reduce():
                 return make.reduced(value.kind, self.argument(value, index, guard))
+            case Gather():
+                found = {a: at_axis(make.axis(self.at(number, index, guard), a.size)) for a, number in value.found}
+                return self.at(value.arg, tuple(substitute(i, inner | found) for i in value.where), guard)
             case View():
                 return self.at(value.arg, tuple(substitute(i, inner) for i in value.where), guard)
             case Within():
@@ -339,10 +343,10 @@ def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], ins
     pending = list(roots)
     while pending:
         expr = pending.pop()
-        if expr in seen or not expr.full or not isinstance(expr, Op):
+        if expr in seen or not expr.full:
             continue
         seen.add(expr)
-        if numbers[expr] < n and _again(expr) >= _KEPT_FROM:
+        if isinstance(expr, Op) and numbers[expr] < n and _again(expr) >= _KEPT_FROM:
             found[instead.get(expr, expr)] = None
         else:
             pending += expr.args
