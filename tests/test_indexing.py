@@ -51,6 +51,68 @@ def test_advanced_indexing(data):
     assert not same(lambda x, *at: x[tuple(given)] + 1, x, *(i for i in given if isinstance(i, torch.Tensor)))
 
 
+@FEW
+@given(st.data())
+def test_scatter(data):
+    shape = data.draw(SHAPES)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    at = [data.draw(st.integers(1, n + 3 * (d == dim))) for d, n in enumerate(shape)]
+    i, source = indices(data, shape[dim], at), torch.randn(at)
+    few = indices(data, shape[dim], [at[dim]])
+    slices = torch.randn([at[d] if d == dim else n for d, n in enumerate(shape)])
+
+    def f(x, i, few, source, slices):
+        y = x.sin().scatter(dim, i, source), x.scatter_add(dim, i, source * 2), x.scatter_reduce(dim, i, source, "amax")
+        return (*y, x.index_add(dim, few, slices, alpha=3), x.index_copy(dim, few, slices), x.index_fill(dim, few, 2.0))
+
+    assert not same(f, torch.randn(shape), i, few, source, slices)
+
+
+@FEW
+@given(st.data())
+def test_gradients(data):
+    """What is looked up gets its gradient back, added up."""
+    rows, columns = data.draw(st.integers(1, 200)), data.draw(st.sampled_from((1, 3, 64, 300)))
+    x, i = torch.randn(5, columns), indices(data, 5, [rows])
+
+    def loss(x, i):
+        return (x[i].sin() * F.embedding(i, x).cos()).sum() + x.gather(0, i[:, None].expand(rows, columns)).square().sum()
+
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf, i), leaf)
+    torch.testing.assert_close(fg.grad_compiled(loss)(x, i), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int16], ids=str)
+def test_what_is_put_last_stays(dtype):
+    x, i, values = torch.zeros(4, 3, dtype=dtype), torch.tensor([1, 3, 1, -1, 1]), torch.arange(15).view(5, 3).to(dtype)
+    f = fg.jit(lambda x, i, v: (x.index_put((i,), v), x.index_put((i,), v, accumulate=True)), backend="c")
+    put, added = f(x, i, values)
+    assert put.tolist() == [[0] * 3, [12, 13, 14], [0] * 3, [9, 10, 11]]
+    torch.testing.assert_close(added, x.index_put((i,), values, accumulate=True))
+
+
+def test_many_are_added_by_threads():
+    """As in one thread, bit by bit: of many columns, of many slices, and in one place."""
+    x, i = torch.randn(3000, 256), torch.randint(40, (3000,))
+
+    def f(x, i):
+        wide = torch.zeros(40, 256).index_add(0, i, x), torch.zeros(256, 40).index_add(1, i, x.T)
+        return *wide, torch.zeros(256).index_put((i,), x[:, 0], accumulate=True)
+
+    compiled = fg.jit(f, backend="c")
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = compiled(x, i)
+        torch.set_num_threads(3)
+        together = compiled(x, i)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, alone, together))
+    torch.testing.assert_close(alone, f(x, i), rtol=1e-4, atol=1e-4)
+
+
 def test_indices_that_are_computed():
     x, table, at = torch.randn(6, 5), torch.tensor([3, 0, 5, 2]), torch.tensor([[1, -1], [2, 0]])
 
@@ -85,6 +147,14 @@ WRONG = {
     "take": lambda x, i: x.take(i * 3),
     "cross_entropy": lambda x, i: F.cross_entropy(x[:3], i),
     "nll_loss": lambda x, i: F.nll_loss(x[:3].log_softmax(0), i % 2 - 1, torch.ones(4)),
+    "index_put": lambda x, i: x.index_put((i,), x[:3]),
+    "index_put, added": lambda x, i: x.index_put((i % 5, i), x[:3, 0], accumulate=True),
+    "index_add": lambda x, i: x.index_add(0, i, x[:3]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[:3]),
+    "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], x[:3]),
+    "scatter of one value": lambda x, i: x.scatter(1, i[:, None] % 2 * 9, 2.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None] - 9, x[:3]),
     "before a library call": lambda x, i: x[i] @ x.T,
     "after one": lambda x, i: (x @ x.T)[i],
 }

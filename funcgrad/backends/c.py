@@ -15,9 +15,11 @@ import torch
 
 from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
-from ..loops.ir import Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Put, Reduced, Stage, Store, Total, walk
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
+from .c_language import stored as _stored
+from .c_scatter import scatter_function
 from .emitter import index_text, print_expressions
 
 _STACK = 1 << 16
@@ -57,7 +59,8 @@ def print_kernel(kernel: Kernel) -> tuple[str, str]:
 
     Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is its digest.
     """
-    text = "\n".join(_Printer(kernel).function())
+    scatters = any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects)
+    text = "\n".join(scatter_function(kernel, _PARALLEL_FROM) if scatters else _Printer(kernel).function())
     name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return name, text.replace("{name}", name)
 
@@ -255,7 +258,7 @@ class _Printer:
             elif isinstance(effect, Total) and not effect.full:
                 total = f"t_{self._parameters[effect.buffer]}[0]"
                 lines.append(f"{total} = {_REDUCTIONS[effect.kind][1].format(total, names[effect.value])};")
-        full = [e for e in stage.effects if e.full]
+        full = [e for e in stage.effects if e.full and not isinstance(e, Put)]
         if stage.reductions or stage.keeps or full:
             lines += self._walk(stage, full, names)
         return lines
@@ -340,10 +343,6 @@ def _row_parts(roots: Sequence[Expr]) -> list[Expr]:
         else:
             pending += expr.args
     return list(found)
-
-
-def _stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
-    return f"{buffer}[{at}] = {f'to_bf16({value})' if dtype == torch.bfloat16 else value};"
 
 
 def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:

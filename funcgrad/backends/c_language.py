@@ -179,6 +179,11 @@ class C:
         return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({TYPES[wanted]}){text}"
 
 
+def stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
+    """Write a number of a dtype to a buffer."""
+    return f"{buffer}[{at}] = {f'to_bf16({value})' if dtype == torch.bfloat16 else value};"
+
+
 def number(value: object, dtype: torch.dtype) -> str:
     """A number as C writes it."""
     if dtype.is_floating_point:

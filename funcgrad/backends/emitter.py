@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..loops.index import Atom, Axis, Index, Quotient, at_axis, is_shifted_axis, substitute
-from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
+from ..loops.ir import Const, Expr, Found, Load, Op, Position, Reduced, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 
@@ -56,9 +56,9 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr, _inside(language, expr, _found(language, expr, names)))
+            return language.load(expr, _inside(language, expr, elements(language, expr.found, names)))
         case Position():
-            return language.position(index_text(substitute(expr.at, _found(language, expr, names))))
+            return language.position(index_text(substitute(expr.at, elements(language, expr.found, names))))
         case Op(name="cast"):
             return language.cast(names[expr.operands[0]], expr.operands[0].dtype, expr.dtype)
         case Op():
@@ -69,9 +69,9 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     raise AssertionError(expr)
 
 
-def _found(language: Language, expr: Load | Position, names: Mapping[Expr, str]) -> dict[Axis, Index]:
+def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dict[Axis, Index]:
     """Axes that stand for numbers, as the text of an index that is in bounds whatever the number is."""
-    return {axis: at_axis(Axis(language.element(names[number], axis.size), axis.size)) for axis, number in expr.found}
+    return {axis: at_axis(Axis(language.element(names[number], axis.size), axis.size)) for axis, number in found}
 
 
 def _inside(language: Language, load: Load, found: Mapping[Axis, Index]) -> str:

@@ -19,7 +19,7 @@ from ..graphs import Graph, is_getitem, is_view, value_of
 from ..loops.fuse import ExternTask, Fused, fuse
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
-from ..loops.kernel import build
+from ..loops.kernel import kernels_of
 from ..loops.lower import Lowering, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
@@ -83,7 +83,7 @@ def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | 
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
             stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
             computes = tuple(n.name for v in task.members for n in nodes.get(v, ())[:1])
-            yield verify(build(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
+            yield from map(verify, kernels_of(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
 
 
 class _Buffers:

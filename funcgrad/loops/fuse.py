@@ -18,6 +18,7 @@ from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
 from .index import Axis, Index, substitute
 from .lower import Lowering
+from .scatter import Scatter
 from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index
 
 _LARGEST = 256
@@ -43,6 +44,12 @@ class Group:
     members: dict[Value, None] = field(factory=dict)
     after: set[Task] = field(factory=set)
     reads: set[Value] = field(factory=set)
+
+    @property
+    def scatter(self) -> Scatter | None:
+        """What is put together here, if it is that: such a group has no other member."""
+        first = next(iter(self.members))
+        return first if isinstance(first, Scatter) else None
 
 
 @frozen(eq=False)
@@ -145,7 +152,7 @@ class _Fusion:
     def _place(self, value: Value) -> None:
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
-        for group in self._candidates(value, sources):
+        for group in () if isinstance(value, Scatter) else self._candidates(value, sources):
             domain = self._joins(value, group, sources, before)
             if domain is not None and self._fuel > 0:
                 self._fuel -= 1
@@ -174,7 +181,7 @@ class _Fusion:
 
     def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | None:
         """The domain the group has with the value in it; None where they do not go together."""
-        if len(group.members) >= _LARGEST:
+        if len(group.members) >= _LARGEST or group.scatter is not None:
             return None
         for domain in _ways(group.domain, value):
             at = place(value, domain)
@@ -228,6 +235,10 @@ class _Fusion:
             return self._through(value.arg)
         if isinstance(value, View):
             return self._at(value.arg, value.where)
+        if isinstance(value, Scatter):
+            own = own_index(value.arg.shape)
+            numbers = (read for v in (value.arg, *(n for _, n in value.found)) for read in self._at(v, own))
+            return (*self._at(value.into, own_index(value.shape)), *numbers)
         if isinstance(value, Gather):
             numbers = (read for _, number in value.found for read in self._at(number, own_index(value.shape)))
             return (*self._at(value.arg, value.where), *numbers)
@@ -259,7 +270,7 @@ class _Fusion:
 
     def _cost_of(self, value: Value) -> float:
         """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
-        if value in self._group_of or isinstance(value, Reduce):
+        if value in self._group_of or isinstance(value, (Reduce, Scatter)):
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
             if isinstance(value, (Map, Within, Gather)):
@@ -303,7 +314,7 @@ def _same(read: Index, made: Index, written_out: Axis | None) -> bool:
 def _own_domain(value: Value) -> Domain:
     """The loops of a value that stands alone."""
     if not isinstance(value, Reduce):
-        return Domain(core(value.shape))
+        return Domain(core(value.arg.shape if isinstance(value, Scatter) else value.shape))
     plain = Domain(core(value.arg.shape))
     return plain if len(core(value.shape)) == 0 else decide(plain, value) or plain
 

@@ -47,11 +47,16 @@ class Checked:
 def gather(value: Value, shape: Sequence[int], where: Sequence[Index | Value]) -> Value:
     """The element of ``value`` at ``where`` at each index: along each dimension an index in terms of ``axes_of(shape)``, or
     whole numbers of this shape."""
-    axes = [Axis(f"f{d}", n) for d, n in enumerate(value.shape)]
-    numbers = tuple((axis, at) for axis, at in zip(axes, where, strict=True) if isinstance(at, Value) and axis.size > 1)
-    index = tuple(at_axis(axis) if isinstance(at, Value) else at for axis, at in zip(axes, where, strict=True))
+    index, numbers = found_along(value.shape, where)
     require_inside(value, index, ())
     return _gathered(value, tuple(shape), index, numbers, math.prod(shape) * _SELDOM <= value.numel)
+
+
+def found_along(shape: Sequence[int], where: Sequence[Index | Value]) -> tuple[tuple[Index, ...], Numbers]:
+    """An index into a shape, along some dimensions at numbers: with an axis for each of them, and which they are."""
+    pairs = [(Axis(f"f{d}", n), at) for d, (n, at) in enumerate(zip(shape, where, strict=True))]
+    index = tuple(at_axis(axis) if isinstance(at, Value) else at for axis, at in pairs)
+    return index, tuple((axis, at) for axis, at in pairs if isinstance(at, Value) and axis.size > 1)
 
 
 _SELDOM = 4

@@ -146,7 +146,25 @@ class Total:
     size: int
 
 
-Effect = Store | Total
+@frozen(eq=False)
+class Put:
+    """Write an element where numbers say: axes in ``found`` are as those of a ``Load``. Another row may write to the same place, and
+    ``value`` may load what is there, so rows go one after the other, but for those that differ along the first ``apart`` axes."""
+
+    buffer: str
+    at: Index
+    value: Expr
+    full: bool
+    found: Found
+    apart: int
+
+
+Effect = Store | Total | Put
+
+
+def computed(effects: Iterable[Effect]) -> list[Expr]:
+    """The expressions that effects need."""
+    return [e for effect in effects for e in (effect.value, *((n for _, n in effect.found) if isinstance(effect, Put) else ()))]
 
 
 @frozen(eq=False)
@@ -183,9 +201,7 @@ class Kernel(Shown):
         for i, stage in enumerate(self.stages):
             rows += [(str(i), "reduce", short(r)) for r in stage.reductions]
             rows += [(str(i), "keep", short(k)) for k in stage.keeps]
-            rows += [
-                (str(i), "total" if isinstance(e, Total) else "store", f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects
-            ]
+            rows += [(str(i), type(e).__name__.lower(), f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects]
         return Doc(title, (Table(("stage", "", ""), tuple(rows)),))
 
 
@@ -221,14 +237,14 @@ class Expressions:
         return self._made(Const, dtype, False, 0, _Written(repr(value), value))
 
     def load(self, buffer: str, at: Index, dtype: torch.dtype, guard: tuple[Bound, ...] = ()) -> Expr:
-        found = self._found_in(at, *(i for i, _, _ in guard))
+        found = self.found_in(at, *(i for i, _, _ in guard))
         full = any(e.full for _, e in found) or self._is_full(at) or any(self._is_full(i) for i, _, _ in guard)
         return self._made(Load, dtype, full, _stage(found), buffer, at, guard, found)
 
     def position(self, at: Index) -> Expr:
         if not at.terms:
             return self.const(at.const, torch.int64)
-        found = self._found_in(at)
+        found = self.found_in(at)
         return self._made(Position, torch.int64, any(e.full for _, e in found) or self._is_full(at), _stage(found), at, found)
 
     def op(self, name: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr:
@@ -240,7 +256,8 @@ class Expressions:
     def reduced(self, kind: str, body: Expr) -> Expr:
         return self._made(Reduced, body.dtype, False, body.stage + 1, kind, body)
 
-    def _found_in(self, *indices: Index) -> Found:
+    def found_in(self, *indices: Index) -> Found:
+        """The axes in indices that stand for numbers, and the numbers."""
         axes = frozenset().union(*(i.axes for i in indices)) if self._found else ()
         return tuple((a, self._found[a]) for a in sorted(axes, key=str) if a in self._found)
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .domain import Domain, Place, place
+from .domain import Domain, Place, core, place
 from .fuse import EXPENSIVE, Group
 from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
-from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Reduced, Stage, Store, Total, walk
-from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
+from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Put, Reduced, Stage, Store, Total, computed, walk
+from .scatter import Scatter
+from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
@@ -53,6 +54,65 @@ def build(
     reads = dict.fromkeys(names[e.buffer] for e in found if isinstance(e, Load))
     writes = tuple(b for v in group.members for b in stores.get(v, ()))
     return Kernel(name, tuple(rows), tuple(columns), stages, tuple(reads), writes, tile, computes)
+
+
+def kernels_of(
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: tuple[str, ...] = ()
+) -> tuple[Kernel, ...]:
+    """The kernels of a group, one after the other: where something is scattered, one that writes what it is scattered into goes before."""
+    scattered = group.scatter
+    if scattered is None:
+        return (build(name, group, loads, stores, computes),)
+    buffers, into = stores[scattered], scattered.into
+    start = Group(group.number, Domain(core(into.shape)), {into: None})
+    return build(f"{name}_start", start, loads, {into: buffers}), _build_scatter(name, scattered, loads, buffers, computes)
+
+
+def _build_scatter(
+    name: str, value: Scatter, loads: Mapping[Value, Buffer], buffers: Sequence[Buffer], computes: tuple[str, ...]
+) -> Kernel:
+    domain = Domain(core(value.arg.shape))
+    axes = list(domain.axes)
+    dims = [axis for axis, n in zip(axes_of(value.arg.shape), value.arg.shape, strict=True) if n != 1]
+    # along such a dimension each element is put elsewhere
+    apart = [any(w == at_axis(axis) + w.const for w in value.where) for axis in dims]
+    first = min([i for i, is_apart in enumerate(apart) if not is_apart], default=max(0, len(axes) - 1))
+    last = max([i + 1 for i, is_apart in enumerate(apart) if not is_apart], default=first)
+    indices = _indices(_puts(value, domain, {axis: at_axis(axis) for axis in axes}, loads, buffers, (), 0))
+    loops: dict[Axis, Index] = {}
+    parts = (axes[:first], "r"), (axes[first:last], "s"), (axes[last:], "c")
+    independent, ordered, within = (_merge(part, indices, letter, loops) for part, letter in parts)
+    rows, columns = [*independent, *ordered, *within[:-1]], within[-1:]
+    puts = _puts(value, domain, loops, loads, buffers, columns, len(independent))
+    names = {b.name: b for b in loads.values()}
+    reads = dict.fromkeys(names[e.buffer] for e in walk(computed(puts)) if isinstance(e, Load) and e.buffer in names)
+    return Kernel(name, tuple(rows), tuple(columns), (Stage((), (), tuple(puts)),), tuple(reads), tuple(buffers), 0, computes)
+
+
+def _puts(
+    value: Scatter,
+    domain: Domain,
+    loops: Mapping[Axis, Index],
+    loads: Mapping[Value, Buffer],
+    buffers: Sequence[Buffer],
+    columns: Sequence[Axis],
+    apart: int,
+) -> list[Effect]:
+    make = Expressions(columns)
+    reader = _Reader(make, domain, loops, loads)
+    at = place(value.arg, domain)
+    assert at is not None
+    index = tuple(substitute(i, loops) for i in at.index)
+    inner = dict(zip(axes_of(value.arg.shape), index, strict=True))
+    inner |= {a: at_axis(make.axis(reader.at(number, index), a.size)) for a, number in value.found}
+    where = [substitute(i, inner) for i in value.where]
+    element = reader.at(value.arg, index)
+    puts: list[Effect] = []
+    for b in buffers:
+        there = flat(where, b.strides)
+        new = make.op(PAIRWISE[value.kind], [make.load(b.name, there, b.dtype), element], b.dtype) if value.kind else element
+        puts.append(Put(b.name, there, new, bool(columns), make.found_in(there), apart))
+    return puts
 
 
 # ── expressions ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,9 +226,7 @@ def _tests(make: Expressions, index: Index, low: int, high: int) -> list[tuple[s
 
 def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list[Axis], dict[Axis, Index]]:
     """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
-    found = walk([e.value for e in effects])
-    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
-    indices += [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
+    indices = _indices(effects)
     rows, columns = list(domain.row_axes), list(domain.column_axes)
     if domain.columns is None:  # any order will do: as the first result lies in memory
         first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())
@@ -176,6 +234,13 @@ def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list
     loops: dict[Axis, Index] = {}
     merged = [_merge(axes, indices, name, loops) for axes, name in ((rows, "r"), (columns, "c"))]
     return merged[0], merged[1], loops
+
+
+def _indices(effects: Sequence[Effect]) -> list[Index]:
+    """All that effects read and write at."""
+    found = walk(computed(effects))
+    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
+    return indices + [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
 
 
 def _merge(axes: Sequence[Axis], indices: Sequence[Index], name: str, loops: dict[Axis, Index]) -> list[Axis]:

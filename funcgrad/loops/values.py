@@ -249,7 +249,8 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
     return reshape(result, tuple(1 if d in gone else n for d, n in enumerate(value.shape))) if keepdim else result
 
 
-_PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+"""The operation that a reduction repeats."""
 
 
 def _parts(value: Value, dims: Sequence[int]) -> list[Value]:
@@ -274,7 +275,7 @@ def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...
         at = dict(zip(gone, unravel(Index((), i), sizes), strict=True))
         axes = iter(own_index(rest))
         term = look(value, rest, [at[d] if d in at else next(axes) for d in range(len(value.shape))])
-        result = term if result is None else pointwise(_PAIRWISE[kind], result, term)
+        result = term if result is None else pointwise(PAIRWISE[kind], result, term)
     assert result is not None
     return result
 
