@@ -241,7 +241,7 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
     if length == 1:
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
-        result = functools.reduce(functools.partial(pointwise, _PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts])
+        result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts])
     elif 0 < length <= _UNROLLED and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
