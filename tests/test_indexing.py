@@ -208,3 +208,31 @@ def test_random_numbers_go_on_where_an_index_is_wrong():
 def test_an_index_that_is_random_and_wrong():
     f = fg.jit(lambda x: x[torch.randint(4, 9, (200,))], backend="c")
     assert message(f, X)[0] is IndexError
+
+
+# ── running reductions, and the places of extremes ───────────────────────────────────────────────────────────────
+
+
+@FEW
+@given(st.data())
+def test_scans(data):
+    """Along any dimension, between other computations; and back, which scans from the end."""
+    shape = data.draw(SHAPES)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    x = torch.randn(shape).round(decimals=1)
+
+    def f(x):
+        running = x.sin().cumsum(dim)
+        top = x.cummax(dim)
+        return running.exp() * x, running.sum(dim), x.cumprod(dim), top.values, top.indices, x.max(dim), x.argmin(dim), x.argmax()
+
+    assert not same(f, x)
+    leaf = x.clone().requires_grad_()
+    loss = lambda x: (x.cumsum(dim).square() + x.cumsum(dim).exp() * x.amax(dim, keepdim=True)).sum()  # noqa: E731
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(fg.grad_compiled(loss)(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_sum_is_added_up_in_double_precision():
+    x = torch.full((100_000,), 0.1)
+    assert abs(fg.jit(lambda x: x.cumsum(0), backend="c")(x)[-1].item() - 100_000 * x[0].double().item()) < 0.01

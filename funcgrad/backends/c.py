@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
-from ..loops.ir import Expr, Kernel, Load, Op, Put, Reduced, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Put, Reduced, Scanned, Stage, Store, Total, walk
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
 from .c_language import stored as _stored
@@ -269,8 +269,8 @@ class _Printer:
             if expr not in stage.keeps:
                 inside[expr] = f"{name}[{self._column()}]"
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in effects]
+        before = self._running(roots, inside)
         body = print_expressions(self._language, roots, inside, lambda e: True)
-        before: list[str] = []
         after: list[str] = []
         clauses: list[str] = []
         for reduced in stage.reductions:
@@ -300,16 +300,26 @@ class _Printer:
             else:
                 at = f"{total}[{index_text(effect.at)}]"
                 body.append(f"{at} = {add.format(at, value)};")
-        return [*before, *self._loops(body, clauses), *after]
+        return [*before, *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)), *after]
 
-    def _loops(self, body: Sequence[str], clauses: Sequence[str]) -> list[str]:
+    def _running(self, roots: Sequence[Expr], known: Mapping[Expr, str]) -> list[str]:
+        """The variables of the scans of a walk; sums and products of single precision go on in double precision."""
+        lines = []
+        for expr in walk(roots, set(known)):
+            if isinstance(expr, Scanned):
+                name = self._language.running[expr] = f"s{next(self._numbers)}"
+                wide = expr.dtype == torch.float32 and expr.kind in ("sum", "prod")
+                lines.append(f"{'double' if wide else TYPES[expr.dtype]} {name} = {_start(expr.kind, expr.dtype)};")
+        return lines
+
+    def _loops(self, body: Sequence[str], clauses: Sequence[str], in_order: bool) -> list[str]:
         kernel = self._kernel
         if not kernel.columns:
             return ["{", *(f"  {line}" for line in body), "}"]
         lines: list[str] = []
         for depth, axis in enumerate(kernel.columns):
             pad = "  " * depth
-            if depth == len(kernel.columns) - 1:
+            if depth == len(kernel.columns) - 1 and not in_order:
                 lines.append(f"{pad}#pragma omp simd {' '.join(clauses)}".rstrip())
             bounds = ("begin", "end") if kernel.tile else ("0", str(axis.size))
             lines.append(f"{pad}for (int64_t {axis.name} = {bounds[0]}; {axis.name} < {bounds[1]}; ++{axis.name}) {{")

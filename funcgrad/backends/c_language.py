@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..loops.ir import Const, Expr, Load
+from ..loops.ir import Const, Expr, Load, Scanned
+from ..loops.values import PAIRWISE
 from .emitter import Operation
 
 TYPES = {
@@ -145,6 +146,7 @@ class C:
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._parameters = parameters
+        self.running: dict[Scanned, str] = {}  # the variables in which scans go on
 
     def type(self, dtype: torch.dtype) -> str:
         return TYPES[dtype]
@@ -164,6 +166,11 @@ class C:
 
     def element(self, number: str, size: int) -> str:
         return f"fg_at({number}, {size})"
+
+    def scanned(self, expr: Scanned, element: str) -> str:
+        how = self.operations[PAIRWISE[expr.kind]]
+        so_far = self.running[expr]
+        return f"({so_far} = {how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))})"
 
     def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str:
         return f"({' && '.join(f'{i} >= {low} && {i} < {high}' for i, low, high in tests)}) ? {at} : 0"

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..loops.index import Atom, Axis, Index, Quotient, at_axis, is_shifted_axis, substitute
-from ..loops.ir import Const, Expr, Found, Load, Op, Position, Reduced, walk
+from ..loops.ir import Const, Expr, Found, Load, Op, Position, Reduced, Scanned, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 
@@ -31,6 +31,8 @@ class Language(Protocol):
     def clamp(self, axis: str, low: int, high: int) -> str: ...
 
     def element(self, number: str, size: int) -> str: ...
+
+    def scanned(self, expr: Scanned, element: str) -> str: ...
 
     def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str: ...
 
@@ -59,6 +61,8 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
             return language.load(expr, _inside(language, expr, elements(language, expr.found, names)))
         case Position():
             return language.position(index_text(substitute(expr.at, elements(language, expr.found, names))))
+        case Scanned():
+            return language.scanned(expr, names[expr.body])
         case Op(name="cast"):
             return language.cast(names[expr.operands[0]], expr.operands[0].dtype, expr.dtype)
         case Op():

@@ -17,6 +17,7 @@ _KINDS = {
     "rows_formulas": "activations",
     "rows_losses": "losses",
     "rows_reduce": "reductions",
+    "rows_scan": "running reductions",
     "rows_norms": "normalisations",
     "rows_views": "tensors made from numbers, and looks at tensors",
     "rows_gather": "elements at indices that are tensors",

@@ -18,6 +18,7 @@ from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
 from .index import Axis, Index, substitute
 from .lower import Lowering
+from .scan import Scan
 from .scatter import Scatter
 from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index
 
@@ -270,7 +271,7 @@ class _Fusion:
 
     def _cost_of(self, value: Value) -> float:
         """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
-        if value in self._group_of or isinstance(value, (Reduce, Scatter)):
+        if value in self._group_of or isinstance(value, (Reduce, Scan, Scatter)):
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
             if isinstance(value, (Map, Within, Gather)):
@@ -313,7 +314,7 @@ def _same(read: Index, made: Index, written_out: Axis | None) -> bool:
 
 def _own_domain(value: Value) -> Domain:
     """The loops of a value that stands alone."""
-    if not isinstance(value, Reduce):
+    if not isinstance(value, (Reduce, Scan)):
         return Domain(core(value.arg.shape if isinstance(value, Scatter) else value.shape))
     plain = Domain(core(value.arg.shape))
     return plain if len(core(value.shape)) == 0 else decide(plain, value) or plain
@@ -329,7 +330,7 @@ def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
     shapes = [d for d in (domain, refine(domain, shape), widen(domain, shape)) if d is not None]
     for way in dict.fromkeys(shapes):
         yield way
-        if isinstance(value, Reduce):
+        if isinstance(value, (Reduce, Scan)):
             decided = decide(way, value)
             if decided is not None:
                 yield decided

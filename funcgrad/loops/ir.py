@@ -111,6 +111,21 @@ class Reduced(Expr):
         return f"{self.kind}_columns({self.body})"
 
 
+@frozen(eq=False)
+class Scanned(Expr):
+    """``kind`` of ``body`` over the columns up to the present one; a walk that computes it goes through its columns in order."""
+
+    kind: str
+    body: Expr
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+    def __str__(self) -> str:
+        return f"running_{self.kind}({self.body})"
+
+
 @frozen
 class Buffer:
     """The memory of a tensor; strides count elements."""
@@ -255,6 +270,9 @@ class Expressions:
 
     def reduced(self, kind: str, body: Expr) -> Expr:
         return self._made(Reduced, body.dtype, False, body.stage + 1, kind, body)
+
+    def scanned(self, kind: str, body: Expr) -> Expr:
+        return self._made(Scanned, body.dtype, True, body.stage, kind, body)
 
     def found_in(self, *indices: Index) -> Found:
         """The axes in indices that stand for numbers, and the numbers."""

@@ -13,7 +13,8 @@ from .domain import Domain, Place, core, place
 from .fuse import EXPENSIVE, Group
 from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
-from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Put, Reduced, Stage, Store, Total, computed, walk
+from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Put, Reduced, Scanned, Stage, Store, Total, computed, walk
+from .scan import Scan
 from .scatter import Scatter
 from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
 
@@ -185,6 +186,8 @@ class _Reader:
             case Gather():
                 found = {a: at_axis(make.axis(self.at(number, index, guard), a.size)) for a, number in value.found}
                 return self.at(value.arg, tuple(substitute(i, inner | found) for i in value.where), guard)
+            case Scan():  # at each place of its own, whatever the guard
+                return make.scanned(value.kind, self.at(value.arg, index))
             case View():
                 return self.at(value.arg, tuple(substitute(i, inner) for i in value.where), guard)
             case Within():
@@ -385,18 +388,24 @@ def _origin(expr: Expr) -> Expr | None:
 
 
 def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
-    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once."""
+    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once; nor with a scan,
+    whose walk is not vectorised."""
     numbers: dict[Expr, int] = {}
     spent: dict[int, int] = {}
+    in_order: set[int] = set()
     for expr in walk(roots):
         if isinstance(expr, Reduced):
             numbers[expr] = numbers[expr.body] + 1
             continue
         number = max((numbers[a] for a in expr.args), default=0)
         if expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
-            while spent.get(number, 0) >= _AT_ONCE:
+            while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
+        if isinstance(expr, Scanned):
+            while number in spent:
+                number += 1
+            in_order.add(number)
         numbers[expr] = number
     return numbers
 
@@ -411,7 +420,7 @@ def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], ins
         if expr in seen or not expr.full:
             continue
         seen.add(expr)
-        if isinstance(expr, Op) and numbers[expr] < n and _again(expr) >= _KEPT_FROM:
+        if isinstance(expr, (Op, Scanned)) and numbers[expr] < n and _again(expr) >= _KEPT_FROM:
             found[instead.get(expr, expr)] = None
         else:
             pending += expr.args
@@ -433,4 +442,4 @@ def _cost(expr: Expr) -> float:
     """What an element costs, given those it is made of."""
     if isinstance(expr, Op):
         return 20.0 if expr.name in EXPENSIVE else 8.0 if expr.name in _SLOW else 1.0
-    return 0.5 if isinstance(expr, Load) else 0.0
+    return _KEPT_FROM if isinstance(expr, Scanned) else 0.5 if isinstance(expr, Load) else 0.0
