@@ -1,9 +1,9 @@
 """Values: tensors as functions of their index, before anything is said about loops or memory.
 
 A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it
-(``View``), as well as by looking it up, putting it together or going through it in order (``gather``, ``scatter``, ``scan``); ``Memory`` is where
-it begins, a tensor that exists when the kernels run. Equal values are one object, so common
-subexpressions are found by making them. Operators work as on tensors: ``x * sigmoid(x)``.
+(``View``); by an index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it begins, a tensor
+that exists when the kernels run. Equal values are one object, so common subexpressions are found by making them. Operators work as on
+tensors: ``x * sigmoid(x)``.
 """
 
 from __future__ import annotations
