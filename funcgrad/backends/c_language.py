@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..loops.ir import Const, Expr, Load
+from ..loops.ir import Const, Expr, Load, Scanned
+from ..loops.values import PAIRWISE
 from .emitter import Operation
 
 TYPES = {
@@ -125,6 +126,8 @@ static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
 static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }
 static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
+/* a number as the index of one of n elements, counted from the end where it is negative; 0 where there is none */
+static inline int64_t fg_at(int64_t i, int64_t n) { i += i < 0 ? n : 0; return (uint64_t)i < (uint64_t)n ? i : 0; }
 #define CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
 #define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
@@ -143,6 +146,7 @@ class C:
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._parameters = parameters
+        self.running: dict[Scanned, str] = {}  # the variables in which scans go on
 
     def type(self, dtype: torch.dtype) -> str:
         return TYPES[dtype]
@@ -160,6 +164,14 @@ class C:
     def clamp(self, axis: str, low: int, high: int) -> str:
         return f"CLAMP({axis}, {low}, {high})"
 
+    def element(self, number: str, size: int) -> str:
+        return f"fg_at({number}, {size})"
+
+    def scanned(self, expr: Scanned, element: str) -> str:
+        how = self.operations[PAIRWISE[expr.kind]]
+        so_far = self.running[expr]
+        return f"({so_far} = {how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))})"
+
     def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str:
         return f"({' && '.join(f'{i} >= {low} && {i} < {high}' for i, low, high in tests)}) ? {at} : 0"
 
@@ -172,6 +184,11 @@ class C:
         if wanted == torch.bfloat16:
             return f"from_bf16(to_bf16((float){text}))"
         return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({TYPES[wanted]}){text}"
+
+
+def stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
+    """Write a number of a dtype to a buffer."""
+    return f"{buffer}[{at}] = {f'to_bf16({value})' if dtype == torch.bfloat16 else value};"
 
 
 def number(value: object, dtype: torch.dtype) -> str:

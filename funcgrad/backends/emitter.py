@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from ..loops.index import Atom, Axis, Index, Quotient, at_axis, is_shifted_axis, substitute
-from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
+from ..loops.ir import Const, Expr, Found, Load, Op, Position, Reduced, Scanned, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 
@@ -29,6 +29,10 @@ class Language(Protocol):
     def position(self, at: str) -> str: ...
 
     def clamp(self, axis: str, low: int, high: int) -> str: ...
+
+    def element(self, number: str, size: int) -> str: ...
+
+    def scanned(self, expr: Scanned, element: str) -> str: ...
 
     def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str: ...
 
@@ -54,9 +58,11 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr, _inside(language, expr))
+            return language.load(expr, _inside(language, expr, elements(language, expr.found, names)))
         case Position():
-            return language.position(index_text(expr.at))
+            return language.position(index_text(substitute(expr.at, elements(language, expr.found, names))))
+        case Scanned():
+            return language.scanned(expr, names[expr.body])
         case Op(name="cast"):
             return language.cast(names[expr.operands[0]], expr.operands[0].dtype, expr.dtype)
         case Op():
@@ -67,20 +73,26 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     raise AssertionError(expr)
 
 
-def _inside(language: Language, load: Load) -> str:
+def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dict[Axis, Index]:
+    """Axes that stand for numbers, as the text of an index that is in bounds whatever the number is."""
+    return {axis: at_axis(Axis(language.element(names[number], axis.size), axis.size)) for axis, number in found}
+
+
+def _inside(language: Language, load: Load, found: Mapping[Axis, Index]) -> str:
     """The address of a load, which is a good one also where the guard does not hold: then the number is not used.
 
     A load under a condition would do, too; but compilers vectorise that with masks, and GCC 12 gets the masks wrong.
     """
     limits: dict[Axis, tuple[int, int]] = {}
-    for i, low, high in load.guard:
+    at, guard = substitute(load.at, found), [(substitute(i, found), low, high) for i, low, high in load.guard]
+    for i, low, high in guard:
         if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
             least, most = limits.get(axis, axis.range)
             limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
-    if not all(is_shifted_axis(i) for i, _, _ in load.guard):
-        return language.choose([(index_text(i), low, high) for i, low, high in load.guard], index_text(load.at))
+    if not all(is_shifted_axis(i) for i, _, _ in guard):
+        return language.choose([(index_text(i), low, high) for i, low, high in guard], index_text(at))
     axes = {axis: at_axis(Axis(language.clamp(axis.name, *limit), axis.size)) for axis, limit in limits.items()}
-    return index_text(substitute(load.at, axes))
+    return index_text(substitute(at, axes))
 
 
 def index_text(index: Index) -> str:

@@ -6,10 +6,11 @@ Kernels that follow one another are one launch: one C function, called with the 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
@@ -18,7 +19,7 @@ from ..graphs import Graph, is_getitem, is_view, value_of
 from ..loops.fuse import ExternTask, Fused, fuse
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
-from ..loops.kernel import build
+from ..loops.kernel import kernels_of
 from ..loops.lower import Lowering, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
@@ -29,6 +30,9 @@ from . import c
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
+
+CHECK = "check"
+"""How the names of buffers begin that say whether an index is wrong."""
 
 _KERNELS_IN_A_FILE = 4
 """Files are compiled at the same time; each costs some 50 ms whatever it holds."""
@@ -50,7 +54,7 @@ class CBackend:
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
-        counts = {launch.name: len(launch.buffers) for launch in launches}
+        counts = {launch.name: (len(launch.buffers), bool(launch.checks)) for launch in launches}
         files = c.print_files(launches, _KERNELS_IN_A_FILE) if launches else []
         return (_python(schedule), *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
 
@@ -59,7 +63,7 @@ class CBackend:
         names = dict(python.names)
         if others:
             library = load([source.text for source in others])
-            names |= {name: function(library, name, count) for name, count in others[0].names.items()}
+            names |= {name: function(library, name, *takes) for name, takes in others[0].names.items()}
         built: Runnable = compile_function(Source(python.name, python.language, python.text, names))
         return built
 
@@ -80,7 +84,7 @@ def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | 
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
             stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
             computes = tuple(n.name for v in task.members for n in nodes.get(v, ())[:1])
-            yield verify(build(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
+            yield from map(verify, kernels_of(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
 
 
 class _Buffers:
@@ -92,9 +96,11 @@ class _Buffers:
             fake = value_of(node)
             self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, tuple(fake.stride())))
         numbers = itertools.count()
+        checks = {value for values in lowering.checks.values() for value in values}
         for value in fused.stored:
             if value not in self._found:
-                self._found[value] = [Buffer(f"temporary{next(numbers)}", value.shape, value.dtype, row_major(value.shape))]
+                kind = CHECK if value in checks else "temporary"
+                self._found[value] = [Buffer(f"{kind}{next(numbers)}", value.shape, value.dtype, row_major(value.shape))]
 
     def of(self, value: Value) -> Buffer:
         return Buffer(value.name, value.shape, value.dtype, value.strides) if isinstance(value, Memory) else self._found[value][0]
@@ -128,7 +134,8 @@ def _launched(kernels: Kernels) -> Iterable[Step]:
             written = {b.name: b for kernel in pending for b in kernel.writes}
             reads = Counter(b.name for kernel in pending for b in kernel.reads)
             scratch = [b for name, b in written.items() if name not in by_name and reads[name] == readers[name]]
-            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch))
+            checks = [b for b in scratch if b.name.startswith(CHECK)]
+            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch), tuple(checks))
             pending.clear()
             yield from (Allocate(b) for b in launched.buffers if b.name in written)
             yield from views(by_name[b.name] for b in launched.buffers if b.name in by_name and is_getitem(by_name[b.name]))
@@ -151,7 +158,7 @@ def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
     alive = {r.name for r in graph.results if isinstance(r, fx.Node)} | set(graph.constants)
     last: list[tuple[str, ...]] = []
     for step in reversed(steps):
-        names = dict.fromkeys(_names(step))
+        names = dict.fromkeys(_names(graph, step))
         last.append(tuple(n for n in names if n not in alive))
         alive |= names.keys()
     for step, gone in zip(steps, reversed(last), strict=True):
@@ -160,10 +167,13 @@ def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
             yield Free(gone)
 
 
-def _names(step: Step) -> Iterable[str]:
+def _names(graph: Graph, step: Step) -> Iterable[str]:
     if isinstance(step, Call):
         return [n.name for n in (*step.node.all_input_nodes, step.node) if n.op != "get_attr"]
-    return [b.name for b in step.buffers] if isinstance(step, Launch) else []
+    if not isinstance(step, Launch):
+        return []
+    # where a check fails, all is computed once more
+    return [*(b.name for b in step.buffers), *(n.name for n in graph.placeholders if step.checks)]
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -183,7 +193,11 @@ def _python(schedule: Schedule) -> Source:
             lines.append(f"    {b.name} = {printer.name('empty', empty_cpu)}({b.shape}, {b.strides}, {printer.argument(b.dtype)})")
         elif isinstance(step, Launch):
             addresses = [_address(printer, by_name.get(b.name), kernels_read.get(b.name, b.name), names) for b in step.buffers]
-            lines.append(f"    {step.name}({', '.join(addresses)})")
+            call = f"{step.name}({', '.join(addresses)})"
+            if step.checks:
+                otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
+                call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
+            lines.append(f"    {call}")
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
@@ -194,6 +208,13 @@ def _python(schedule: Schedule) -> Source:
                 lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
+    """A kernel found an index that is out of bounds. Nothing is written to yet: run the graph as ATen, which raises what it raises."""
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        graph.run(*inputs)
+    raise IndexError("an index is out of bounds")
 
 
 def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from .domain import Domain, Place, place
+from .domain import Domain, Place, core, place
 from .fuse import EXPENSIVE, Group
+from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
-from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Reduced, Stage, Store, Total, walk
-from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
+from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Put, Reduced, Scanned, Stage, Store, Total, computed, walk
+from .scan import Scan
+from .scatter import Scatter
+from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
@@ -52,6 +55,65 @@ def build(
     reads = dict.fromkeys(names[e.buffer] for e in found if isinstance(e, Load))
     writes = tuple(b for v in group.members for b in stores.get(v, ()))
     return Kernel(name, tuple(rows), tuple(columns), stages, tuple(reads), writes, tile, computes)
+
+
+def kernels_of(
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: tuple[str, ...] = ()
+) -> tuple[Kernel, ...]:
+    """The kernels of a group, one after the other: where something is scattered, one that writes what it is scattered into goes before."""
+    scattered = group.scatter
+    if scattered is None:
+        return (build(name, group, loads, stores, computes),)
+    buffers, into = stores[scattered], scattered.into
+    start = Group(group.number, Domain(core(into.shape)), {into: None})
+    return build(f"{name}_start", start, loads, {into: buffers}), _build_scatter(name, scattered, loads, buffers, computes)
+
+
+def _build_scatter(
+    name: str, value: Scatter, loads: Mapping[Value, Buffer], buffers: Sequence[Buffer], computes: tuple[str, ...]
+) -> Kernel:
+    domain = Domain(core(value.arg.shape))
+    axes = list(domain.axes)
+    dims = [axis for axis, n in zip(axes_of(value.arg.shape), value.arg.shape, strict=True) if n != 1]
+    # along such a dimension each element is put elsewhere
+    apart = [any(w == at_axis(axis) + w.const for w in value.where) for axis in dims]
+    first = min([i for i, is_apart in enumerate(apart) if not is_apart], default=max(0, len(axes) - 1))
+    last = max([i + 1 for i, is_apart in enumerate(apart) if not is_apart], default=first)
+    indices = _indices(_puts(value, domain, {axis: at_axis(axis) for axis in axes}, loads, buffers, (), 0))
+    loops: dict[Axis, Index] = {}
+    parts = (axes[:first], "r"), (axes[first:last], "s"), (axes[last:], "c")
+    independent, ordered, within = (_merge(part, indices, letter, loops) for part, letter in parts)
+    rows, columns = [*independent, *ordered, *within[:-1]], within[-1:]
+    puts = _puts(value, domain, loops, loads, buffers, columns, len(independent))
+    names = {b.name: b for b in loads.values()}
+    reads = dict.fromkeys(names[e.buffer] for e in walk(computed(puts)) if isinstance(e, Load) and e.buffer in names)
+    return Kernel(name, tuple(rows), tuple(columns), (Stage((), (), tuple(puts)),), tuple(reads), tuple(buffers), 0, computes)
+
+
+def _puts(
+    value: Scatter,
+    domain: Domain,
+    loops: Mapping[Axis, Index],
+    loads: Mapping[Value, Buffer],
+    buffers: Sequence[Buffer],
+    columns: Sequence[Axis],
+    apart: int,
+) -> list[Effect]:
+    make = Expressions(columns)
+    reader = _Reader(make, domain, loops, loads)
+    at = place(value.arg, domain)
+    assert at is not None
+    index = tuple(substitute(i, loops) for i in at.index)
+    inner = dict(zip(axes_of(value.arg.shape), index, strict=True))
+    inner |= {a: at_axis(make.axis(reader.at(number, index), a.size)) for a, number in value.found}
+    where = [substitute(i, inner) for i in value.where]
+    element = reader.at(value.arg, index)
+    puts: list[Effect] = []
+    for b in buffers:
+        there = flat(where, b.strides)
+        new = make.op(PAIRWISE[value.kind], [make.load(b.name, there, b.dtype), element], b.dtype) if value.kind else element
+        puts.append(Put(b.name, there, new, bool(columns), make.found_in(there), apart))
+    return puts
 
 
 # ── expressions ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,6 +183,11 @@ class _Reader:
                 return make.position(index[value.dim])
             case Reduce():
                 return make.reduced(value.kind, self.argument(value, index, guard))
+            case Gather():
+                found = {a: at_axis(make.axis(self.at(number, index, guard), a.size)) for a, number in value.found}
+                return self.at(value.arg, tuple(substitute(i, inner | found) for i in value.where), guard)
+            case Scan():  # at each place of its own, whatever the guard
+                return make.scanned(value.kind, self.at(value.arg, index))
             case View():
                 return self.at(value.arg, tuple(substitute(i, inner) for i in value.where), guard)
             case Within():
@@ -162,9 +229,7 @@ def _tests(make: Expressions, index: Index, low: int, high: int) -> list[tuple[s
 
 def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list[Axis], dict[Axis, Index]]:
     """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
-    found = walk([e.value for e in effects])
-    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
-    indices += [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
+    indices = _indices(effects)
     rows, columns = list(domain.row_axes), list(domain.column_axes)
     if domain.columns is None:  # any order will do: as the first result lies in memory
         first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())
@@ -172,6 +237,13 @@ def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list
     loops: dict[Axis, Index] = {}
     merged = [_merge(axes, indices, name, loops) for axes, name in ((rows, "r"), (columns, "c"))]
     return merged[0], merged[1], loops
+
+
+def _indices(effects: Sequence[Effect]) -> list[Index]:
+    """All that effects read and write at."""
+    found = walk(computed(effects))
+    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
+    return indices + [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
 
 
 def _merge(axes: Sequence[Axis], indices: Sequence[Index], name: str, loops: dict[Axis, Index]) -> list[Axis]:
@@ -316,18 +388,24 @@ def _origin(expr: Expr) -> Expr | None:
 
 
 def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
-    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once."""
+    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once; nor with a scan,
+    whose walk is not vectorised."""
     numbers: dict[Expr, int] = {}
     spent: dict[int, int] = {}
+    in_order: set[int] = set()
     for expr in walk(roots):
         if isinstance(expr, Reduced):
             numbers[expr] = numbers[expr.body] + 1
             continue
         number = max((numbers[a] for a in expr.args), default=0)
         if expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
-            while spent.get(number, 0) >= _AT_ONCE:
+            while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
+        if isinstance(expr, Scanned):
+            while number in spent:
+                number += 1
+            in_order.add(number)
         numbers[expr] = number
     return numbers
 
@@ -339,10 +417,10 @@ def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], ins
     pending = list(roots)
     while pending:
         expr = pending.pop()
-        if expr in seen or not expr.full or not isinstance(expr, Op):
+        if expr in seen or not expr.full:
             continue
         seen.add(expr)
-        if numbers[expr] < n and _again(expr) >= _KEPT_FROM:
+        if isinstance(expr, (Op, Scanned)) and numbers[expr] < n and _again(expr) >= _KEPT_FROM:
             found[instead.get(expr, expr)] = None
         else:
             pending += expr.args
@@ -364,4 +442,4 @@ def _cost(expr: Expr) -> float:
     """What an element costs, given those it is made of."""
     if isinstance(expr, Op):
         return 20.0 if expr.name in EXPENSIVE else 8.0 if expr.name in _SLOW else 1.0
-    return 0.5 if isinstance(expr, Load) else 0.0
+    return _KEPT_FROM if isinstance(expr, Scanned) else 0.5 if isinstance(expr, Load) else 0.0

@@ -14,8 +14,9 @@ from torch import Tensor, fx
 
 from ..errors import GraphError
 from ..graphs import Graph, again, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from .gather import Checked
 from .table import TABLE
-from .values import Map, MixedDtypesError, Reduce, Value, Within, memory, number, pointwise
+from .values import Count, Memory, MixedDtypesError, Number, Value, View, memory, number, pointwise, reduce
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -29,17 +30,20 @@ class Lowering:
     ``values``: the value of each node that has one (those of externs are memory). ``externs``: the calls that the library runs, each
     with the reason. ``buffers``: the nodes whose tensor has to exist because an extern reads it, or the graph returns it,
     with the value that is written there; views of memory, and memory itself, need no writing and are not among them.
+    ``checks``: bools that say whether a call was given an index that is out of bounds.
     """
 
     values: Mapping[fx.Node, Value]
     externs: Mapping[fx.Node, str]
     buffers: Mapping[fx.Node, Value]
+    checks: Mapping[fx.Node, tuple[Value, ...]]
 
 
 def lower(graph: Graph) -> Lowering:
     """Take the rows of the op table for the nodes that have one, and see which tensors must exist."""
     values: dict[fx.Node, Any] = {}
     externs: dict[fx.Node, str] = {}
+    checks: dict[fx.Node, tuple[Value, ...]] = {}
     for node in graph.fx.nodes:
         if node.op == "placeholder":
             values[node] = _exists(node, value_of(node))
@@ -50,8 +54,11 @@ def lower(graph: Graph) -> Lowering:
             if isinstance(found, str):
                 externs[node] = found
                 found = _exists(node, value_of(node))
+            elif isinstance(found, Checked):
+                checks[node] = tuple(reduce("any", wrong) for wrong in found.wrong)
+                found = found.result
             values[node] = found
-    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs))
+    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs), checks)
 
 
 def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
@@ -79,7 +86,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         return f"mixed dtypes: {error}"
     if found is NotImplemented:
         return f"this call of {target_text(node.target)} has no loop form"
-    _check(node, found, out)
+    _check(node, found.result if isinstance(found, Checked) else found, out)
     return found
 
 
@@ -129,10 +136,10 @@ def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Nod
         seen.add(node)
         if is_view(node) or (is_getitem(node) and node.args[0] in externs):
             pending += node.all_input_nodes
-        elif isinstance(values[node], (Map, Reduce, Within)):
-            needed[node] = values[node]
-        elif isinstance(values[node], Value):  # of a tensor that is there, but this is another tensor
+        elif isinstance(values[node], (Memory, View, Number, Count)):  # of a tensor that is there, but this is another tensor
             needed[node] = pointwise("copy", values[node])
+        elif isinstance(values[node], Value):
+            needed[node] = values[node]
         else:
             raise GraphError(f"{node.name}: its tensor is needed, and nothing makes it")
     order = {n: i for i, n in enumerate(graph.fx.nodes)}
