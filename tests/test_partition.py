@@ -52,7 +52,7 @@ def joint_of(f, make):
     return fg.value_and_grad_compiled(f).program(*make()).joint
 
 
-@pytest.mark.parametrize(("f", "make"), programs())
+@pytest.mark.parametrize(("f", "make"), list(programs()))
 def test_no_forward_op_runs_twice(f, make):
     """Only views stand in both halves; every effect and every random draw stands in exactly one."""
     split = partition(joint_of(f, make))
@@ -195,3 +195,11 @@ def test_every_saved_value_has_a_reason_and_a_line():
     assert split.saved and all(k.why for k in split.saved)
     assert all("test_partition.py" in k.where for k in split.saved if k.nbytes)
     assert "fewest bytes" in str(split)
+
+
+def test_a_product_is_not_computed_twice_in_one_program():
+    """Nobody writes to the parameters between the passes of one program: what is made of them alone is kept like anything else."""
+    w, v, x = torch.randn(8, 8), torch.randn(8, 4), torch.randn(6, 8)
+    program = fg.grad_compiled(lambda p, x: ((x @ p[0]).relu() @ p[1]).sum()).program((w, v), x)
+    products = [n for n in program.joint.graph.fx.nodes if "mm" in n.name]
+    assert len(products) >= 3 and not {n.name for n in products} & {a.name for a in program.partition.again}

@@ -9,14 +9,14 @@ import ctypes
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_getitem, is_view, value_of
-from ..loops.fuse import ExternTask, Fused, fuse
+from ..loops.fuse import Decision, ExternTask, Fused, Group, fuse
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
 from ..loops.kernel import kernels_of
@@ -73,18 +73,23 @@ class CBackend:
 
 def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | Kernel]:
     buffers = _Buffers(lowering, fused)
-    numbers = itertools.count()
-    nodes: dict[Value, list[fx.Node]] = {}
+    groups = [task for task in fused.tasks if isinstance(task, Group)]
+    names = {group: f"{graph.name}_kernel{i}" for i, group in enumerate(groups)}
+    nodes: dict[Value, str] = {}
     for node, value in lowering.values.items():
-        nodes.setdefault(value, []).append(node)
+        nodes.setdefault(value, node.name)
     for task in fused.tasks:
         if isinstance(task, ExternTask):
             yield Extern(task.node, lowering.externs[task.node])
         else:
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
             stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
-            computes = tuple(n.name for v in task.members for n in nodes.get(v, ())[:1])
-            yield from map(verify, kernels_of(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
+            computes = {nodes[v]: _why(decision, names) for v, decision in task.members.items() if v in nodes}
+            yield from map(verify, kernels_of(names[task], task, loads, stores, computes))
+
+
+def _why(decision: Decision, names: Mapping[Group, str]) -> str:
+    return "; ".join((decision.because, *(f"not in {names[group]}: {why}" for group, why in decision.refused)))
 
 
 class _Buffers:

@@ -36,13 +36,21 @@ EXPENSIVE = frozenset(
 """Operations that cost as much as some twenty additions."""
 
 
+@frozen(eq=False)
+class Decision:
+    """Why a value is in its group, and why in none of the others that were nearer."""
+
+    because: str
+    refused: tuple[tuple[Group, str], ...]
+
+
 @define(eq=False)
 class Group:
-    """Values that one kernel computes. ``after``: the groups and externs that must be done before it."""
+    """Values that one kernel computes, with reasons. ``after``: the groups and externs that must be done before it."""
 
     number: int
     domain: Domain
-    members: dict[Value, None] = field(factory=dict)
+    members: dict[Value, Decision] = field(factory=dict)
     after: set[Task] = field(factory=set)
     reads: set[Value] = field(factory=set)
 
@@ -153,19 +161,23 @@ class _Fusion:
     def _place(self, value: Value) -> None:
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
+        refused: list[tuple[Group, str]] = []
         for group in () if isinstance(value, Scatter) else self._candidates(value, sources):
-            domain = self._joins(value, group, sources, before)
-            if domain is not None and self._fuel > 0:
+            domain = self._joins(value, group, sources, before) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
+            if isinstance(domain, Domain):
                 self._fuel -= 1
                 if domain.numel != group.domain.numel:
                     self._by_size.setdefault(domain.numel, []).append(group)
                 group.domain = domain
+                because = _in_common(group, [s for s, _ in sources])
                 break
+            refused.append((group, domain))
         else:
             group = Group(len(self._tasks), _own_domain(value))
             self._tasks.append(group)
             self._by_size.setdefault(group.domain.numel, []).append(group)
-        group.members[value] = None
+            because = "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
+        group.members[value] = Decision(because, tuple(refused))
         group.after |= before - {group}
         group.reads |= {s for s, _ in sources}
         self._group_of[value] = group
@@ -180,40 +192,25 @@ class _Fusion:
             near += self._by_size.get(value.inputs[0].numel if isinstance(value, Reduce) else value.numel, [])[-2:]
         return dict.fromkeys(sorted(near, key=lambda g: -g.number))
 
-    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | None:
-        """The domain the group has with the value in it; None where they do not go together."""
-        if len(group.members) >= _LARGEST or group.scatter is not None:
-            return None
+    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | str:
+        """The domain the group has with the value in it, or why they do not go together."""
+        if len(group.members) >= _LARGEST:
+            return f"it has {_LARGEST} values already"
+        if group.scatter is not None:
+            return "it puts elements where a tensor says"
+        why = f"its loops are not over {list((value.arg if isinstance(value, Reduce) else value).shape)}"
         for domain in _ways(group.domain, value):
             at = place(value, domain)
-            if at is None or not self._fits(value, at, group, domain, sources):
+            if at is None:
                 continue
-            if any(self._depends(task, group) for task in before if task is not group):
-                return None
-            return domain
-        return None
-
-    def _fits(self, value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> bool:
-        """Whether all that is read within the group is there when it is read, at the very element at which it is computed."""
-        if domain != group.domain:
-            for member in group.members:
-                if place(member, domain) is None:
-                    return False
-        shape = value.arg.shape if isinstance(value, Reduce) else value.shape
-        own = _index_of_arguments(value, at, domain)
-        if own is None:
-            return False
-        inner = dict(zip(axes_of(shape), own, strict=True))
-        for source, where in sources:
-            if source not in group.members:
-                continue
-            there = place(source, domain)
-            if there is None or there.level in ("total", "row total"):
-                return False
-            read = tuple(substitute(i, inner) for i in where)
-            if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
-                return False
-        return True
+            misfit = _misfit(value, at, group, domain, sources)
+            if misfit:
+                why = misfit
+            elif any(self._depends(task, group) for task in before if task is not group):
+                return "what is read here is made from its results"
+            else:
+                return domain
+        return why
 
     def _depends(self, task: Task, group: Group) -> bool:
         """Whether ``task`` cannot run before ``group`` has."""
@@ -296,6 +293,32 @@ class _Fusion:
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
         return Fused(tuple(_in_order(self._tasks)), stored, self._group_of)
+
+
+def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:
+    """Why something that is read within the group is not there when it is read, at the very element at which it is computed; or ""."""
+    if domain != group.domain and any(place(member, domain) is None for member in group.members):
+        return "its values do not go into the loops this one needs"
+    own = _index_of_arguments(value, at, domain)
+    if own is None:
+        return "it adds up over other loops"
+    inner = dict(zip(axes_of(value.arg.shape if isinstance(value, Reduce) else value.shape), own, strict=True))
+    for source, where in sources:
+        if source not in group.members:
+            continue
+        there = place(source, domain)
+        if there is None or there.level in ("total", "row total"):
+            return "what is read is a total over its rows, known when it is done"
+        read = tuple(substitute(i, inner) for i in where)
+        if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
+            return "what is read is made in other turns of its loops"
+    return ""
+
+
+def _in_common(group: Group, sources: Sequence[Value]) -> str:
+    if not group.members.keys().isdisjoint(sources):
+        return "reads what is made here"
+    return "reads what is read here" if not group.reads.isdisjoint(sources) else "has as many elements"
 
 
 def _index_of_arguments(value: Value, at: Place, domain: Domain) -> tuple[Index, ...] | None:

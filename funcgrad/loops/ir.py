@@ -10,7 +10,7 @@ made by one ``Expressions``, which gives equal ones back as one object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -206,8 +206,8 @@ class Kernel(Shown):
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     tile: int
-    computes: tuple[str, ...]
-    """The names of the graph's nodes whose values it computes."""
+    computes: Mapping[str, str]
+    """The graph's nodes whose values it computes, by name, each with the reason why it is computed here."""
 
     def doc(self) -> Doc:
         sizes = " × ".join(f"{a.name}<{a.size}" for a in self.rows) or "1"
@@ -217,7 +217,7 @@ class Kernel(Shown):
             rows += [(str(i), "reduce", short(r)) for r in stage.reductions]
             rows += [(str(i), "keep", short(k)) for k in stage.keeps]
             rows += [(str(i), type(e).__name__.lower(), f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects]
-        return Doc(title, (Table(("stage", "", ""), tuple(rows)),))
+        return Doc(title, (Table(("stage", "", ""), tuple(rows)), Table(("value", "why here"), tuple(self.computes.items()))))
 
 
 def short(expr: Expr, length: int = 100) -> str:

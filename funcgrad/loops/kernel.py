@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .domain import Domain, Place, core, place
-from .fuse import Group
+from .fuse import Decision, Group
 from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
 from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Position, Put, Stage, Store, Total, computed, walk
@@ -25,7 +25,7 @@ Guard = tuple[Bound, ...]
 
 
 def build(
-    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: tuple[str, ...] = ()
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: Mapping[str, str]
 ) -> Kernel:
     """The kernel that computes a group: ``loads`` say where what it reads lies, ``stores`` where its results go."""
     domain = group.domain
@@ -46,19 +46,19 @@ def build(
 
 
 def kernels_of(
-    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: tuple[str, ...] = ()
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: Mapping[str, str]
 ) -> tuple[Kernel, ...]:
     """The kernels of a group, one after the other: where something is scattered, one that writes what it is scattered into goes before."""
     scattered = group.scatter
     if scattered is None:
         return (build(name, group, loads, stores, computes),)
     buffers, into = stores[scattered], scattered.into
-    start = Group(group.number, Domain(core(into.shape)), {into: None})
-    return build(f"{name}_start", start, loads, {into: buffers}), _build_scatter(name, scattered, loads, buffers, computes)
+    start = Group(group.number, Domain(core(into.shape)), {into: Decision("what is put is put into it", ())})
+    return build(f"{name}_start", start, loads, {into: buffers}, {}), _build_scatter(name, scattered, loads, buffers, computes)
 
 
 def _build_scatter(
-    name: str, value: Scatter, loads: Mapping[Value, Buffer], buffers: Sequence[Buffer], computes: tuple[str, ...]
+    name: str, value: Scatter, loads: Mapping[Value, Buffer], buffers: Sequence[Buffer], computes: Mapping[str, str]
 ) -> Kernel:
     domain = Domain(core(value.arg.shape))
     axes = list(domain.axes)

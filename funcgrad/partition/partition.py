@@ -38,7 +38,7 @@ from ..tags import Tag, tags_of
 from .cut import minimum_cut
 
 _RECOMPUTED = Tag.PREFER_RECOMPUTE | Tag.MUST_RECOMPUTE
-_RULES = "minimum cut 2"
+_RULES = "minimum cut 3"
 """Part of every fingerprint: changed whenever the rules below choose differently."""
 
 
@@ -96,33 +96,36 @@ class Partition(Shown):
         )
 
 
-def partition(joint: Joint, costs: Mapping[fx.Node, float] | None = None, known: Sequence[str] | None = None) -> Partition:
+def partition(
+    joint: Joint, costs: Mapping[fx.Node, float] | None = None, known: Sequence[str] | None = None, apart: bool = True
+) -> Partition:
     """Split at the cut of fewest bytes. Raises ``PartitionError`` where the tags leave no split.
 
     ``costs``: the forward values that may be computed again, each with the bytes that saving it must save for that to be worth it.
-    ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint`` chose to keep.
+    ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint`` chose to keep. ``apart``: the
+    halves run apart, and the caller may write to tensors in between.
     """
     graph = joint.graph
-    roles = _Roles(graph)
+    roles = _Roles(graph, apart)
     by_name = {n.name: n for n in graph.fx.nodes}
     reuse = known is not None and by_name.keys() >= set(known)
     kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles, costs or {})
     return split(graph, roles.incoming, kept)
 
 
-def fingerprint(joint: Joint, costs: Mapping[fx.Node, float]) -> str:
+def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True) -> str:
     """All a partition depends on, as text: calls, types, tags, costs, what is returned, and the rules themselves."""
     lines: list[str] = []
     for node in joint.graph.fx.nodes:
         call = call_text(node) if node.op == "call_function" else f"{node.op} {node.args}"
         lines.append(f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value} {costs.get(node, '')}")
-    return "\n".join([_RULES, str(joint.signature), *lines])
+    return "\n".join([_RULES, str(joint.signature), f"apart: {apart}", *lines])
 
 
 class _Roles:
     """Which nodes depend on incoming gradients, which the function's outputs need, and which the gradients need."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, apart: bool) -> None:
         outs = list(zip(graph.signature.outs, graph.results, strict=True))
         nodes = list(graph.fx.nodes)
         self.incoming: set[fx.Node] = set()
@@ -135,6 +138,7 @@ class _Roles:
         self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)
         self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late])
         self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
+        self._apart = apart
         self._callers = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
         for node in self.forward & self.incoming:
             because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
@@ -146,8 +150,8 @@ class _Roles:
             )
 
     def is_callers(self, node: fx.Node) -> bool:
-        """Whether the caller holds the value, too: an input, or in the memory of an output."""
-        return isinstance(value_of(node), Tensor) and (node.op == "placeholder" or storages(node) <= self._callers)
+        """Whether the caller may write to the value before backward runs: an input, or in the memory of an output."""
+        return self._apart and isinstance(value_of(node), Tensor) and (node.op == "placeholder" or storages(node) <= self._callers)
 
 
 def _is_read_late(node: fx.Node) -> bool:
@@ -160,7 +164,18 @@ def _is_read_late(node: fx.Node) -> bool:
 
 
 def _choose(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
-    """The values to save: a minimum cut between what forward knows and what backward needs.
+    """The values to save. What only backward needs is computed there, once, unless something that is saved is made of it: then it is of
+    forward, and the choice is made again."""
+    while True:
+        kept = _cut(graph, roles, costs)
+        of_forward = ancestors(kept) - roles.forward
+        if not of_forward:
+            return kept
+        roles.forward |= of_forward
+
+
+def _cut(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
+    """A minimum cut between what forward knows and what backward needs.
 
     Each value is two nodes, *can be computed in backward* and *is there in backward*. The edge between them is cut where the
     value is saved, the edge from the source to the first where it is computed again.

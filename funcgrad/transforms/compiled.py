@@ -218,9 +218,9 @@ class Compiled:
                 verify(joint.graph)
             with stages("partition"):
                 costs = fused_costs(joint.graph) if fuses else {}
-                name = digest(fingerprint(joint, costs))
+                name = digest(fingerprint(joint, costs, definition.splits))
                 known = _STORE.get(name)
-                split = partition(joint, costs, known)
+                split = partition(joint, costs, known, definition.splits)
                 if known is None:
                     _STORE.put(name, sorted(split.kept))
             with stages("lower"):
