@@ -172,6 +172,25 @@ def test_the_error_is_pytorchs(name):
     assert message(fg.jit(f, backend="c"), X, I) == message(f, X, I)
 
 
+@pytest.mark.parametrize("between", [torch.sin, torch.linalg.inv], ids=["a kernel", "a library call"])
+def test_what_is_checked_may_be_asked_for_as_well(between):
+    def f(x, i):
+        wrong = ((i < -5) | (i >= 5)).any()
+        return x[i] + wrong, between(x[:4]) * wrong, wrong
+
+    compiled = fg.jit(f, backend="c")
+    torch.testing.assert_close(compiled(X, I % 5), f(X, I % 5))
+    assert message(compiled, X, I) == message(f, X, I)
+
+
+def test_buffers_have_names_of_their_own():
+    def f(temporary0, check0):
+        return (temporary0[check0].sin().sum(0) + temporary0.sum()).exp()
+
+    same(f, X, I % 5)
+    assert message(fg.jit(f, backend="c"), X, I) == message(f, X, I)
+
+
 def test_the_error_of_a_gradient():
     def loss(p, i, y):
         return F.cross_entropy(F.embedding(i, p["table"]) @ p["out"], y)

@@ -72,7 +72,7 @@ class CBackend:
 
 
 def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | Kernel]:
-    buffers = _Buffers(lowering, fused)
+    buffers = _Buffers(graph, lowering, fused)
     groups = [task for task in fused.tasks if isinstance(task, Group)]
     names = {group: f"{graph.name}_kernel{i}" for i, group in enumerate(groups)}
     nodes: dict[Value, str] = {}
@@ -95,17 +95,23 @@ def _why(decision: Decision, names: Mapping[Group, str]) -> str:
 class _Buffers:
     """Where in memory values lie: under the names of the nodes whose tensors have to exist, or one of our own."""
 
-    def __init__(self, lowering: Lowering, fused: Fused) -> None:
+    def __init__(self, graph: Graph, lowering: Lowering, fused: Fused) -> None:
         self._found: dict[Value, list[Buffer]] = {}
         for node, value in lowering.buffers.items():
             fake = value_of(node)
             self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, tuple(fake.stride())))
-        numbers = itertools.count()
-        checks = {value for values in lowering.checks.values() for value in values}
+        numbers, taken = itertools.count(), {n.name for n in graph.fx.nodes}
+
+        def fresh(kind: str) -> str:
+            return next(name for name in (f"{kind}{i}" for i in numbers) if name not in taken)
+
+        checks = dict.fromkeys(value for values in lowering.checks.values() for value in values)
+        read = {v for task in fused.tasks if isinstance(task, Group) for v in task.reads if v not in task.members}
         for value in fused.stored:
-            if value not in self._found:
-                kind = CHECK if value in checks else "temporary"
-                self._found[value] = [Buffer(f"{kind}{next(numbers)}", value.shape, value.dtype, row_major(value.shape))]
+            if value not in self._found and (value not in checks or value in read):
+                self._found[value] = [Buffer(fresh("temporary"), value.shape, value.dtype, row_major(value.shape))]
+        for value in checks:  # of their own, whoever else wants to know
+            self._found.setdefault(value, []).append(Buffer(fresh(CHECK), (), value.dtype, ()))
 
     def of(self, value: Value) -> Buffer:
         return Buffer(value.name, value.shape, value.dtype, value.strides) if isinstance(value, Memory) else self._found[value][0]
