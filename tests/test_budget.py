@@ -145,7 +145,8 @@ def test_eleven_budgets_of_every_model(name, transform, backend):
 @given(st.lists(st.sampled_from(["mm", "tanh", "drop", "norm", "residual", "wide", "cat"]), min_size=2, max_size=6), st.floats(0.4, 1))
 def test_random_graphs_within_a_fraction(ops, fraction):
     makes = {
-        "mm": lambda x: x @ x.t() @ x / 24, "tanh": torch.tanh, "drop": lambda x: F.dropout(x, 0.4), "norm": lambda x: F.layer_norm(x, (8,)),
+        "mm": lambda x: x @ x.t() @ x / 24, "tanh": torch.tanh, "drop": lambda x: F.dropout(x, 0.4),
+        "norm": lambda x: F.layer_norm(x, (8,)),
         "residual": lambda x: x + x.sin() * x.exp().reciprocal(), "wide": lambda x: (x.unsqueeze(1) - x).tanh().sum(1),
         "cat": lambda x: torch.cat([x.cos(), x * 2], 0)[: len(x)],
     }  # fmt: skip
