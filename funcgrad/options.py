@@ -71,7 +71,9 @@ class Options:
     backend: ``"c"`` (fused kernels, compiled by the system's C compiler), ``"aten"`` (the graph as one Python function of ATen calls) or
     ``"auto"``, which picks the fastest one here.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
-    rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
+    rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed. ``"philox"``: each call draws one number from
+    the default generator, and all that is random in it is a function of that (Philox4x32-10): fused into kernels, computed again in
+    backward instead of saved, the same on every backend. Of nested compiled functions the outermost one's option holds.
     numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats static. ``"fast"``: fused kernels, which round
     elsewhere; half precision is computed in float32 and rounded where it is stored, or cast to.
     dynamic: one program for each set of sizes. ``None``: a float argument becomes a symbol at its second value (then
@@ -102,7 +104,7 @@ class Options:
     def __attrs_post_init__(self) -> None:
         _check("backend", self.backend, now=("auto", "c", "aten"), later=("triton",))
         _check("dynamic", self.dynamic, now=(None, False), later=(True,))
-        _check("rng", self.rng, now=("eager",), later=("philox",))
+        _check("rng", self.rng, now=("eager", "philox"))
         _check("numerics", self.numerics, now=("fast", "eager"))
         if self.numerics == "eager" and self.backend == "c":
             raise OptionError('numerics="eager" runs the kernels of eager PyTorch, backend="c" its own', fix="leave one of the two out")

@@ -64,7 +64,17 @@ class InnerTensor:
         return f"{self.of}.{self.attr}"
 
 
-Input = Arg | Captured | Base | InnerTensor
+@frozen
+class Seed:
+    """A number drawn from the default generator of a device for one call: all that is random in the call is made of it."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return f"seed({self.device})"
+
+
+Input = Arg | Captured | Base | InnerTensor | Seed
 """What can be an input of a forward pass."""
 
 
@@ -119,7 +129,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | InnerTensor | Final | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

@@ -60,6 +60,8 @@ class Facts(Shown):
     """The inputs that are wrapper subclasses."""
     differentiable: bool
     """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
+    draws: bool
+    """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""

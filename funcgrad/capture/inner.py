@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..checkpoint_policies import Policy
 from ..errors import TraceError
-from ..options import BackwardAutocast
-from ..slots import Arg, Captured, Final, Signature, Slot
+from ..options import BackwardAutocast, Randomness
+from ..slots import Arg, Captured, Final, Seed, Signature, Slot
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts
@@ -52,12 +52,13 @@ class Inner:
     root: Callable[..., Any]
     backward_autocast: BackwardAutocast
     policy: Policy | None
+    rng: Randomness
 
     def run(self, *values: Any) -> Ran:
         """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""
         trace = active_trace()
         assert trace is not None, "an inner function runs only inside a trace"
-        seen, memory = self._outer(values)
+        seen, memory = self._outer(trace, values)
         for captured in self.facts.captured:
             trace.bind(captured.read(), seen[captured.slot])
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
@@ -95,9 +96,11 @@ class Inner:
                     fix="make it a pure function of its arguments: what it writes to must not depend on what ran before",
                 )
 
-    def _outer(self, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
+    def _outer(self, trace: Trace, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
         """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""
         given: dict[Slot, Any] = dict(zip(self.signature.ins, values, strict=True))
+        for seed in [s for s in given if isinstance(s, Seed)]:
+            trace.draws.begin(given.pop(seed))
         seen: dict[Any, Any] = {}
         memory: dict[Slot, Tensor] = {}
         for overlap in self.facts.needed_overlaps():

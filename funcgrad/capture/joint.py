@@ -31,7 +31,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     ``with_backward``: trace the gradients of all inputs that require grad, too, given a tangent for each output that has a
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
-    trace = Trace(record=True, backward_autocast=inner.backward_autocast)
+    trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)

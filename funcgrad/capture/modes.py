@@ -72,8 +72,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         if func is torch.ops.higher_order.cond:
             return trace.choice(*args)
-        trace.refuse_redraw(func)
         try:
+            drawn = trace.draws(func, args, kwargs)
+            if drawn is not NotImplemented:
+                return drawn
             out = func(*args, **kwargs)
         except DataDependentOutputException as error:
             trace.refused = error

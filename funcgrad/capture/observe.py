@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import has_history, python_node_below
+from ..options import Randomness
 from ..slots import Arg, Base, Captured, Slot
 from ..torch_private import is_wrapper_subclass, storage_id, transform_active
 from ..trees import flatten
@@ -30,18 +31,25 @@ from .trace import Trace
 
 
 def observe(
-    function: Callable[..., Any], inputs: Inputs, grad: bool, root: Callable[..., Any], splits: bool, out_slot: Callable[[str], Slot]
+    function: Callable[..., Any],
+    inputs: Inputs,
+    grad: bool,
+    root: Callable[..., Any],
+    splits: bool,
+    out_slot: Callable[[str], Slot],
+    rng: Randomness,
 ) -> Facts:
     """Run ``function`` once on fakes and write down what it does.
 
     ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
+    ``rng``: see ``Options``.
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out.
     """
     known: list[Tensor] = []
     while True:
-        dry = _DryRun(inputs, grad, known, out_slot, splits)
+        dry = _DryRun(inputs, grad, known, out_slot, splits, rng)
         try:
             return dry.trace.run(dry.run, (function, root), {})  # type: ignore[no-any-return]
         except MetTooLate as met:
@@ -53,11 +61,13 @@ def observe(
 class _DryRun:
     """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
 
-    def __init__(self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool) -> None:
+    def __init__(
+        self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool, rng: Randomness
+    ) -> None:
         self._inputs, self._grad, self._out_slot, self._splits = inputs, grad, out_slot, splits
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
-        self.trace = Trace(record=False, backward_autocast=None, stand_in_for=self._meet)
+        self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
 
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
@@ -148,7 +158,7 @@ class _DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
-            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
+            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked, self.trace.draws.met,
         )  # fmt: skip
 
 

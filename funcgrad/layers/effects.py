@@ -55,6 +55,14 @@ Effect = CopyBack | Restride | RequireGrad
 
 
 @frozen
+class Drawn:
+    """A number drawn from torch's default generator."""
+
+    def __str__(self) -> str:
+        return "drawn from the default generator"
+
+
+@frozen
 class InnerOf:
     """An inner tensor of ``of``: the one the attributes ``path`` lead to."""
 
@@ -76,4 +84,4 @@ class Wrapped:
         return f"{self.wrapping.kind.__name__}({', '.join(map(str, self.of))})"
 
 
-Recipe = BaseOf | View | InnerOf | Wrapped
+Recipe = BaseOf | View | Drawn | InnerOf | Wrapped

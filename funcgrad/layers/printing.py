@@ -13,11 +13,12 @@ from ..capture.memory import BaseOf
 from ..capture.stand_ins import with_history_of
 from ..capture.views import Step, View
 from ..histories import bump_version
+from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import below_autograd, direct, versions_kept
-from .effects import CopyBack, Effect, Recipe, RequireGrad, Restride, Wrapped
+from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -135,6 +136,9 @@ class _Printer:
             self._take(slot, recipe)
         elif isinstance(recipe, BaseOf):
             self._variables[slot] = self._variables[recipe.of] if recipe.is_itself else self._base(slot, recipe)
+        elif isinstance(recipe, Drawn):
+            self._constants["draw_key"] = draw_key
+            self.lines.append(f"{self.name(slot)} = draw_key()")
         elif isinstance(recipe, Wrapped):
             text = self._wrap(recipe.wrapping, iter([self._variables[of] for of in recipe.of]))
             self.lines.append(f"{self.name(slot)} = {text}")

@@ -3,8 +3,8 @@
 A node of the joint graph is *backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of the
 function needs it, and *free* otherwise: a free node may stand in either half, and is computed in backward where that saves
 bytes (the classic case: save the mask, not the float it was compared from). A forward node is computed a second time in
-backward if it is a view, which costs nothing; if a checkpoint policy says so; or if it fuses into what reads it, and the bytes
-it would take are worth more than its operations.
+backward if it is a view, which costs nothing; if it is random numbers made of a seed, or made of them alone: no mask is saved;
+if a checkpoint policy says so; or if it fuses into what reads it, and the bytes it would take are worth more than its operations.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ..graphs import (
     where_of,
 )
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Input, Saved, Slot, of_backward
+from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
 from .roles import RECOMPUTED, Roles, price_again, price_of_saving
 
-_RULES = "minimum cut 4"
+_RULES = "minimum cut 5"
 """Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
 
 
@@ -197,7 +197,7 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     for node in graph.fx.nodes:  # in the order of the joint graph, so that printed halves are stable
         if node in kept and node in backward_nodes:
             own = slot_of.get(node)
-            saved.append((own if isinstance(own, (Arg, Captured, Base)) else Saved(node.name), node))
+            saved.append((own if isinstance(own, Input) else Saved(node.name), node))
     inputs = [(s, n) for s, n in ins if n not in incoming]
     forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
@@ -235,8 +235,10 @@ def _in_time(graph: Graph, nodes: set[fx.Node], incoming: set[fx.Node], kept: se
 def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
     """``outputs``: the memory of what the function returns."""
     value = value_of(node)
-    if isinstance(slot, Captured):
+    if isinstance(outer_slot(slot), Captured):
         why, size = "captured: alive anyway", 0
+    elif isinstance(slot, Seed):
+        why, size = "what forward drew is made of it again", nbytes(value)
     elif node.op == "placeholder":
         why, size = "an argument: alive anyway", 0
     elif storages(node) and storages(node) <= outputs:

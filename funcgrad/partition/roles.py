@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from ..errors import PartitionError
 from ..graphs import Graph, ancestors, is_view, nbytes, pass_of, storages, value_of, where_of
-from ..slots import Final, of_backward
+from ..slots import Final, Seed, of_backward
 from ..tags import Tag, tags_of
 
 RECOMPUTED = Tag.PREFER_RECOMPUTE | Tag.MUST_RECOMPUTE
@@ -33,6 +33,7 @@ class Roles:
         self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
         self._apart = apart
         self._callers = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
+        self.drawn = made_of_seeds(graph) if apart else set()
         for node in self.forward & self.incoming:
             because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
             root = next((n for n in ancestors([node]) if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags), node)
@@ -49,7 +50,18 @@ class Roles:
 
     def is_callers(self, node: fx.Node) -> bool:
         """Whether the caller may write to the value before backward runs: an input, or in the memory of an output."""
-        return self._apart and isinstance(value_of(node), Tensor) and (node.op == "placeholder" or storages(node) <= self._callers)
+        if not self._apart or not isinstance(value_of(node), Tensor):
+            return False
+        return (node.op == "placeholder" and node not in self.drawn) or storages(node) <= self._callers
+
+
+def made_of_seeds(graph: Graph) -> set[fx.Node]:
+    """Seeds, and what is computed from them alone."""
+    found = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if isinstance(s, Seed)}
+    for node in graph.fx.nodes:
+        if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _is_read_late(node: fx.Node) -> bool:
@@ -78,4 +90,5 @@ def price_again(node: fx.Node, view: bool, roles: Roles, costs: Mapping[fx.Node,
     flags = tags_of(node).flags
     if Tag.MUST_SAVE in flags:
         return math.inf
-    return 0 if node not in roles.forward or flags & RECOMPUTED else costs.get(node, math.inf)
+    is_free = node not in roles.forward or flags & RECOMPUTED or (node in roles.drawn and (node in costs or not costs))
+    return 0 if is_free else costs.get(node, math.inf)

@@ -194,7 +194,7 @@ class Compiled:
         stages = Stages(self.__name__)
         with stages.progress():
             with stages("observe"):
-                facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot)
+                facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, self._options.rng)
                 key = key_of(inputs, [(c.slot, c.read()) for c in facts.captured], facts.histories)
                 modules = watch_modules(facts, definition.root)
             with stages("layers"):
@@ -205,7 +205,7 @@ class Compiled:
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
                 inner = Inner(
                     definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-                    definition.root, self._options.backward_autocast, policy_of(self._options.policy),
+                    definition.root, self._options.backward_autocast, policy_of(self._options.policy), self._options.rng,
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
