@@ -311,7 +311,7 @@ def test_a_vmap_inside(randomness):
 
 
 def test_a_vmap_outside_is_refused():
-    with pytest.raises(fg.UnsupportedTransformError, match="torch.func transform"):
+    with pytest.raises(fg.UnsupportedTransformError, match=r"torch\.func transform"):
         torch.func.vmap(compiled(lambda x: F.dropout(x, 0.5)), randomness="different")(X)
 
 
