@@ -198,7 +198,7 @@ class Lifter(TorchFunctionMode):
     def _own_level(self, wrapper: Tensor) -> Tensor:
         """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
         inner = unwrap_transform(wrapper)
-        if isinstance(inner, (FunctionalTensor, FakeTensor)):
+        if isinstance(inner, FakeTensor) or is_traced(inner):
             return wrapper
         raise CapturedTransformError(
             f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
