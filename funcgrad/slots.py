@@ -90,6 +90,16 @@ class Final:
 
 
 @frozen
+class NewMemory:
+    """What the function gave an input as its memory (``x.data = y``)."""
+
+    of: Input
+
+    def __str__(self) -> str:
+        return f"memory({self.of})"
+
+
+@frozen
 class Late:
     """What an input holds when backward runs: its own value then, not the one forward saw."""
 
@@ -129,7 +139,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

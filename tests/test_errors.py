@@ -414,8 +414,30 @@ def sets_other_memory(x):
     return x.sum()
 
 
-def sets_data(x):
+def writes_and_sets_data(x):
+    x.mul_(2)
     x.data = torch.ones(3)
+    return x.sum()
+
+
+def sets_data_of_another_dtype(x):
+    x.data = torch.ones(3, dtype=torch.float64)
+    return x.sum()
+
+
+def sets_data_of_a_leaf(x):
+    x.data = torch.ones(3)
+    return x.sum()
+
+
+def sets_data_and_writes(x):
+    x.data = torch.ones(3)
+    x.add_(1)
+    return x.detach().sum()
+
+
+def resizes(x):
+    x.resize_(2)
     return x.sum()
 
 
@@ -439,6 +461,17 @@ def sets_its_gradient(x):
     return x.sum()
 
 
+def a_leaf_with_a_gradient():
+    x = a_leaf()
+    x.grad = torch.ones(3)
+    return x
+
+
+def drops_a_gradient(x):
+    x.grad = None
+    return x.sum()
+
+
 def writes_a_parameter(x):
     PARAMETER.mul_(2)
     return (x * PARAMETER).sum()
@@ -459,7 +492,10 @@ def fills(x):
     ("f", "make", "where", "what", "fix"),
     [
         (sets_other_memory, lambda: torch.ones(3), "x", "gives x other memory", "return the new tensor"),
-        (sets_data, lambda: torch.ones(3), "x", "gives x other memory", "return the new tensor"),
+        (resizes, lambda: torch.ones(3), "x", "changes the sizes of x", "return a view"),
+        (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =) and also writes to it", "copy_()"),
+        (sets_data_of_a_leaf, a_leaf, "x", "gives x other memory (.data =) and its result is differentiated", "detached"),
+        (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
         (lets_it_require_grad, lambda: torch.ones(3), "x", "requires_grad_() on x", "before"),
         (lets_a_captured_tensor_require_grad, lambda: torch.ones(3), "WEIGHT", "requires_grad_() on WEIGHT", "before"),
         (runs_backward, a_leaf, "x", "sets the gradient of x", "grad_compiled"),
@@ -483,6 +519,8 @@ def test_mutation_that_is_refused_names_the_tensor(f, make, where, what, fix):
         (doubles, a_leaf, "mul_("),
         (doubles, a_view_of_a_leaf, "mul_("),
         (sets_other_memory, a_leaf, "x.set_("),
+        (sets_data_of_another_dtype, a_leaf, "x.data ="),
+        (drops_a_gradient, a_leaf_with_a_gradient, "x.grad = None"),
         (writes_a_parameter, lambda: torch.ones(3), "mul_("),
         (fills, an_expanded_tensor, "zero_("),
     ],

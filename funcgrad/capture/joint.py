@@ -53,8 +53,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
         Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
     )
     simplify(graph)
-    facts = inner.facts.outputs
-    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=True))
+    facts = inner.facts.returned
+    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=False))
     return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots(), trace.wrappings)
 
 

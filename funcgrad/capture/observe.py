@@ -15,11 +15,11 @@ from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import has_history, python_node_below
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, Slot
+from ..slots import Arg, Base, Captured, NewMemory, Slot
 from ..torch_private import is_wrapper_subclass, storage_id, transform_active
 from ..trees import flatten
-from .changes import changes_of, refuse, refuse_gradient, refuse_inner_tensors
-from .facts import Facts, Source
+from .changes import changes_of, refuse, refuse_gradient, refuse_inner_tensors, refuse_stores
+from .facts import Facts, Source, naming
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
@@ -121,6 +121,10 @@ class _DryRun:
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
         return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
+    def _gradless(self, named: Sequence[tuple[Source, Tensor]]) -> tuple[Source, ...]:
+        asked = {id(self.trace.reals.get(id(t), t)) for t in self.trace.asked_for_gradient}
+        return tuple(slot for slot, tensor in named if id(tensor) in asked)
+
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
         written = [self._mirrored[key].family for key in self._written()]
@@ -137,7 +141,10 @@ class _DryRun:
         groups, lineage = overlaps(_plain(named)), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         is_base = (lambda _, root: has_history(root)) if self._splits else None
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, self._out_slot, is_base)
+        given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
+        stores = {slot: new for slot, new in given.items() if new is not None}
+        leaves, paths = [*leaves, *stores.values()], [*paths, *(str(NewMemory(slot)) for slot in stores)]
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, stores), is_base)
         in_forward = self._written()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
         if self._splits and self._grad:
@@ -156,9 +163,11 @@ class _DryRun:
         sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
+        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
-            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked, self.trace.draws.met,
+            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
+            tuple(stores), self._gradless(named), self.trace.draws.met,
         )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
-dedupe (names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are
-done) · synthetic base (no two inputs reach one memory) · mutation (no input is written to) · rng (nothing further in draws) ·
-ambient state · subclass (none of them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer
-stands around each half of it).
+storage (nothing further in gives a tensor other memory) · dedupe (names one object once) · restride (nothing further in changes
+sizes) · outputs (views are taken when all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input
+is written to) · rng (nothing further in draws) · ambient state · subclass (none of them is seen by the kernel; where the call is
+differentiable, autograd sees them, and the layer stands around each half of it).
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from .mutation import mutation
 from .outputs import alias_outputs
 from .restride import restride
 from .rng import rng
+from .storage import storage
 from .subclass import subclass
 from .synthetic_base import synthetic_base
 
-ORDER = (dedupe, restride, alias_outputs, synthetic_base, mutation, rng)
+ORDER = (storage, dedupe, restride, alias_outputs, synthetic_base, mutation, rng)
 """The layers that facts ask for."""
 
 
 def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
     """What a call looks like from outside: its inputs, and the leaves of its result that are tensors or symbols."""
     ins: tuple[Slot, ...] = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
-    return Signature(ins, tuple(out_slot(o.path) for o in facts.outputs if o.is_dynamic))
+    return Signature(ins, tuple(out_slot(o.path) for o in facts.returned if o.is_dynamic))
 
 
 def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool) -> tuple[Layer, ...]:

@@ -174,6 +174,6 @@ def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
     tangents = {outer_slot(s.of) for s in joint.signature.ins if isinstance(s, Tangent)}
     if tangents:
         return tuple(slot for slot in inner.signature.outs if slot in tangents)
-    facts = {inner.out_slot(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
+    facts = {inner.named(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
     facts |= dict.fromkeys(inner.facts.bases, True)
     return tuple(slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot)))

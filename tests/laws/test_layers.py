@@ -247,14 +247,20 @@ def f_mutation(a):
     return (a.sum(),)
 
 
+def f_storage(a):
+    a.data = a * 2
+    return (a.sum(),)
+
+
 NEEDED = {
+    "storage": (one, f_storage),
     "dedupe": (twice, f_dedupe),
     "restride": (one, f_restride),
     "outputs": (one, f_outputs),
     "synthetic base": (overlapping, f_synthetic_base),
     "mutation": (one, f_mutation),
 }
-PLANS = dict(zip(("dedupe", "restride", "outputs", "synthetic base", "mutation", "rng"), ORDER, strict=True))
+PLANS = dict(zip(("storage", "dedupe", "restride", "outputs", "synthetic base", "mutation", "rng"), ORDER, strict=True))
 
 
 def broken_laws(case):
@@ -432,7 +438,7 @@ def f_everything(p, q, a, b, m, v):
 # "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is written to
 ORDERS = [
     o
-    for o in itertools.permutations(ORDER[:-1])
+    for o in itertools.permutations(ORDER[1:-1])
     if o.index(PLANS["mutation"]) > max(map(o.index, (PLANS["outputs"], PLANS["synthetic base"])))
 ]
 
