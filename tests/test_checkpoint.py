@@ -88,7 +88,9 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize(("how", "backend", "again"), [("torch", "c", 3), ("torch", "aten", 3), ("names", "aten", 3), ("nested", "aten", 0)])
+@pytest.mark.parametrize(
+    ("how", "backend", "again"), [("torch", "c", 3), ("torch", "aten", 3), ("names", "aten", 3), ("nested", "aten", 0)]
+)
 def test_philox_draws_the_same_numbers_again(how, backend, again):
     """With ``rng="philox"`` a draw is computed again, too: as two halves and as one program, the gradients are those without regions."""
     args = net_inputs()

@@ -238,6 +238,7 @@ def test_backward_makes_the_masks_forward_made(backend):
     partition = c.program(x, w, v).partition
     assert sum(n.target is philox for n in partition.backward.fx.nodes) == 2
     kept = {str(k.slot): k for k in partition.saved}
+    assert {a.why for a in partition.again if "philox" in a.name} == {"made of the seed alone: the numbers of forward"}
     assert kept["seed(cpu)"].nbytes == 8 and not any("bool" in k.type or "div" in name for name, k in kept.items())
     for seed in range(3):
         torch.manual_seed(seed)

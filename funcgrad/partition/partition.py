@@ -36,7 +36,7 @@ from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
-from .roles import RECOMPUTED, Roles, price_again, price_of_saving
+from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
 _RULES = "minimum cut 5"
 """Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
@@ -207,12 +207,12 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
     made_in_backward = backward_nodes - kept
     again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
-    tangents = [(s, n) for s, n in ins if n in incoming]
+    tangents, drawn = [(s, n) for s, n in ins if n in incoming], made_of_seeds(graph)
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
         verify(copy_nodes(graph, _in_time(graph, backward_nodes, incoming, kept), [*saved, *tangents], list(gradients), "backward")),
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
-        tuple(_again(n) for n in again if tensors_in(value_of(n)) and not is_view(n)),
+        tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),
     )
 
@@ -249,6 +249,7 @@ def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
     return Kept(slot, type_text(value), size, where_of(node), why)
 
 
-def _again(node: fx.Node) -> Again:
-    why = tags_of(node).reason(RECOMPUTED) or "it fuses into what reads it: cheaper than keeping it"
+def _again(node: fx.Node, drawn: set[fx.Node]) -> Again:
+    cheap = "made of the seed alone: the numbers of forward" if node in drawn else "it fuses into what reads it: cheaper than keeping it"
+    why = tags_of(node).reason(RECOMPUTED) or cheap
     return Again(node.name, type_text(value_of(node)), where_of(node), why)
