@@ -55,6 +55,17 @@ class Draws:
         """The function set the state of the generator."""
         self._reseeded = True
 
+    def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
+        """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
+        order, but in the functional form, ``bernoulli``, in the order of the dimensions. None where they agree, for any other operator,
+        and where numbers are made of a key."""
+        if self._is_pure or op not in (aten.bernoulli_.float, aten.bernoulli_.Tensor):
+            return None
+        shape, stride = args[0].shape, args[0].stride()
+        order = sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -stride[d]))
+        moving = [d for d in order if shape[d] != 1]
+        return None if moving == sorted(moving) else order
+
     def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of a random operator; ``NotImplemented`` for one that is recorded as it is."""
         if not is_operator(op) or not draws_random(op):

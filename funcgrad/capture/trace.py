@@ -361,7 +361,14 @@ class Trace(Recorder):
 
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
-        one that writes to its arguments. ``NotImplemented`` for any other."""
+        one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
+        order = self.draws.order_of(op, args)
+        if order is not None:
+            self.writes.note(op, args, kwargs)
+            with self.functional:
+                target, p = args[0].permute(order), args[1] if len(args) > 1 else 0.5
+                op(target, p.expand_as(args[0]).permute(order) if isinstance(p, Tensor) else p, **kwargs)
+            return args[0]
         if op.namespace == "profiler":
             with without_modes():
                 return op(*args, **kwargs)
