@@ -4,7 +4,7 @@ BIN := .venv/bin
 JOBS ?= 2
 N ?= 20000
 
-.PHONY: demo test fuzz lint bench notebooks clean
+.PHONY: demo test test-long fuzz lint bench notebooks clean
 
 .venv/%.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -17,6 +17,10 @@ demo: .venv/demo.done
 
 test: .venv/test,notebook,demo.done
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# What takes minutes more: every model at eleven budgets, on every backend; integer programs as oracles.
+test-long: .venv/test,notebook,demo.done
+	$(BIN)/python -m pytest -n $(JOBS) -m long
 
 # N random programs that alias and mutate, eager against compiled, on all cores; a difference is printed as a minimised program.
 fuzz: .venv/test,notebook,demo.done

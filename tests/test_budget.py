@@ -11,6 +11,7 @@ from closeness import assert_rounded
 from functions import CASES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from milp import least_cost
 
 import funcgrad as fg
 from funcgrad.partition.budget import frontier
@@ -197,3 +198,32 @@ def test_the_best_of_all_choices_in_tiny_graphs(name):
     for peak, _ in every:
         within = [cost for p, cost in points if p <= peak]
         assert min(within) == min(cost for p, cost in every if p <= peak)
+
+
+def whole(model):
+    """The cost of forward and of backward, which takes about twice as much."""
+    return 3 * sum(map(model.cost, range(len(model.nodes))))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("chain", 7), *(pytest.param(*case, marks=pytest.mark.long) for case in (("chain", 10), ("dropped", 6)))]
+)
+def test_within_three_per_cent_of_an_integer_program(name, layers):
+    """On graphs of up to 200 nodes: a program on the frontier takes at most 1.03 times as long as any of its peak."""
+    f, _ = NETS[name]
+    model = model_of(f, (weights(layers, 16, 16), torch.randn(32, 16)))
+    first = model.run(model.always)
+    for point in frontier(model, first):
+        assert whole(model) + point.cost <= 1.03 * (whole(model) + least_cost(model, point.peak))
+    assert frontier(model, first)[-1].peak < 0.85 * first.peak
+
+
+@pytest.mark.parametrize("name", [name for name in NETS if name != "convolutions"])
+def test_the_model_takes_as_much_memory_as_the_schedule(name):
+    """But for what the schedule computes in place; and the library's convolutions take memory of their own."""
+    f, make = NETS[name]
+    program = fg.value_and_grad_compiled(f, backend="aten").program(*make())
+    joint = program.joint
+    costs, _ = costs_again(joint.graph, False)
+    model = Model(joint.graph, Roles(joint.graph, False), costs, ())
+    assert 0.99 <= model.run(model.start(program.partition.kept)).peak / predicted_peak(program.schedule) <= 1.2

@@ -47,6 +47,8 @@ class Timeline:
     pieces: tuple[Piece, ...]
     border: int
     """The moment at which backward begins."""
+    order: tuple[int, ...]
+    """The node of each moment."""
 
     @property
     def peak(self) -> int:
@@ -172,7 +174,7 @@ class Model:
         for p in pieces:
             change[p.start] += p.nbytes
             change[p.end + 1] -= p.nbytes
-        return Timeline(again, tuple(sorted(saved)), cost, np.cumsum(change)[:-1], pieces, border)
+        return Timeline(again, tuple(sorted(saved)), cost, np.cumsum(change)[:-1], pieces, border, tuple(i for i, _ in order))
 
     def _in_time(self, backward: set[int], saved: set[int]) -> Iterable[int]:
         """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
