@@ -18,7 +18,7 @@ from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
-from .emitter import index_text, print_expressions
+from .emitter import index_text, print_expressions, row_parts
 
 _STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
@@ -245,7 +245,7 @@ class _Printer:
 
     def _stage(self, stage: Stage, names: dict[Expr, str]) -> list[str]:
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in stage.effects]
-        lines = print_expressions(self._language, _row_parts(roots), names, lambda e: not e.full)
+        lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
         for effect in stage.effects:
             if isinstance(effect, Store) and not effect.full:
                 lines.append(_stored(self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype))
@@ -319,24 +319,6 @@ class _Printer:
         for axis in self._kernel.columns:
             text = axis.name if text == "0" else f"({text}) * {axis.size} + {axis.name}"
         return text
-
-
-def _row_parts(roots: Sequence[Expr]) -> list[Expr]:
-    """What is the same in all columns of a row, of what some expressions need."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    pending = list(roots)
-    while pending:
-        expr = pending.pop()
-        if expr in seen:
-            continue
-        seen.add(expr)
-        if not expr.full:
-            if not isinstance(expr, Reduced):
-                found[expr] = None
-        else:
-            pending += expr.args
-    return list(found)
 
 
 def _stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:

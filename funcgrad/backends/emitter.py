@@ -7,30 +7,26 @@ from typing import Protocol
 
 import torch
 
-from ..loops.index import Atom, Axis, Index, Quotient, at_axis, is_shifted_axis, substitute
+from ..loops.index import Atom, Axis, Index, Quotient
 from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 
 
 class Language(Protocol):
-    """A language: how it writes types, numbers, loads and operations."""
+    """A language: how it writes numbers, loads and operations. ``operands``: an operation's arguments, given as text, as it takes them."""
 
     operations: Mapping[str, Operation]
-
-    def type(self, dtype: torch.dtype) -> str: ...
 
     def define(self, name: str, expr: Expr, text: str) -> str: ...
 
     def const(self, expr: Const) -> str: ...
 
-    def load(self, expr: Load, at: str) -> str: ...
+    def load(self, expr: Load) -> str: ...
 
-    def position(self, at: str) -> str: ...
+    def position(self, at: Index) -> str: ...
 
-    def clamp(self, axis: str, low: int, high: int) -> str: ...
-
-    def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str: ...
+    def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]: ...
 
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str: ...
 
@@ -54,43 +50,46 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr, _inside(language, expr))
+            return language.load(expr)
         case Position():
-            return language.position(index_text(expr.at))
-        case Op(name="cast"):
-            return language.cast(names[expr.operands[0]], expr.operands[0].dtype, expr.dtype)
+            return language.position(expr.at)
         case Op():
+            args = language.operands(expr, [names[a] for a in expr.operands])
+            if expr.name == "cast":
+                return language.cast(args[0], expr.operands[0].dtype, expr.dtype)
             how = language.operations[expr.name]
-            args = [names[a] for a in expr.operands]
             kind = expr.operands[-1].dtype if expr.dtype == torch.bool else expr.dtype
             return how.format(*args) if isinstance(how, str) else how(kind, args)
     raise AssertionError(expr)
 
 
-def _inside(language: Language, load: Load) -> str:
-    """The address of a load, which is a good one also where the guard does not hold: then the number is not used.
+def row_parts(roots: Sequence[Expr]) -> list[Expr]:
+    """What is the same in all columns of a row, of what some expressions need."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    pending = list(roots)
+    while pending:
+        expr = pending.pop()
+        if expr in seen:
+            continue
+        seen.add(expr)
+        if not expr.full:
+            if not isinstance(expr, Reduced):
+                found[expr] = None
+        else:
+            pending += expr.args
+    return list(found)
 
-    A load under a condition would do, too; but compilers vectorise that with masks, and GCC 12 gets the masks wrong.
-    """
-    limits: dict[Axis, tuple[int, int]] = {}
-    for i, low, high in load.guard:
-        if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
-            least, most = limits.get(axis, axis.range)
-            limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
-    if not all(is_shifted_axis(i) for i, _, _ in load.guard):
-        return language.choose([(index_text(i), low, high) for i, low, high in load.guard], index_text(load.at))
-    axes = {axis: at_axis(Axis(language.clamp(axis.name, *limit), axis.size)) for axis, limit in limits.items()}
-    return index_text(substitute(load.at, axes))
 
-
-def index_text(index: Index) -> str:
-    """An index as C and Python both write it, given that it is not negative (the verifier has seen to that)."""
-    terms = [_term_text(atom, by) for atom, by in index.terms]
+def index_text(index: Index, divide: str = "/") -> str:
+    """An index as C and Python both write it, but for division, given that it is not negative (the verifier has seen to that)."""
+    terms = [_term_text(atom, by, divide) for atom, by in index.terms]
     return " + ".join([*terms, *([str(index.const)] if index.const or not terms else [])])
 
 
-def _term_text(atom: Atom, by: int) -> str:
+def _term_text(atom: Atom, by: int, divide: str) -> str:
     if isinstance(atom, Axis):
         return f"{atom.name} * {by}" if by != 1 else atom.name
-    text = f"(({index_text(atom.of)}) {'/' if isinstance(atom, Quotient) else '%'} {atom.by})"
+    of = index_text(atom.of, divide)
+    text = f"({of if of.isidentifier() else f'({of})'} {divide if isinstance(atom, Quotient) else '%'} {atom.by})"
     return f"{text} * {by}" if by != 1 else text

@@ -21,6 +21,8 @@ SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
 
+_CPU = torch.device("cpu")
+
 
 @frozen(eq=False)
 class Lowering:
@@ -36,8 +38,8 @@ class Lowering:
     buffers: Mapping[fx.Node, Value]
 
 
-def lower(graph: Graph) -> Lowering:
-    """Take the rows of the op table for the nodes that have one, and see which tensors must exist."""
+def lower(graph: Graph, device: torch.device = _CPU) -> Lowering:
+    """Take the rows of the op table for the nodes that have one, and see which tensors must exist. Kernels run on ``device``."""
     values: dict[fx.Node, Any] = {}
     externs: dict[fx.Node, str] = {}
     for node in graph.fx.nodes:
@@ -46,7 +48,7 @@ def lower(graph: Graph) -> Lowering:
         elif node.op == "get_attr":
             values[node] = _constant(graph.constants[str(node.target)], node)
         elif node.op == "call_function":
-            found = _value(node, values)
+            found = _value(node, values, device)
             if isinstance(found, str):
                 externs[node] = found
                 found = _exists(node, value_of(node))
@@ -54,7 +56,7 @@ def lower(graph: Graph) -> Lowering:
     return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs))
 
 
-def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) -> Any:
     """The value of a call, or the reason why there is none."""
     if is_getitem(node):
         of = values[node.args[0]]  # type: ignore[index]
@@ -63,9 +65,10 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     rule = TABLE.get(node.target)
     if rule is None:
         return "Python" if node.target is scalar else f"{target_text(node.target)} has no row in the op table"
-    everything = [*tensors_in(out), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
-    for t in everything:
-        if t.device.type != "cpu" or t.dtype not in SUPPORTED:
+    made = list(tensors_in(out))
+    for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):
+        is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))
+        if not is_there or t.dtype not in SUPPORTED:
             return f"a tensor of dtype {t.dtype} on {t.device}"
         if t.numel() == 0:
             return "there is nothing to compute: a tensor is empty"

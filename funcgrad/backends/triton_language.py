@@ -1,0 +1,203 @@
+"""Triton as a language kernels are printed in: its types, numbers, loads and operations.
+
+Half precision is computed in float32. Quotients and roots are rounded as IEEE 754 asks, other functions are those of CUDA's libdevice.
+What lies outside of a tile is masked: it is neither read nor written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from attrs import frozen
+
+from ..loops.index import Axis, Bound, Index
+from ..loops.ir import Const, Expr, Load, Op
+from .emitter import Operation, index_text
+
+TYPES = {
+    torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32", torch.float16: "tl.float32",
+    torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}  # fmt: skip
+
+_INFIX = frozenset("add sub mul neg and or xor invert eq ne lt le gt ge".split())
+"""Operations that take a number written as a number, as long as the other operand is a tensor."""
+
+
+def _by_precision(single: str, double: str) -> Operation:
+    return lambda dtype, args: (double if dtype == torch.float64 else single).format(*args)
+
+
+def _negative(dtype: torch.dtype, args: Sequence[str]) -> str:
+    return f"{args[0]} * -1.0" if dtype.is_floating_point else f"-{args[0]}"  # Triton's -x is 0 - x, and loses the sign of 0.0
+
+
+def _comparison(template: str, of_truths: str) -> Operation:
+    """One bit is signed in Triton: True is less than False."""
+    return lambda dtype, args: (of_truths if dtype == torch.bool else template).format(*args)
+
+
+def _quotient(dtype: torch.dtype, args: Sequence[str]) -> str:
+    if not dtype.is_floating_point:
+        return f"{args[0]} // {args[1]}"
+    return f"{args[0]} / {args[1]}" if dtype == torch.float64 else f"tl.div_rn({args[0]}, {args[1]})"
+
+
+def _relu(dtype: torch.dtype, args: Sequence[str]) -> str:
+    return f"tl.where({args[0]} < 0, {typed(0, dtype)}, {args[0]})"
+
+
+def _sign(dtype: torch.dtype, args: Sequence[str]) -> str:
+    return f"({args[0]} > 0).to({TYPES[dtype]}) - ({args[0]} < 0).to({TYPES[dtype]})"
+
+
+_LIBDEVICE = (
+    "exp log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt".split()
+)
+
+_OPERATIONS: Mapping[str, Operation] = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": _negative, "div": _quotient,
+    "reciprocal": _by_precision("tl.div_rn(1.0, {})", "1.0 / {}"), "invert": "~{}",
+    "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "eq": "{} == {}", "ne": "{} != {}",
+    "lt": _comparison("{} < {}", "({} ^ True) & {}"), "le": _comparison("{} <= {}", "({} ^ True) | {}"),
+    "gt": _comparison("{} > {}", "{} & ({} ^ True)"), "ge": _comparison("{} >= {}", "{} | ({} ^ True)"),
+    "where": "tl.where({}, {}, {})", "relu": _relu, "sign": _sign, "abs": "tl.abs({})",
+    "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
+    "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "libdevice.rint({})", "sqrt": _by_precision("tl.sqrt_rn({})", "tl.sqrt({})"),
+    "sigmoid": "sigmoid({})", "remainder": "remainder({}, {})",
+    **{name: f"libdevice.{name}({{}})" for name in _LIBDEVICE},
+    **{name: f"libdevice.{name}({{}}, {{}})" for name in ("pow", "atan2", "hypot", "fmod", "copysign")},
+}  # fmt: skip
+
+
+@frozen
+class Tile:
+    """The elements a program works on at a time: ``height`` rows by ``width`` columns, or, where ``width`` is 0, a line of ``height``
+    elements of any row and column.
+
+    ``rows_inside`` and ``columns_inside`` name what is True for those that exist; None where all do.
+    """
+
+    rows: frozenset[Axis]
+    columns: frozenset[Axis]
+    height: int
+    width: int
+    rows_inside: str | None
+    columns_inside: str | None
+
+    def sides(self, axes: Iterable[Axis]) -> tuple[bool, bool]:
+        """Whether what depends on these axes differs from row to row, and from column to column."""
+        axes = set(axes)
+        return not self.rows.isdisjoint(axes), not self.columns.isdisjoint(axes)
+
+    def shape(self, sides: tuple[bool, bool]) -> list[int]:
+        if not self.width:
+            return [self.height]
+        return [self.height if sides[0] else 1, self.width if sides[1] else 1]
+
+    def inside(self, sides: tuple[bool, bool]) -> list[str]:
+        """The tests an element passes that exists."""
+        return [name for name, side in zip((self.rows_inside, self.columns_inside), sides, strict=True) if side and name]
+
+
+class Triton:
+    """Triton, as ``emitter.Language``. ``parameters``: what buffers are called; ``tile``: the elements that are computed at a time.
+
+    ``wide``: indices are 64 bits wide.
+    """
+
+    operations = _OPERATIONS
+
+    def __init__(self, parameters: Mapping[str, str], tile: Tile, wide: bool) -> None:
+        self._parameters = parameters
+        self._tile = tile
+        self._index = "tl.int64" if wide else "tl.int32"
+
+    def define(self, name: str, expr: Expr, text: str) -> str:
+        return f"{name} = {text}"
+
+    def const(self, expr: Const) -> str:
+        return number(expr.value, expr.dtype)
+
+    def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]:
+        """Python would compute with two numbers itself, and a function takes a number as one of 32 bits."""
+        texts = list(texts)
+        for i, operand in enumerate(expr.operands):
+            if isinstance(operand, Const) and expr.name not in _INFIX:
+                texts[i] = typed(operand.value, operand.dtype, always=expr.name == "cast")
+        if isinstance(expr.operands[0], Const) and all(isinstance(a, Const) for a in expr.operands):
+            texts[0] = typed(expr.operands[0].value, expr.operands[0].dtype, always=True)
+        return texts
+
+    def position(self, at: Index) -> str:
+        return f"{_operand(at)}.to(tl.int64)"
+
+    def load(self, expr: Load) -> str:
+        tests = [test for bound in expr.guard for test in _tests(bound)]
+        of_guard = self._tile.sides(axis for i, _, _ in expr.guard for axis in i.axes) if tests else (False, False)
+        place, mask = self.address(expr.buffer, expr.at, of_guard)
+        mask = [*mask, *tests]
+        text = f"tl.load({place}, mask={' & '.join(mask)}, other=0)" if mask else f"tl.load({place})"
+        return f"{text}.to(tl.float32)" if expr.dtype in (torch.bfloat16, torch.float16) else text
+
+    def address(self, buffer: str, at: Index, least: tuple[bool, bool]) -> tuple[str, list[str]]:
+        """Where an element is, for each of the tile that ``at`` tells apart, or ``least`` does; and the tests for those that exist."""
+        own = self._tile.sides(at.axes)
+        sides = (own[0] or least[0], own[1] or least[1])
+        text = index_text(at, "//")
+        if sides != own:
+            shape = self._tile.shape(sides)
+            text = f"tl.broadcast_to({text}, {shape})" if any(own) else f"tl.full({shape}, {text}, {self._index})"
+        name = self._parameters[buffer]
+        return name if text == "0" else f"{name} + {text}", self._tile.inside(sides)
+
+    def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str:
+        if wanted == torch.bool:
+            return f"{text} != 0"
+        single = text if TYPES[given] == "tl.float32" else f"{text}.to(tl.float32)"
+        if wanted == torch.bfloat16:
+            return f"from_bfloat16(to_bfloat16({single}))"
+        return f"{single}.to(tl.float16).to(tl.float32)" if wanted == torch.float16 else f"{text}.to({TYPES[wanted]})"
+
+
+def _tests(bound: Bound) -> list[str]:
+    i, low, high = bound
+    text = index_text(i, "//")
+    least, most = i.range
+    return [f"({text} >= {low})"] * (least < low) + [f"({text} < {high})"] * (most >= high)
+
+
+def _operand(at: Index) -> str:
+    text = index_text(at, "//")
+    return text if text.isidentifier() else f"({text})"
+
+
+def number(value: object, dtype: torch.dtype) -> str:
+    """A number as Python writes it."""
+    if dtype == torch.bool:
+        return repr(bool(value))
+    if not dtype.is_floating_point:
+        whole = int(value)  # type: ignore[call-overload]
+        return f"({whole})" if whole < 0 else str(whole)
+    real = float(value)  # type: ignore[arg-type]
+    if real == 0 and math.copysign(1, real) < 0:
+        return typed(real, dtype)
+    text = f'float("{abs(real)}")' if math.isinf(real) or math.isnan(real) else repr(abs(real))
+    return f"(-{text})" if real < 0 else text
+
+
+def typed(value: object, dtype: torch.dtype, always: bool = False) -> str:
+    """A number of this dtype: written as it is where Triton takes it for one (which it does not, where it is ``always`` one)."""
+    kind = TYPES[dtype]
+    if dtype.is_floating_point:
+        real = float(value)  # type: ignore[arg-type]
+        if real == 0 and math.copysign(1, real) < 0:
+            return f"(tl.full([], 0.0, {kind}) * -1.0)"  # -0.0 as it is written is 0.0
+        normal = real == 0 or not math.isfinite(real) or 2.0**-126 <= abs(real) <= torch.finfo(torch.float32).max
+        as_written = kind == "tl.float32" and normal
+    else:
+        as_written = dtype in (torch.int32, torch.bool)
+    text = number(value, dtype)
+    return text if as_written and not always else f"tl.full([], {text}, {kind})"
