@@ -45,9 +45,9 @@ def _autocasts(value: Any) -> Any:
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
 
-    backend: ``"c"`` (fused kernels, compiled by the system's C compiler), ``"triton"`` (fused kernels for CUDA tensors; for those of the CPU
-    under TRITON_INTERPRET=1 only, slowly), ``"aten"`` (the graph as one Python function of ATen calls) or ``"auto"``, which picks the
-    fastest one for the tensors of the call.
+    backend: ``"c"`` (fused kernels, compiled by the system's C compiler, for tensors of the CPU), ``"triton"`` (fused kernels for those of
+    a CUDA device; under TRITON_INTERPRET=1 for those of the CPU too, slowly), ``"aten"`` (the graph as one Python function of ATen calls)
+    or ``"auto"``, which picks the fastest one for the tensors of the call.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
     rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
     numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats static. ``"fast"``: fused kernels, which round

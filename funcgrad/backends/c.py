@@ -15,7 +15,7 @@ import torch
 
 from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
-from ..loops.ir import Expr, Kernel, Load, Op, Reduced, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Stage, Store, Total, walk
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
 from .emitter import index_text, print_expressions, row_parts

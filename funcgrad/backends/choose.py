@@ -44,14 +44,12 @@ def _device_of(graphs: Iterable[Graph]) -> torch.device:
 
 
 def _fastest(device: torch.device) -> str:
-    if device.type == "cuda":
-        missing = None if is_installed() else "Triton"
-    else:
-        missing = None if compiler() else "C compiler (gcc, cc or CC)"
-    if missing:
+    on_cuda = device.type == "cuda"
+    if not (is_installed() if on_cuda else compiler()):
+        missing = "Triton" if on_cuda else "C compiler (gcc, cc or CC)"
         warnings.warn(f"funcgrad finds no {missing}: calls run as ATen, unfused and slower", MissingCompilerWarning, stacklevel=2)
         return "aten"
-    return "triton" if device.type == "cuda" else "c"
+    return "triton" if on_cuda else "c"
 
 
 def _require_compiler() -> None:

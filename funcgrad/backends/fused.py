@@ -26,7 +26,7 @@ from ..loops.verify import verify
 from ..options import ENVIRONMENT
 from ..source import Source, compile_function
 from ..torch_private import empty_cpu
-from . import c, triton, triton_build
+from . import c, triton_build, triton_launches
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
@@ -79,7 +79,7 @@ class TritonBackend:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
         python = _python(schedule, self._empty, self._tensor)
         names = dict.fromkeys(launch.name for launch in launches)
-        return (python, Source("kernels", "triton", triton.print_file(launches), names)) if launches else (python,)
+        return (python, Source("kernels", "triton", triton_launches.print_file(launches), names)) if launches else (python,)
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         python, *others = sources
@@ -221,9 +221,7 @@ def _names(step: Step) -> Iterable[str]:
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _python(
-    schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed: Callable[[Printer, fx.Node | None, str], str]
-) -> Source:
+def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed: Callable[[Printer, fx.Node | None, str], str]) -> Source:
     """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one."""
     graph = schedule.graph
     names: dict[str, Any] = {}

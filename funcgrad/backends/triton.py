@@ -17,7 +17,6 @@ from attrs import frozen
 
 from ..loops.index import Axis, Index
 from ..loops.ir import Const, Expr, Kernel, Reduced, Store, Total
-from .backend import Launch
 from .emitter import index_text, print_expressions, row_parts
 from .triton_language import TYPES, Tile, Triton, number, typed
 
@@ -38,13 +37,6 @@ _PARTIALS = 1 << 22
 
 _WIDE_FROM = 1 << 30
 """Elements from which on indices are 64 bits wide: what is masked may lie as far behind a buffer as it is long."""
-
-HEAD = """import torch
-import triton
-import triton.language as tl
-
-from funcgrad.backends.triton_functions import *
-"""
 
 _REDUCTIONS = {
     # kind: the start, how a number is added, the reduction of a tile
@@ -89,42 +81,6 @@ def print_kernel(kernel: Kernel) -> Printed:
     return Printed(name, text.replace("{name}", name), printer.programs, printer.warps, printer.partials)
 
 
-def print_file(launches: Sequence[Launch]) -> str:
-    """A Python module: the kernels of launches, each once, and a function for each launch that takes its buffers."""
-    kernels: dict[str, str] = {}
-    functions: list[str] = []
-    for launch in launches:
-        names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
-        lines = [f"def {launch.name}({', '.join(names.values())}):"]
-        arena = launch.arena
-        if arena.nbytes:
-            lines.append(f"    arena = torch.empty({arena.nbytes}, dtype=torch.uint8, device=a0.device)")
-        for i, b in enumerate(launch.scratch):
-            begin = arena.offsets[b.name]
-            end = begin + math.prod(b.shape) * b.dtype.itemsize
-            names[b.name] = f"t{i}"
-            lines.append(f"    t{i} = arena[{begin}:{end}].view({b.dtype})")
-        for kernel in launch.kernels:
-            printed = print_kernel(kernel)
-            kernels[printed.name] = printed.text
-            lines += [f"    {line}" for line in _calls(kernel, printed, names)]
-        functions += ["", "", *lines]
-    return "\n".join([HEAD, *(f"\n{text}\n" for text in kernels.values()), *functions[1:]]) + "\n"
-
-
-def _calls(kernel: Kernel, printed: Printed, names: dict[str, str]) -> list[str]:
-    partials = [f"s{i}" for i in range(len(printed.partials))]
-    lines = [
-        f"{name} = torch.empty(({p.programs}, {p.size}), dtype={p.dtype}, device=a0.device)"
-        for name, p in zip(partials, printed.partials, strict=True)
-    ]
-    takes = ", ".join([*(names[b.name] for b in (*kernel.reads, *kernel.writes)), *partials])
-    lines.append(f"{printed.name}[({printed.programs},)]({takes}, num_warps={printed.warps})  # {kernel.name}")
-    for i, (name, p) in enumerate(zip(partials, printed.partials, strict=True)):
-        lines.append(f"{printed.name}_total{i}[({p.blocks},)]({name}, {names[p.buffer]}, num_warps=4)")
-    return lines
-
-
 class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -157,9 +113,7 @@ class _Printer:
         if not self._kernel.columns:
             return not self._reductions
         columns = set(self._kernel.columns)
-        return not self._reductions and all(
-            e.full and (isinstance(e, Store) or columns.isdisjoint(e.at.axes)) for e in self._effects
-        )
+        return not self._reductions and all(e.full and (isinstance(e, Store) or columns.isdisjoint(e.at.axes)) for e in self._effects)
 
     def _line(self) -> Tile:
         elements = self._rows * self._columns
@@ -168,9 +122,11 @@ class _Printer:
         return Tile(axes, frozenset(), height, 0, "inside" if elements % height else None, None)
 
     def _rectangle(self) -> Tile:
-        width = _power_of_two(self._columns)
-        width = width if width <= _LONGEST else _STEP
-        height = min(_power_of_two(self._rows), max(1, _TILE // width))
+        width, height = _power_of_two(self._columns), 1
+        if width > _LONGEST:
+            width = _STEP
+        else:
+            height = min(_power_of_two(self._rows), max(1, _TILE // width))
         rows_inside = "row_inside" if self._rows % height else None
         columns_inside = "column_inside" if self._columns % width else None
         return Tile(frozenset(self._kernel.rows), frozenset(self._kernel.columns), height, width, rows_inside, columns_inside)
@@ -223,9 +179,7 @@ class _Printer:
 
     def _column_counters(self, begin: str) -> list[str]:
         blocks = -(-self._columns // self._tile.width)
-        return self._counters(
-            self._kernel.columns, "column", begin, self._tile.width, blocks, "[None, :]", self._tile.columns_inside
-        )
+        return self._counters(self._kernel.columns, "column", begin, self._tile.width, blocks, "[None, :]", self._tile.columns_inside)
 
     def _counters(self, axes: Sequence[Axis], name: str, block: str, size: int, blocks: int, shape: str, inside: str | None) -> list[str]:
         if not axes:
@@ -241,7 +195,8 @@ class _Printer:
         rest = Index(((Axis(name, count), 1),))
         decoded: list[str] = []
         for axis in reversed(axes if len(axes) > 1 else ()):
-            decoded.insert(0, f"{axis.name} = {index_text(rest % axis.size, '//')}")
+            text = index_text(rest % axis.size, "//")
+            decoded.insert(0, f"{axis.name} = {text[1:-1] if text.startswith('(') else text}")
             rest = rest // axis.size
         return lines + decoded
 
@@ -356,13 +311,15 @@ class _Printer:
     def _clear(self, total: Total, partial: str) -> list[str]:
         """Totals kept in memory begin with what adds nothing."""
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
-        lines = [*self._column_counters("step"), _store(place, self._full([1, self._tile.width], total), torch.float32, self._columns_test())]
+        lines = [
+            *self._column_counters("step"),
+            _store(place, self._full([1, self._tile.width], total), torch.float32, self._columns_test()),
+        ]
         return [f"for step in range({-(-self._columns // self._tile.width)}):", *(f"    {line}" for line in lines)]
 
     def _add_in_memory(self, total: Total, names: dict[Expr, str], partial: str) -> list[str]:
         """Each program adds to its own; the barriers keep what one thread writes from being read by another before."""
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
-        assert self._tile.height == 1
         mask = f", mask={self._tile.columns_inside}, other=0" if self._tile.columns_inside else ""
         added = _REDUCTIONS[total.kind][1].format(f"tl.load({place}{mask})", self._value(total.value, names))
         return ["tl.debug_barrier()", _store(place, added, torch.float32, self._columns_test())]

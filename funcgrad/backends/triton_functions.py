@@ -50,13 +50,13 @@ else:
 @triton.jit
 def maximum(a, b):
     """The first one if it is greater, or NaN; else the second one."""
-    return tl.where((a > b) | (a != a), a, b)
+    return tl.where(a > b, a, tl.where(a != a, a, b))
 
 
 @triton.jit
 def minimum(a, b):
     """The first one if it is less, or NaN; else the second one."""
-    return tl.where((a < b) | (a != a), a, b)
+    return tl.where(a < b, a, tl.where(a != a, a, b))
 
 
 @triton.jit

@@ -45,6 +45,10 @@ def _quotient(dtype: torch.dtype, args: Sequence[str]) -> str:
     return f"{args[0]} / {args[1]}" if dtype == torch.float64 else f"tl.div_rn({args[0]}, {args[1]})"
 
 
+def _invert(dtype: torch.dtype, args: Sequence[str]) -> str:
+    return f"{args[0]} ^ 255" if dtype == torch.uint8 else f"~{args[0]}"  # whose ones the interpreter takes for -1
+
+
 def _relu(dtype: torch.dtype, args: Sequence[str]) -> str:
     return f"tl.where({args[0]} < 0, {typed(0, dtype)}, {args[0]})"
 
@@ -53,13 +57,11 @@ def _sign(dtype: torch.dtype, args: Sequence[str]) -> str:
     return f"({args[0]} > 0).to({TYPES[dtype]}) - ({args[0]} < 0).to({TYPES[dtype]})"
 
 
-_LIBDEVICE = (
-    "exp log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt".split()
-)
+_LIBDEVICE = "exp log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt".split()
 
 _OPERATIONS: Mapping[str, Operation] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": _negative, "div": _quotient,
-    "reciprocal": _by_precision("tl.div_rn(1.0, {})", "1.0 / {}"), "invert": "~{}",
+    "reciprocal": _by_precision("tl.div_rn(1.0, {})", "1.0 / {}"), "invert": _invert,
     "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "eq": "{} == {}", "ne": "{} != {}",
     "lt": _comparison("{} < {}", "({} ^ True) & {}"), "le": _comparison("{} <= {}", "({} ^ True) | {}"),
     "gt": _comparison("{} > {}", "{} & ({} ^ True)"), "ge": _comparison("{} >= {}", "{} | ({} ^ True)"),
@@ -140,7 +142,9 @@ class Triton:
         place, mask = self.address(expr.buffer, expr.at, of_guard)
         mask = [*mask, *tests]
         text = f"tl.load({place}, mask={' & '.join(mask)}, other=0)" if mask else f"tl.load({place})"
-        return f"{text}.to(tl.float32)" if expr.dtype in (torch.bfloat16, torch.float16) else text
+        if expr.dtype == torch.bfloat16:
+            return f"from_bfloat16({text})"
+        return f"{text}.to(tl.float32)" if expr.dtype == torch.float16 else text
 
     def address(self, buffer: str, at: Index, least: tuple[bool, bool]) -> tuple[str, list[str]]:
         """Where an element is, for each of the tile that ``at`` tells apart, or ``least`` does; and the tests for those that exist."""

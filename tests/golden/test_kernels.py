@@ -1,4 +1,4 @@
-"""The C of some kernels, as text: what fuses with what, in which stages, and what is kept.
+"""The C and the Triton of some kernels, as text: what fuses with what, in which stages, and what is kept.
 
 ``python -m tests.golden.test_kernels`` writes the files anew.
 """
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import funcgrad as fg
-from funcgrad.backends.c import print_kernel
+from funcgrad.backends import c, triton
 from funcgrad.loops.ir import Kernel
 
 
@@ -40,21 +40,26 @@ CASES = {
 }
 
 
-def text_of(name):
+PRINTERS = {"c": lambda kernel: c.print_kernel(kernel)[1], "triton": lambda kernel: triton.print_kernel(kernel).text}
+
+
+def text_of(name, language):
     f, argument = CASES[name]
-    program = fg.grad_compiled(f).program(argument)
-    return "\n\n".join(print_kernel(s)[1] for s in program.kernels[0].steps if isinstance(s, Kernel)) + "\n"
+    program = fg.grad_compiled(f, backend="c").program(argument)
+    return "\n\n".join(PRINTERS[language](s) for s in program.kernels[0].steps if isinstance(s, Kernel)) + "\n"
 
 
-def file_of(name):
-    return Path(__file__).with_name(f"{name}.c")
+def file_of(name, language):
+    return Path(__file__).with_name(f"{name}.{language}")
 
 
+@pytest.mark.parametrize("language", PRINTERS)
 @pytest.mark.parametrize("name", CASES)
-def test_kernel(name):
-    assert text_of(name) == file_of(name).read_text()
+def test_kernel(name, language):
+    assert text_of(name, language) == file_of(name, language).read_text()
 
 
 if __name__ == "__main__":
     for case in CASES:
-        file_of(case).write_text(text_of(case))
+        for printer in PRINTERS:
+            file_of(case, printer).write_text(text_of(case, printer))
