@@ -75,7 +75,7 @@ def guarded(x):
 
 
 def column_totals(x):
-    return (torch.softmax(x, 1).sum(0) ** 2).sum() + x.amax(0).sum() + x.prod(1).sum()
+    return (torch.softmax(x, 1).sum(0) ** 2).sum() + x.amax(0).sum() + x.prod(1).sum() + (x * x).sum(0).sin().sum()
 
 
 def cross_entropy(p, x, y):
@@ -102,8 +102,8 @@ GRADIENTS = {
 LIMITS = {
     "as they are": {},
     "long rows": {"_LONGEST": 4, "_STEP": 8},
-    "many tiles": {"_TILE": 16, "_PROGRAMS": 3},
-    "both": {"_LONGEST": 4, "_STEP": 8, "_TILE": 16, "_PROGRAMS": 2},
+    "many tiles": {"_TILE": 16, "_STRIP": 4, "_PROGRAMS": 7},
+    "both": {"_LONGEST": 4, "_STEP": 8, "_STRIP": 8, "_TILE": 16, "_PROGRAMS": 2},
     "wide": {"_WIDE_FROM": 0},
 }
 """Where kernels take other forms: rows that are gone along, programs that compute several tiles, indices of 64 bits."""
@@ -125,6 +125,8 @@ def test_the_forms_of_kernels(monkeypatch):
         monkeypatch.setattr(triton, limit, value)
     text = check_gradient(f, *args)
     assert "for block in range(tl.program_id(0)," in text and "for step in range(" in text and "tl.debug_barrier()" in text
+    strips = check(lambda x: ((x * x).sum(0), x.cos().amin(0)), *args, rtol=1e-4, atol=1e-4)
+    assert "c0 = tl.program_id(0) * 8 + " in strips and "for block in range(tl.program_id(1)," in strips
     monkeypatch.setattr(triton, "_WIDE_FROM", 0)
     assert "tl.cast(tl.program_id(0), tl.int64)" in check_gradient(f, *args)
 

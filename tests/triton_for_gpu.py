@@ -32,7 +32,7 @@ def every_operation(x, w, half, truth):
 
 
 def column_totals(x):
-    return (torch.softmax(x, 1).sum(0) ** 2).sum() + x.amax(0).sum()
+    return (torch.softmax(x, 1).sum(0) ** 2).sum() + x.amax(0).sum() + (x * x).sum(0).sin().sum()
 
 
 def compile_all(program):
@@ -60,7 +60,7 @@ x = torch.zeros(6, 40)
 compile_all(fg.jit(every_operation, backend="aten").program(x, x.to(torch.int16), x.bfloat16(), x > 0))
 for f, argument in CASES.values():
     compile_all(fg.grad_compiled(f, backend="aten").program(argument))
-triton._LONGEST, triton._STEP, triton._TILE, triton._PROGRAMS = 8, 16, 64, 2
+triton._LONGEST, triton._STEP, triton._STRIP, triton._TILE, triton._PROGRAMS = 8, 16, 16, 64, 2
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
 triton._WIDE_FROM = 0
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))

@@ -1,6 +1,7 @@
 """Kernels as Triton: a program computes a tile of rows and columns, held in registers, or goes along rows too long for that.
 
-Kernels without reductions know no rows: their tiles are lines of elements. What is kept from stage to stage stays in registers too, but
+Kernels without reductions know no rows: their tiles are lines of elements. Those that only have totals for each column are cut into
+strips of columns. What is kept from stage to stage stays in registers too, but
 for the longest rows: there it is computed again. Totals over rows are added up tile by tile in each program, and its
 sums by a second kernel, in the order of the programs: results are the same on every run, bit by bit.
 """
@@ -15,19 +16,26 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 
+from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
-from ..loops.ir import Const, Expr, Kernel, Reduced, Store, Total
+from ..loops.ir import Const, Expr, Kernel, Op, Reduced, Store, Total, walk
 from .emitter import index_text, print_expressions, row_parts
 from .triton_language import TYPES, Tile, Triton, number, typed
 
 _TILE = 1024
 """Elements of a tile: eight for each thread of four warps."""
 
-_LONGEST = 16384
-"""Columns of a row that is held in registers."""
+_STRIP = 256
+"""Columns of a tile of kernels that add up over rows alone."""
 
-_STEP = 4096
+_LONGEST = 16384
+"""Columns of a row that is held in registers; half as many where totals are held beside it."""
+
+_STEP = 2048
 """Columns of longer rows that are computed at a time."""
+
+_MANY = 6
+"""Expensive operations from which on a thread computes fewer elements: each takes many registers."""
 
 _PROGRAMS = 1024
 """Programs that keep totals of their own."""
@@ -68,7 +76,7 @@ class Printed:
 
     name: str
     text: str
-    programs: int
+    grid: tuple[int, ...]
     warps: int
     partials: tuple[Partial, ...]
 
@@ -78,7 +86,7 @@ def print_kernel(kernel: Kernel) -> Printed:
     printer = _Printer(kernel)
     text = "\n".join(printer.functions())
     name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return Printed(name, text.replace("{name}", name), printer.programs, printer.warps, printer.partials)
+    return Printed(name, text.replace("{name}", name), printer.grid, printer.warps, printer.partials)
 
 
 class _Printer:
@@ -96,13 +104,15 @@ class _Printer:
         self._wide = max(extent, self._rows * self._columns) >= _WIDE_FROM
         self._is_line = self._has_no_rows()
         self._tile = self._line() if self._is_line else self._rectangle()
-        self._goes_along = not self._is_line and self._tile.width < self._columns
+        self._strips = -(-self._columns // self._tile.width) if self._is_in_strips() else 1
+        self._goes_along = not self._is_line and self._tile.width * self._strips < self._columns
         self._language = Triton(self._parameters, self._tile, self._wide)
         self._blocks = -(-(self._rows * self._columns if self._is_line else self._rows) // self._tile.height)
-        largest = max(self._sizes.values(), default=0)
-        self.programs = min(self._blocks, max(1, min(_PROGRAMS, _PARTIALS // largest))) if largest else self._blocks
-        elements = self._tile.height * max(1, self._tile.width)
-        self.warps = max(1, min(4, elements // 256) if elements <= _TILE else elements // 512)
+        most = min(_PROGRAMS // self._strips, _PARTIALS // max(self._sizes.values(), default=1))
+        self._programs = min(self._blocks, max(1, most)) if self._totals else self._blocks
+        self._program = "tl.program_id(1)" if self._strips > 1 else "tl.program_id(0)"
+        self.grid = (self._strips, self._programs) if self._strips > 1 else (self._programs,)
+        self.warps = self._warps()
         self.partials = self._partial_totals()
         self._numbers = itertools.count()
 
@@ -115,6 +125,19 @@ class _Printer:
         columns = set(self._kernel.columns)
         return not self._reductions and all(e.full and (isinstance(e, Store) or columns.isdisjoint(e.at.axes)) for e in self._effects)
 
+    def _warps(self) -> int:
+        """Eight elements for each thread; fewer where much is computed of each, more of the longest rows."""
+        dear = sum(isinstance(e, Op) and e.full and e.name in EXPENSIVE for e in walk([e.value for e in self._effects]))
+        elements = self._tile.height * max(1, self._tile.width)
+        at_most = 8 if elements <= _STEP else 16
+        return max(1, min(at_most, elements // (128 if dear >= _MANY else 256)))
+
+    def _is_in_strips(self) -> bool:
+        """Whether columns have nothing to do with each other, and there are totals for each of them."""
+        columns = set(self._kernel.columns)
+        found = [t for t in self._totals if not columns.isdisjoint(t.at.axes)]
+        return bool(found) and not self._reductions and all(e.full for e in self._effects) and len(found) == len(self._totals)
+
     def _line(self) -> Tile:
         elements = self._rows * self._columns
         height = min(_TILE, _power_of_two(elements))
@@ -123,7 +146,10 @@ class _Printer:
 
     def _rectangle(self) -> Tile:
         width, height = _power_of_two(self._columns), 1
-        if width > _LONGEST:
+        if self._is_in_strips():
+            width = min(width, _STRIP)
+            height = min(_power_of_two(self._rows), max(1, _TILE // width))
+        elif width > (_LONGEST // 2 if self._totals else _LONGEST):
             width = _STEP
         else:
             height = min(_power_of_two(self._rows), max(1, _TILE // width))
@@ -135,9 +161,9 @@ class _Printer:
         found = []
         for buffer, size in self._sizes.items():
             total = next(t for t in self._totals if t.buffer == buffer)
-            if self.programs > 1 or any(self._is_in_memory(t) for t in self._totals if t.buffer == buffer):
+            if self._programs > 1 or any(self._is_in_memory(t) for t in self._totals if t.buffer == buffer):
                 dtype = torch.float32 if TYPES[total.value.dtype] == "tl.float32" else total.value.dtype
-                found.append(Partial(buffer, self.programs, size, dtype, -(-size // self._totals_at_once(size))))
+                found.append(Partial(buffer, self._programs, size, dtype, -(-size // self._totals_at_once(size))))
         return tuple(found)
 
     def _is_in_memory(self, total: Total) -> bool:
@@ -145,14 +171,14 @@ class _Printer:
         return self._goes_along and self._tile.sides(total.at.axes)[1]
 
     def _totals_at_once(self, size: int) -> int:
-        return min(_power_of_two(size), max(1, 4 * _TILE // _power_of_two(self.programs)))
+        return min(_power_of_two(size), max(1, 4 * _TILE // _power_of_two(self._programs)))
 
     # functions
 
     def functions(self) -> list[str]:
         partials = {p.buffer: f"s{i}" for i, p in enumerate(self.partials)}
         lines = ["@triton.jit", f"def {{name}}({', '.join([*self._parameters.values(), *partials.values()])}):"]
-        before = [] if self._goes_along or self._is_line else self._column_counters("0")
+        before = [] if self._goes_along or self._is_line else self._column_counters("tl.program_id(0)")
         for total, name in self._totals.items():
             if self._is_in_memory(total):
                 before += self._clear(total, partials[total.buffer])
@@ -160,11 +186,11 @@ class _Printer:
                 before.append(f"{name} = {self._full(self._shape_of(total), total)}")
         if any(map(self._is_in_memory, self._totals)):
             before.append("tl.debug_barrier()")
-        if self.programs < self._blocks:
-            body = [f"for block in range(tl.program_id(0), {self._blocks}, {self.programs}):"]
+        if self._programs < self._blocks:
+            body = [f"for block in range({self._program}, {self._blocks}, {self._programs}):"]
             body += [f"    {line}" for line in (*self._row_counters("block"), *self._stages(partials))]
         else:
-            body = [*self._row_counters("tl.program_id(0)"), *self._stages(partials)]
+            body = [*self._row_counters(self._program), *self._stages(partials)]
         after = [self._sum_up(t, name, partials) for t, name in self._totals.items() if not self._is_in_memory(t)]
         lines += [f"    {line}" for line in (*before, *body, *after)]
         for i, partial in enumerate(self.partials):
@@ -298,7 +324,7 @@ class _Printer:
         if total.buffer not in partials:
             return self._parameters[total.buffer]
         size = self._sizes[total.buffer]
-        return f"{partials[total.buffer]} + tl.program_id(0)" + (f" * {size}" if size > 1 else "")
+        return f"{partials[total.buffer]} + {self._program}" + (f" * {size}" if size > 1 else "")
 
     def _sum_up(self, total: Total, name: str, partials: dict[str, str]) -> str:
         dtype, at = total.value.dtype, index_text(total.at, "//")

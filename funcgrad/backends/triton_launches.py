@@ -47,7 +47,7 @@ def _calls(kernel: Kernel, printed: Printed, names: Mapping[str, str]) -> list[s
         for name, p in zip(partials, printed.partials, strict=True)
     ]
     takes = ", ".join([*(names[b.name] for b in (*kernel.reads, *kernel.writes)), *partials])
-    lines.append(f"{printed.name}[({printed.programs},)]({takes}, num_warps={printed.warps})  # {kernel.name}")
+    lines.append(f"{printed.name}[{printed.grid}]({takes}, num_warps={printed.warps})  # {kernel.name}")
     for i, (name, p) in enumerate(zip(partials, printed.partials, strict=True)):
         lines.append(f"{printed.name}_total{i}[({p.blocks},)]({name}, {names[p.buffer]}, num_warps=4)")
     return lines
