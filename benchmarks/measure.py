@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile
+from funcgrad.runtime import figures
 
 
 def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, calls: int = 1) -> dict[str, float]:
@@ -53,15 +52,6 @@ def _timed(call: Callable[[], Any], calls: int) -> float:
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Bytes of CPU memory allocated by one call above what was there before it, at the worst moment, results included."""
+    """``figures.peak_bytes`` of a call that is not the first."""
     call()
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        result = call()
-    del result
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    current = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        current += event.nbytes()
-        peak = max(peak, current)
-    return peak
+    return figures.peak_bytes(call)

@@ -1,5 +1,6 @@
 """funcgrad: JAX-style functional transforms for PyTorch, compiled from one joint graph of forward and backward."""
 
+from . import checkpoint_policies
 from .errors import (
     AliasContractError,
     ArgumentError,
@@ -30,6 +31,7 @@ from .errors import (
 from .options import Options
 from .runtime.program import Program
 from .runtime.stages import StageEvent, watch_compile
+from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
 from .transforms.grad import grad_and_value_compiled, grad_compiled, jit, value_and_grad_compiled
 from .trees import tree_map
@@ -66,6 +68,9 @@ __all__ = [
     "UnsupportedTensorError",
     "UnsupportedTransformError",
     "VerificationError",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "grad_and_value_compiled",
     "grad_compiled",
     "jit",

@@ -61,6 +61,11 @@ def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], k
     return (*tensors_in(out), *(places[place] for place in written))
 
 
+def again(value: Tensor) -> Tensor:
+    """The same tensor: what is computed from it is computed, whether or not an equal value was computed before."""
+    return value
+
+
 def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
     """``torch.cond`` when a program runs: one of two graphs of the same operands."""
     return (if_true if condition else if_false).run(*operands)
@@ -171,7 +176,8 @@ class Joint(Shown):
 def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
     """The part of a graph that computes some of its outputs; it keeps all inputs, and every call that has an effect."""
     pairs = [(slot, graph.result_of(slot)) for slot in outs]
-    keep = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if has_effect(n)])
+    needed = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if has_effect(n)])
+    keep = [n for n in graph.fx.nodes if n in needed]
     return verify(copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name))
 
 
@@ -213,9 +219,16 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
 
 
+def device_of(graph: Graph) -> torch.device:
+    """The first CUDA device of its tensors; else the CPU."""
+    tensors = (t for node in graph.fx.nodes for t in tensors_in(node.meta.get("val")))
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
+
+
 def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
-    return {storage_id(t) for t in tensors_in(node.meta.get("val"))}
+    value = node.meta.get("val")
+    return {storage_id(value)} if isinstance(value, Tensor) else set(map(storage_id, tensors_in(value)))
 
 
 def is_expanded(tensor: Tensor) -> bool:
@@ -261,20 +274,19 @@ def is_view(node: Node) -> bool:
     """
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
-    inputs = set().union(*(storages(i) for i in node.all_input_nodes), frozenset())
-    own = storages(node)
-    return node.op == "call_function" and bool(own) and own <= inputs
+    own = storages(node) if node.op == "call_function" else set()
+    return bool(own) and own <= set().union(*map(storages, node.all_input_nodes))
 
 
-def copy_nodes(graph: Graph, keep: set[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str) -> Graph:
-    """A new Graph of the nodes in ``keep``, in order; ``placeholders`` stand for values that come from outside."""
+def copy_nodes(graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str) -> Graph:
+    """A new Graph of the nodes in ``keep``, in that order; ``placeholders`` stand for values that come from outside."""
     new = fx.Graph()
     env: dict[Node, Node] = {}
     for _, node in placeholders:
         env[node] = new.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    for node in graph.fx.nodes:
-        if node in keep and node not in env:
+    for node in keep:
+        if node not in env:
             env[node] = new.node_copy(node, env.__getitem__)
     new.output(fx.map_arg(tuple(value for _, value in outs), env.__getitem__))
     used = {n.target for n in env.values() if n.op == "get_attr"}

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import platformdirs
 from attrs import field, fields, frozen
 
+from .checkpoint_policies import policy_of
 from .errors import OptionError
 
 Randomness = Literal["eager", "philox"]
@@ -41,6 +42,10 @@ def _autocasts(value: Any) -> Any:
     return tuple(tuple(sorted(keywords.items())) for keywords in value)
 
 
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 @frozen(kw_only=True)
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
@@ -57,7 +62,9 @@ class Options:
     backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
     called outside of it), ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an
     ``AutocastWarning`` where autocast is on when a gradient is compiled.
-    memory_budget, policy, donate_argnums: reserved; any other value than the default raises ``OptionError``.
+    policy: what may be saved for backward, as if the whole function were one ``fg.checkpoint``: the name of a policy of
+    ``fg.checkpoint_policies`` (``"dots_saveable"``), a function, or a list of operators to save. ``None``: whatever is fastest.
+    memory_budget, donate_argnums: reserved; any other value than the default raises ``OptionError``.
 
     Raises ``OptionError`` for an unknown value.
     """
@@ -65,7 +72,7 @@ class Options:
     backend: str = "auto"
     dynamic: bool | None = None
     memory_budget: int | float | str | None = None
-    policy: Any = None
+    policy: Any = field(default=None, converter=_hashable)
     backward_autocast: BackwardAutocast = field(default=None, converter=_autocasts)
     static_argnums: tuple[int, ...] = field(default=(), converter=_positions)
     donate_argnums: tuple[int, ...] = field(default=(), converter=_positions)
@@ -84,7 +91,7 @@ class Options:
         if not isinstance(self.backward_autocast, tuple):
             _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
         _check("memory_budget", self.memory_budget, now=(None,), rest_is_later=True)
-        _check("policy", self.policy, now=(None,), rest_is_later=True)
+        policy_of(self.policy)
         _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)
 
 

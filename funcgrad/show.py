@@ -136,6 +136,15 @@ def in_bytes(n: float) -> str:
     return f"{n:.2f} GiB"
 
 
+def in_operations(n: float) -> str:
+    """``131072`` → ``131 kflop``."""
+    for unit in ("flop", "kflop", "Mflop", "Gflop"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} Tflop"
+
+
 def in_seconds(seconds: float) -> str:
     """``0.0123`` → ``12.3 ms``."""
     if seconds >= 1:

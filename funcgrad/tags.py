@@ -1,6 +1,7 @@
 """Tags: what the partition may do with a node. ``tag()`` is the only writer and rejects contradictions.
 
-A node carries one frozen ``Tags(flags, why)``; the reasons are what the partition page and the errors show.
+A node carries one frozen ``Tags(flags, why)``; the reasons are what the partition page and the errors show. What checkpoint
+policies say of a node while it is recorded is kept beside them (``Said``), until the whole graph is known.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch.fx import Node
 
 from .errors import PartitionError
 
-_KEY = "tags"
+_KEY, _SAID = "tags", "said"
 
 
 class Tag(enum.Flag):
@@ -22,6 +23,9 @@ class Tag(enum.Flag):
     MUST_SAVE = enum.auto()
     """If backward needs it, it is saved: it is never computed a second time."""
     PREFER_RECOMPUTE = enum.auto()
+    """Computing it again costs nothing; it is saved only where that keeps fewer bytes than what it is computed from."""
+    MUST_RECOMPUTE = enum.auto()
+    """If backward needs it, it is computed again: it is never saved."""
     MUST_BE_IN_FORWARD = enum.auto()
     MUST_BE_IN_BACKWARD = enum.auto()
 
@@ -29,6 +33,7 @@ class Tag(enum.Flag):
 _CONTRADICTIONS = (
     (Tag.MUST_BE_IN_FORWARD, Tag.MUST_BE_IN_BACKWARD),
     (Tag.MUST_SAVE, Tag.PREFER_RECOMPUTE),
+    (Tag.MUST_SAVE, Tag.MUST_RECOMPUTE),
     (Tag.MUST_SAVE, Tag.MUST_BE_IN_BACKWARD),
 )
 
@@ -47,10 +52,13 @@ class Tags:
         return ", ".join(f"{f.name}: {text}" for f, text in self.why)
 
 
+_UNTAGGED = Tags()
+
+
 def tags_of(node: Node) -> Tags:
     """The tags of a node; an untagged node has none."""
-    tags = node.meta.get(_KEY)
-    return tags if isinstance(tags, Tags) else Tags()
+    tags: Tags = node.meta.get(_KEY, _UNTAGGED)
+    return tags
 
 
 def tag(node: Node, flag: Tag, why: str) -> None:
@@ -68,3 +76,24 @@ def tag(node: Node, flag: Tag, why: str) -> None:
                 fix="remove one of the two reasons",
             )
     node.meta[_KEY] = Tags(flags, (*old.why, (flag, why)))
+
+
+@frozen
+class Said:
+    """What the policy of one checkpoint region says of a node: a flag (or NONE) and the reason. Each region has a number and a name."""
+
+    region: int
+    name: str
+    flag: Tag
+    why: str
+
+
+def said_of(node: Node) -> tuple[Said, ...]:
+    """What the regions around a node say of it, the outermost first."""
+    found: tuple[Said, ...] = node.meta.get(_SAID, ())
+    return found
+
+
+def say(node: Node, said: tuple[Said, ...]) -> None:
+    """Note what the regions around a node say of it."""
+    node.meta[_SAID] = said

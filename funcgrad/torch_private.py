@@ -156,11 +156,6 @@ def view_kind(op: Any) -> str | None:
     return "view" if first is not None and result is not None and not first.is_write else None
 
 
-def in_place_method(op: Any) -> str:
-    """``"t_"`` for ``aten.t``: the name of the method that changes how a tensor looks."""
-    return str(op.__name__.split(".")[0]) + "_"
-
-
 def mutation_count(tensor: torch.Tensor) -> int:
     """How often the memory a functional tensor looks at was written to."""
     return int(torch._functionalize_mutation_counter(tensor.elem)) if isinstance(tensor, FunctionalTensor) else 0  # type: ignore[attr-defined]
@@ -348,17 +343,12 @@ def creation_meta(tensor: torch.Tensor) -> Any:
     return torch._C._autograd._get_creation_meta(tensor)
 
 
-RESTRIDES = {
-    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
-    for owner in (torch.Tensor, torch)
-    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
-    if hasattr(owner, name)
-}
-"""Functions that change how their argument looks, and the views that look so."""
-
-
 versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 """Inside, writes to a tensor do not move its version counter."""
+
+
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+"""In ``torch.utils.checkpoint``: what ``checkpoint(f, use_reentrant=False)`` runs to just before it calls ``f``, and after."""
 
 
 def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:

@@ -137,11 +137,49 @@ def _made() -> dict[Any, list[Arguments]]:
         aten.roll.default: [((images, [2, -1], [1, 3]), {}), ((images, [7]), {})],
         aten.slice_backward.default: [((torch.randn(4, 2), [4, 9], 1, 2, 8, 3), {}), ((torch.randn(3, 5), [6, 5], 0, -3, 9, 1), {})],
         aten.diagonal_backward.default: [((torch.randn(3), [3, 5], 2, 0, 1), {}), ((torch.randn(4, 2), [5, 4, 3], -3, 0, 2), {})],
+        aten.embedding.default: [((norm, torch.tensor([[3, 0, 3], [1, 2, 1]])), {}), ((norm, torch.tensor(2), 1), {})],
+        aten.index_select.default: [((images, -2, torch.tensor([1, 0, 1, 3, 3])), {})],
+        aten.gather.default: [((images, 3, torch.randint(5, (2, 1, 4, 9))), {}), ((images, 1, torch.randint(3, (1, 7, 2, 5))), {})],
+        aten.take.default: [((images, torch.randint(-120, 120, (3, 2))), {})],
+        aten.index.Tensor: _indexed(images),
+        aten._unsafe_index.Tensor: _indexed(images),
+        aten.embedding_dense_backward.default: [
+            ((torch.randn(2, 3, 5), torch.tensor([[3, 0, 3], [1, 2, 9]]), 4, padding, False), {}) for padding in (-1, 3)
+        ],
+        aten.index_put.default: _put(images),
+        aten._unsafe_index_put.default: _put(images),
+        aten.index_add.default: [((images, -2, torch.tensor([1, 0, 1]), images[:, :, 1:] * 3), {"alpha": 2})],
+        aten.index_copy.default: [((images, 1, torch.tensor([1, 0]), images[:, 1:] * 3), {})],
+        aten.scatter_add.default: [((images, 3, torch.randint(5, (2, 2, 3, 7)), torch.randn(2, 3, 4, 9)), {})],
+        aten.scatter_reduce.two: [
+            ((images, 2, torch.randint(4, (2, 2, 6, 4)), torch.randn(2, 3, 6, 9), kind), {}) for kind in ("sum", "prod", "amax", "amin")
+        ],
+        aten.nll_loss_forward.default: [((norm, torch.tensor([0, 2, -7, 1]), None, how, -7), {}) for how in (0, 1, 2)]
+        + [
+            ((norm, torch.tensor([0, 2, 5, 1]), norm[1], 1, 5), {}),
+            ((norm[0], torch.tensor(2), norm[1], 2, -100), {}),
+            ((norm, torch.tensor([1, 1, 1, 1]), None, 1, 1), {}),
+        ],
+        aten.nll_loss2d_forward.default: [((images[..., 0, :2, None], classes[:, :2, :1], norm[0], how, 1), {}) for how in (0, 1, 2)],
         aten.nll_loss2d_backward.default: [
             ((torch.tensor(2.0), images, classes, None, 1, 1, total), {}),
             ((torch.randn(2, 4, 5), images, classes, norm[0], 0, -100, total), {}),
         ],
     }
+
+
+def _indexed(x: Tensor) -> list[Arguments]:
+    """``x`` of four dimensions at tensors that stand together and apart, are broadcast, and count from the end."""
+    i, j = torch.tensor([1, -1, 0]), torch.tensor([[0], [-3]])
+    return [
+        ((x, at), {}) for at in ([i], [None, i], [None, i, None, i], [None, i, j], [i, None, None, j], [i, i, i, i], [None, None, None, j])
+    ]
+
+
+def _put(x: Tensor) -> list[Arguments]:
+    """Numbers put, and added, at the same places."""
+    calls = [(x, at, torch.randn_like(x[tuple(slice(None) if i is None else i for i in at)])) for (_, at), _ in _indexed(x)]
+    return [(call, {}) for call in calls[:2]] + [((*call, True), {}) for call in calls] + [((x, calls[2][1], torch.tensor(2.0)), {})]
 
 
 # ── variants ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -757,7 +757,7 @@ def test_option_value_that_does_not_exist(name, value, known):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("memory_budget", 0.5), ("memory_budget", "2GiB"), ("policy", lambda *a: None), ("donate_argnums", 0)]
+    ("name", "value"), [("memory_budget", 0.5), ("memory_budget", "2GiB"), ("donate_argnums", 0)]
 )
 def test_option_that_is_not_available_yet(name, value):
     """Refused by name, never accepted and ignored. A version that carries it out moves it from here to a test of what it does."""

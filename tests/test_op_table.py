@@ -207,6 +207,7 @@ ROUGH = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {}, torch.b
 REDUCTIONS = [
     torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.var, torch.std, torch.softmax,
     torch.log_softmax, lambda t, d: torch.linalg.vector_norm(t, dim=d), lambda t, d: torch.linalg.vector_norm(t, d + 1),
+    torch.argmax, torch.argmin, torch.max, torch.min, torch.cumsum, torch.cumprod, torch.cummax, torch.cummin,
 ]  # fmt: skip
 
 
@@ -226,7 +227,7 @@ def test_reductions_of_special_values(rows, dtype):
 
     def f(*ts):
         return [[op(t, d) for d in (0, 1)] for t in ts for op in REDUCTIONS] + [
-            [t.sum(), t.max(), t.min(), t.mean(), t.isnan().any()] for t in ts
+            [t.sum(), t.max(), t.min(), t.mean(), t.isnan().any(), t.argmax(), t.nan_to_num().argmin()] for t in ts
         ]
 
     ours, theirs = fg.jit(f, backend="c")(*tensors), f(*tensors)

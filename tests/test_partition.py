@@ -30,13 +30,14 @@ def test_minimum_cut_is_the_smallest_of_all(data):
     def cost(side):
         return sum(c for (a, b), c in edges.items() if a in side and b not in side)
 
+    columns = [a for a, _ in edges], [b for _, b in edges], list(edges.values())
     cuts = [{0, *rest} for k in range(n - 1) for rest in itertools.combinations(range(2, n), k)]
     best = min(map(cost, cuts))
     if best == math.inf:
         with pytest.raises(ValueError, match="must not be cut"):
-            minimum_cut(edges, 0, 1, n)
+            minimum_cut(*columns, 0, 1, n)
         return
-    side = minimum_cut(edges, 0, 1, n)
+    side = {i for i, reached in enumerate(minimum_cut(*columns, 0, 1, n)) if reached}
     assert 0 in side and 1 not in side
     # capacities are scaled to int32: exact to one part in 2^28 of their sum
     assert cost(side) <= best + sum(c for c in edges.values() if c != math.inf) / 2**28 + len(edges)
@@ -51,7 +52,7 @@ def joint_of(f, make):
     return fg.value_and_grad_compiled(f).program(*make()).joint
 
 
-@pytest.mark.parametrize(("f", "make"), programs())
+@pytest.mark.parametrize(("f", "make"), list(programs()))
 def test_no_forward_op_runs_twice(f, make):
     """Only views stand in both halves; every effect and every random draw stands in exactly one."""
     split = partition(joint_of(f, make))
@@ -62,7 +63,7 @@ def test_no_forward_op_runs_twice(f, make):
     assert not any(has_effect(by_name[name]) for name in twice)
 
 
-def small_joint(data):
+def small_joint(data, transform=fg.grad_compiled):
     """A random chain of pointwise ops and reductions with its gradient."""
     steps = data.draw(st.lists(st.sampled_from(["sin", "exp", "mul", "relu", "mm", "t"]), min_size=1, max_size=4))
 
@@ -71,7 +72,7 @@ def small_joint(data):
             x = {"sin": x.sin, "exp": x.exp, "relu": x.relu, "t": x.t, "mul": lambda x=x: x * w, "mm": lambda x=x: x @ w}[step]()
         return x.sum()
 
-    return fg.grad_compiled(f, argnums=(0, 1)).program(torch.randn(3, 3), torch.randn(3, 3)).joint
+    return transform(f, argnums=(0, 1), backend="aten").program(torch.randn(3, 3), torch.randn(3, 3)).joint
 
 
 @settings(max_examples=25, deadline=None)
@@ -114,6 +115,49 @@ def test_saved_bytes_are_minimal(data):
     assert split.saved_bytes <= sum(size[s] for s in chosen)
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_what_is_saved_and_computed_again_is_cheapest(data):
+    """Bytes saved plus the cost of what is computed again, against all sets of intermediates."""
+    joint = small_joint(data, fg.value_and_grad_compiled)
+    nodes = [n for n in joint.graph.fx.nodes if n.op == "call_function" and not is_view(n)]
+    forward = {n for n in nodes if pass_of(n) == "forward"}
+    costs = {n: float(data.draw(st.integers(0, 60), label=n.name)) for n in nodes if n in forward and data.draw(st.booleans())}
+    split = partition(joint, costs)
+    tangent = next(n for n in joint.graph.fx.nodes if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags)
+    late = {tangent}
+    for n in joint.graph.fx.nodes:
+        if any(i in late for i in n.all_input_nodes):
+            late.add(n)
+    outs = [v for s, v in zip(joint.graph.signature.outs, joint.graph.results, strict=True) if isinstance(s, Grad)]
+
+    def is_kept_by_eager(n):
+        return any(is_kept_by_eager(u) if is_view(u) else pass_of(u) == "backward" for u in n.users if u.op != "output")
+
+    def price(saved):
+        total, pending, seen = 0.0, list(outs), set()
+        while pending:
+            n = pending.pop()
+            if not isinstance(n, torch.fx.Node) or n in seen:
+                continue
+            seen.add(n)
+            if n.op == "placeholder":
+                total += 1 if is_kept_by_eager(n) else math.inf
+            elif n in saved:
+                total += value_of(n).numel() * value_of(n).element_size() + 1
+            else:
+                total += costs.get(n, math.inf) if n in forward else 0
+                pending += n.all_input_nodes
+        return total
+
+    result = joint.graph.results[0]
+    may_be_saved = [n for n in nodes if n not in late and (n is not result or is_kept_by_eager(n))]
+    best = min(price(set(s)) for k in range(len(may_be_saved) + 1) for s in itertools.combinations(may_be_saved, k))
+    chosen = {n for n in nodes if n.name in split.kept}
+    assert price(chosen) == best < math.inf
+    assert {a.name for a in split.again} <= {n.name for n in costs}
+
+
 def test_a_mask_is_saved_instead_of_the_float_it_comes_from():
     split = fg.grad_compiled(lambda x: torch.where((x * 2) > 1, x.exp() * 0 + x * 3, -x).sum()).program(torch.randn(100)).partition
     assert split.saved_bytes <= 200
@@ -151,3 +195,15 @@ def test_every_saved_value_has_a_reason_and_a_line():
     assert split.saved and all(k.why for k in split.saved)
     assert all("test_partition.py" in k.where for k in split.saved if k.nbytes)
     assert "fewest bytes" in str(split)
+
+
+def test_a_product_is_not_computed_twice_in_one_program():
+    """Nobody writes to the parameters between the passes of one program: what is made of them alone is kept like anything else."""
+
+    def f(w, x):
+        h = x @ w
+        return torch.where(h * 2 > 1, h.exp() * 0 + h * 3, -h).sum()
+
+    split = fg.grad_compiled(f).program(torch.randn(8, 8), torch.randn(6, 8)).partition
+    products = [n.name for half in (split.forward, split.backward) for n in half.fx.nodes if "mm" in n.name or "matmul" in n.name]
+    assert len(products) == len(set(products)) == 2

@@ -61,16 +61,20 @@ def joint(f, *args):
 def test_a_known_partition_is_the_partition():
     j = joint(lambda x: (x.exp().sin() * x).sum(), torch.randn(5))
     first = partition(j)
-    again = partition(j, sorted(first.kept))
+    again = partition(j, known=sorted(first.kept))
     assert str(first) == str(again)
 
 
 def test_fingerprints():
     x = torch.randn(5)
     f = lambda x: (x.exp() * 2).sum()  # noqa: E731
-    assert fingerprint(joint(f, x)) == fingerprint(joint(f, x))
-    assert fingerprint(joint(f, x)) != fingerprint(joint(f, x[:3]))
-    assert fingerprint(joint(f, x)) != fingerprint(joint(lambda x: (x.exp() * 3).sum(), x))
+    j = joint(f, x)
+    exp = next(n for n in j.graph.fx.nodes if "exp" in n.name)
+    assert fingerprint(j, {}) == fingerprint(joint(f, x), {})
+    assert fingerprint(j, {}) != fingerprint(joint(f, x[:3]), {})
+    assert fingerprint(j, {}) != fingerprint(joint(lambda x: (x.exp() * 3).sum(), x), {})
+    assert fingerprint(j, {}) != fingerprint(j, {exp: 8.0})
+    assert fingerprint(j, {}) != fingerprint(j, {}, apart=False)
 
 
 PROGRAM = """

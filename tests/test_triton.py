@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import funcgrad as fg
-from funcgrad.backends import choose, triton
+from funcgrad.backends import choose, triton, triton_language
 from funcgrad.backends.c_language import C
 from funcgrad.backends.fused import TritonBackend
 from funcgrad.backends.triton_language import Triton
@@ -104,16 +104,21 @@ LIMITS = {
     "long rows": {"_LONGEST": 4, "_STEP": 8},
     "many tiles": {"_TILE": 16, "_STRIP": 4, "_PROGRAMS": 7},
     "both": {"_LONGEST": 4, "_STEP": 8, "_STRIP": 8, "_TILE": 16, "_PROGRAMS": 2},
-    "wide": {"_WIDE_FROM": 0},
+    "wide": {"WIDE_FROM": 0},
 }
 """Where kernels take other forms: rows that are gone along, programs that compute several tiles, indices of 64 bits."""
+
+
+def limit(monkeypatch, limits):
+    for name, value in LIMITS[limits].items():
+        monkeypatch.setattr(triton_language if name == "WIDE_FROM" else triton, name, value)
+
 
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name, limits, monkeypatch):
-    for limit, value in LIMITS[limits].items():
-        monkeypatch.setattr(triton, limit, value)
+    limit(monkeypatch, limits)
     f, *args = GRADIENTS[name]
     check_gradient(f, *args)
 
@@ -121,13 +126,12 @@ def test_gradients(name, limits, monkeypatch):
 def test_the_forms_of_kernels(monkeypatch):
     f, *args = GRADIENTS["column totals"]
     assert "for " not in check_gradient(f, *args)
-    for limit, value in LIMITS["both"].items():
-        monkeypatch.setattr(triton, limit, value)
+    limit(monkeypatch, "both")
     text = check_gradient(f, *args)
     assert "for block in range(tl.program_id(0)," in text and "for step in range(" in text and "tl.debug_barrier()" in text
     strips = check(lambda x: ((x * x).sum(0), x.cos().amin(0)), *args, rtol=1e-4, atol=1e-4)
     assert "c0 = tl.program_id(0) * 8 + " in strips and "for block in range(tl.program_id(1)," in strips
-    monkeypatch.setattr(triton, "_WIDE_FROM", 0)
+    limit(monkeypatch, "wide")
     assert "tl.cast(tl.program_id(0), tl.int64)" in check_gradient(f, *args)
 
 
@@ -139,8 +143,7 @@ def test_reductions_of_any_size(rows, columns, limits, dtype):
         return along, x.sum(), x.max(), (x > 1).any(), (x * 0 + 3)[:, :1], x - x.amax(1, keepdim=True)
 
     with pytest.MonkeyPatch.context() as patch:
-        for limit, value in LIMITS[limits].items():
-            patch.setattr(triton, limit, value)
+        limit(patch, limits)
         check(f, (randn(rows, columns) * 2).to(dtype), rtol=1e-4, atol=1e-4)
 
 
@@ -279,7 +282,7 @@ def test_python_for_a_cuda_device():
         if isinstance(value := node.meta.get("val"), Tensor) and value.ndim:
             with FakeTensorMode():
                 node.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda")
-    backend = choose.choose_backend(fg.Options(), [graph])
+    backend = choose.choose_backend(fg.Options(), graph)
     assert isinstance(backend, TritonBackend)
     kernels = backend.lower(graph)
     text = backend.emit(backend.schedule(kernels))[0].text

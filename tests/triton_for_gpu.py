@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from golden.test_kernels import CASES
 
 import funcgrad as fg
-from funcgrad.backends import triton
+from funcgrad.backends import triton, triton_language
 from funcgrad.backends.backend import Launch
 from funcgrad.backends.fused import TritonBackend
 from funcgrad.source import compile_module
@@ -62,6 +62,6 @@ for f, argument in CASES.values():
     compile_all(fg.grad_compiled(f, backend="aten").program(argument))
 triton._LONGEST, triton._STEP, triton._STRIP, triton._TILE, triton._PROGRAMS = 8, 16, 16, 64, 2
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
-triton._WIDE_FROM = 0
+triton_language.WIDE_FROM = 0
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
 print("all compiled")

@@ -25,6 +25,7 @@ class AtenBackend:
     """See the module's docstring."""
 
     name = "aten"
+    fuses = False
 
     def lower(self, graph: Graph) -> Kernels:
         calls = [n for n in graph.fx.nodes if n.op == "call_function"]

@@ -71,11 +71,15 @@ class Allocate:
 
 @frozen(eq=False)
 class Launch:
-    """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena."""
+    """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena.
+
+    ``checks``: bools among the scratch that the kernels leave; the call returns whether one of them is true.
+    """
 
     name: str
     kernels: tuple[Kernel, ...]
     scratch: tuple[Buffer, ...]
+    checks: tuple[Buffer, ...] = ()
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -87,7 +91,7 @@ class Launch:
 
     @property
     def arena(self) -> Arena:
-        return plan(self.kernels, self.scratch)
+        return plan(self.kernels, self.scratch, self.checks)
 
 
 Step = Call | Free | Allocate | Launch
@@ -127,6 +131,8 @@ class Backend(Protocol):
     """The four steps of a backend. Values in and out of a runnable are those of the graph's signature, in order."""
 
     name: str
+    fuses: bool
+    """Whether a value can be computed in the kernel that reads it."""
 
     def lower(self, graph: Graph) -> Kernels: ...
 

@@ -136,9 +136,9 @@ def _run(command: Sequence[str]) -> None:
         )
 
 
-def function(library: ctypes.CDLL, name: str, arguments: int) -> Any:
-    """A function of so many pointers."""
+def function(library: ctypes.CDLL, name: str, arguments: int, returns: bool = False) -> Any:
+    """A function of so many pointers; ``returns``: it gives back an int."""
     found = getattr(library, name)
     found.argtypes = [ctypes.c_void_p] * arguments
-    found.restype = None
+    found.restype = ctypes.c_int if returns else None
     return found

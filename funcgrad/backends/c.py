@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
-from ..loops.ir import Expr, Kernel, Load, Op, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
+from .c_language import stored as _stored
+from .c_scatter import scatter_function
 from .emitter import index_text, print_expressions, row_parts
 
 _STACK = 1 << 16
@@ -57,7 +59,8 @@ def print_kernel(kernel: Kernel) -> tuple[str, str]:
 
     Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is its digest.
     """
-    text = "\n".join(_Printer(kernel).function())
+    scatters = any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects)
+    text = "\n".join(scatter_function(kernel, _PARALLEL_FROM) if scatters else _Printer(kernel).function())
     name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return name, text.replace("{name}", name)
 
@@ -87,7 +90,10 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
                 small.add(name)
             declared[name] = text[: text.index(" {")] + ";"
             calls.append(f"  {name}({', '.join(names[b.name] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
-        functions += [f"void {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
+        if launch.checks:
+            calls.append(f"  const int failed = {' | '.join(f'*{names[b.name]}' for b in launch.checks)};")
+            end.append("  return failed;")
+        functions += [f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
     groups = [[n for n in kernels if (n in small) == is_small] for is_small in (False, True)]
     files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
     sources = ["\n".join([how + PRELUDE, *(kernels[n] for n in names)]) + "\n" for how, names in files]
@@ -252,7 +258,7 @@ class _Printer:
             elif isinstance(effect, Total) and not effect.full:
                 total = f"t_{self._parameters[effect.buffer]}[0]"
                 lines.append(f"{total} = {_REDUCTIONS[effect.kind][1].format(total, names[effect.value])};")
-        full = [e for e in stage.effects if e.full]
+        full = [e for e in stage.effects if e.full and not isinstance(e, Put)]
         if stage.reductions or stage.keeps or full:
             lines += self._walk(stage, full, names)
         return lines
@@ -263,8 +269,8 @@ class _Printer:
             if expr not in stage.keeps:
                 inside[expr] = f"{name}[{self._column()}]"
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in effects]
+        before = self._running(roots, inside)
         body = print_expressions(self._language, roots, inside, lambda e: True)
-        before: list[str] = []
         after: list[str] = []
         clauses: list[str] = []
         for reduced in stage.reductions:
@@ -294,16 +300,26 @@ class _Printer:
             else:
                 at = f"{total}[{index_text(effect.at)}]"
                 body.append(f"{at} = {add.format(at, value)};")
-        return [*before, *self._loops(body, clauses), *after]
+        return [*before, *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)), *after]
 
-    def _loops(self, body: Sequence[str], clauses: Sequence[str]) -> list[str]:
+    def _running(self, roots: Sequence[Expr], known: Mapping[Expr, str]) -> list[str]:
+        """The variables of the scans of a walk; sums and products of single precision go on in double precision."""
+        lines = []
+        for expr in walk(roots, set(known)):
+            if isinstance(expr, Scanned):
+                name = self._language.running[expr] = f"s{next(self._numbers)}"
+                wide = expr.dtype == torch.float32 and expr.kind in ("sum", "prod")
+                lines.append(f"{'double' if wide else TYPES[expr.dtype]} {name} = {_start(expr.kind, expr.dtype)};")
+        return lines
+
+    def _loops(self, body: Sequence[str], clauses: Sequence[str], in_order: bool) -> list[str]:
         kernel = self._kernel
         if not kernel.columns:
             return ["{", *(f"  {line}" for line in body), "}"]
         lines: list[str] = []
         for depth, axis in enumerate(kernel.columns):
             pad = "  " * depth
-            if depth == len(kernel.columns) - 1:
+            if depth == len(kernel.columns) - 1 and not in_order:
                 lines.append(f"{pad}#pragma omp simd {' '.join(clauses)}".rstrip())
             bounds = ("begin", "end") if kernel.tile else ("0", str(axis.size))
             lines.append(f"{pad}for (int64_t {axis.name} = {bounds[0]}; {axis.name} < {bounds[1]}; ++{axis.name}) {{")
@@ -319,10 +335,6 @@ class _Printer:
         for axis in self._kernel.columns:
             text = axis.name if text == "0" else f"({text}) * {axis.size} + {axis.name}"
         return text
-
-
-def _stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
-    return f"{buffer}[{at}] = {f'to_bf16({value})' if dtype == torch.bfloat16 else value};"
 
 
 def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:

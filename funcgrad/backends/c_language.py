@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..loops.index import Axis, Index, at_axis, is_shifted_axis, substitute
-from ..loops.ir import Const, Expr, Load, Op
+from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
+from ..loops.ir import Const, Expr, Load, Op, Scanned
+from ..loops.values import PAIRWISE
 from .emitter import Operation, index_text
 
 TYPES = {
@@ -126,6 +127,8 @@ static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
 static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }
 static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
+/* a number as the index of one of n elements, counted from the end where it is negative; 0 where there is none */
+static inline int64_t fg_at(int64_t i, int64_t n) { i += i < 0 ? n : 0; return (uint64_t)i < (uint64_t)n ? i : 0; }
 #define CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
 #define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))
@@ -144,6 +147,7 @@ class C:
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self._parameters = parameters
+        self.running: dict[Scanned, str] = {}  # the variables in which scans go on
 
     def define(self, name: str, expr: Expr, text: str) -> str:
         return f"const {TYPES[expr.dtype]} {name} = {text};"
@@ -151,12 +155,20 @@ class C:
     def const(self, expr: Const) -> str:
         return number(expr.value, expr.dtype)
 
-    def load(self, expr: Load) -> str:
-        element = f"{self._parameters[expr.buffer]}[{_inside(expr)}]"
+    def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str:
+        element = f"{self._parameters[expr.buffer]}[{_inside(at, guard)}]"
         return f"from_bf16({element})" if expr.dtype == torch.bfloat16 else element
 
     def position(self, at: Index) -> str:
         return index_text(at)
+
+    def element(self, number: Expr, text: str, size: int) -> Axis:
+        return Axis(f"fg_at({text}, {size})", size)
+
+    def scanned(self, expr: Scanned, element: str) -> str:
+        how = self.operations[PAIRWISE[expr.kind]]
+        so_far = self.running[expr]
+        return f"({so_far} = {how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))})"
 
     def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]:
         return texts
@@ -169,21 +181,26 @@ class C:
         return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({TYPES[wanted]}){text}"
 
 
-def _inside(load: Load) -> str:
+def _inside(at: Index, guard: Sequence[Bound]) -> str:
     """The address of a load, which is a good one also where the guard does not hold: then the number is not used.
 
     A load under a condition would do, too; but compilers vectorise that with masks, and GCC 12 gets the masks wrong.
     """
-    if not all(is_shifted_axis(i) for i, _, _ in load.guard):
-        tests = " && ".join(f"{index_text(i)} >= {low} && {index_text(i)} < {high}" for i, low, high in load.guard)
-        return f"({tests}) ? {index_text(load.at)} : 0"
+    if not all(is_shifted_axis(i) for i, _, _ in guard):
+        tests = " && ".join(f"{index_text(i)} >= {low} && {index_text(i)} < {high}" for i, low, high in guard)
+        return f"({tests}) ? {index_text(at)} : 0"
     limits: dict[Axis, tuple[int, int]] = {}
-    for i, low, high in load.guard:
+    for i, low, high in guard:
         if isinstance(axis := i.terms[0][0], Axis):
             least, most = limits.get(axis, axis.range)
             limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
     axes = {axis: at_axis(Axis(f"CLAMP({axis.name}, {low}, {high})", axis.size)) for axis, (low, high) in limits.items()}
-    return index_text(substitute(load.at, axes))
+    return index_text(substitute(at, axes))
+
+
+def stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
+    """Write a number of a dtype to a buffer."""
+    return f"{buffer}[{at}] = {f'to_bf16({value})' if dtype == torch.bfloat16 else value};"
 
 
 def number(value: object, dtype: torch.dtype) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 
 import torch
 
 from ..errors import BuildError, MissingCompilerWarning
-from ..graphs import Graph, tensors_in
+from ..graphs import Graph, device_of
 from ..options import ENVIRONMENT, Options
 from .aten import AtenBackend
 from .backend import Backend
@@ -16,15 +15,13 @@ from .build import compiler
 from .fused import CBackend, TritonBackend
 from .triton_build import is_installed
 
-_CPU = torch.device("cpu")
 
-
-def choose_backend(options: Options, graphs: Iterable[Graph]) -> Backend:
+def choose_backend(options: Options, graph: Graph) -> Backend:
     """The backend an option names; the environment may name one for ``"auto"``.
 
     Raises ``BuildError`` where it cannot run here.
     """
-    device = _device_of(graphs)
+    device = device_of(graph)
     name = ENVIRONMENT.backend or "auto" if options.backend == "auto" else options.backend
     if name == "auto":
         name = "aten" if options.numerics == "eager" else _fastest(device)
@@ -35,12 +32,6 @@ def choose_backend(options: Options, graphs: Iterable[Graph]) -> Backend:
         _require_triton(device)
         return TritonBackend(device)
     return AtenBackend()
-
-
-def _device_of(graphs: Iterable[Graph]) -> torch.device:
-    """The first CUDA device; else the CPU."""
-    tensors = (t for graph in graphs for node in graph.fx.nodes for t in tensors_in(node.meta.get("val")))
-    return next((t.device for t in tensors if t.device.type == "cuda"), _CPU)
 
 
 def _fastest(device: torch.device) -> str:

@@ -7,14 +7,18 @@ from typing import Protocol
 
 import torch
 
-from ..loops.index import Atom, Axis, Index, Quotient
-from ..loops.ir import Const, Expr, Load, Op, Position, Reduced, walk
+from ..loops.index import Atom, Axis, Bound, Index, Quotient, at_axis, substitute
+from ..loops.ir import Const, Expr, Found, Load, Op, Position, Reduced, Scanned, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 
 
 class Language(Protocol):
-    """A language: how it writes numbers, loads and operations. ``operands``: an operation's arguments, given as text, as it takes them."""
+    """A language: how it writes numbers, loads and operations.
+
+    ``load`` is given where, with numbers the kernel computes in the place of the axes that stand for them. ``element``: such a number as an
+    axis that is in bounds whatever the number is. ``operands``: an operation's arguments, given as text, as it takes them.
+    """
 
     operations: Mapping[str, Operation]
 
@@ -22,9 +26,13 @@ class Language(Protocol):
 
     def const(self, expr: Const) -> str: ...
 
-    def load(self, expr: Load) -> str: ...
+    def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str: ...
 
     def position(self, at: Index) -> str: ...
+
+    def element(self, number: Expr, text: str, size: int) -> Axis: ...
+
+    def scanned(self, expr: Scanned, element: str) -> str: ...
 
     def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]: ...
 
@@ -50,9 +58,13 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr)
+            found = elements(language, expr.found, names)
+            guard = [(substitute(i, found), low, high) for i, low, high in expr.guard]
+            return language.load(expr, substitute(expr.at, found), guard)
         case Position():
-            return language.position(expr.at)
+            return language.position(substitute(expr.at, elements(language, expr.found, names)))
+        case Scanned():
+            return language.scanned(expr, names[expr.body])
         case Op():
             args = language.operands(expr, [names[a] for a in expr.operands])
             if expr.name == "cast":
@@ -61,6 +73,11 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
             kind = expr.operands[-1].dtype if expr.dtype == torch.bool else expr.dtype
             return how.format(*args) if isinstance(how, str) else how(kind, args)
     raise AssertionError(expr)
+
+
+def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dict[Axis, Index]:
+    """Axes that stand for numbers, as the text of an index that is in bounds whatever the number is."""
+    return {axis: at_axis(language.element(number, names[number], axis.size)) for axis, number in found}
 
 
 def row_parts(roots: Sequence[Expr]) -> list[Expr]:

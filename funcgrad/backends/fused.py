@@ -7,29 +7,33 @@ Python function that starts Triton kernels.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
 
-from ..graphs import Graph, is_getitem, is_view, value_of
-from ..loops.fuse import ExternTask, Fused, fuse
+from ..graphs import Graph, call_text, device_of, is_getitem, is_view, value_of, where_of
+from ..loops.fuse import Decision, ExternTask, Fused, Group, fuse
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
-from ..loops.kernel import build
-from ..loops.lower import Lowering, lower
+from ..loops.kernel import kernels_of
+from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
 from ..source import Source, compile_function
 from ..torch_private import empty_cpu
-from . import c, triton_build, triton_launches
+from . import c, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
+
+CHECK = "check"
+"""How the names of buffers begin that say whether an index is wrong."""
 
 _KERNELS_IN_A_FILE = 4
 """Files are compiled at the same time; each costs some 50 ms whatever it holds."""
@@ -39,6 +43,7 @@ class CBackend:
     """C, for tensors of the CPU."""
 
     name = "c"
+    fuses = True
 
     def lower(self, graph: Graph) -> Kernels:
         return _lowered(graph, torch.device("cpu"))
@@ -48,7 +53,7 @@ class CBackend:
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
-        counts = {launch.name: len(launch.buffers) for launch in launches}
+        counts = {launch.name: (len(launch.buffers), bool(launch.checks)) for launch in launches}
         files = c.print_files(launches, _KERNELS_IN_A_FILE) if launches else []
         python = _python(schedule, _empty_cpu, _address)
         return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
@@ -58,19 +63,20 @@ class CBackend:
         if not others:
             return _built(python, {})
         library = load([source.text for source in others])
-        return _built(python, {name: function(library, name, count) for name, count in others[0].names.items()})
+        return _built(python, {name: function(library, name, *takes) for name, takes in others[0].names.items()})
 
 
 class TritonBackend:
     """Triton, for tensors of one CUDA device; for those of the CPU where Triton interprets kernels."""
 
     name = "triton"
+    fuses = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def lower(self, graph: Graph) -> Kernels:
-        return _lowered(graph, self._device)
+        return _lowered(graph, self._device, triton_scatter.refuse)
 
     def schedule(self, kernels: Kernels) -> Schedule:
         return _scheduled(kernels)
@@ -101,8 +107,8 @@ class TritonBackend:
         return text if value.device == self._device else f"{text}.to({device})"
 
 
-def _lowered(graph: Graph, device: torch.device) -> Kernels:
-    lowering = lower(graph, device)
+def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -> Kernels:
+    lowering = lower(graph, device, refuse)
     fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
     return Kernels(graph, tuple(_steps(graph, lowering, fused)))
 
@@ -120,33 +126,46 @@ def _built(python: Source, launches: Mapping[str, Any]) -> Runnable:
 
 
 def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | Kernel]:
-    buffers = _Buffers(lowering, fused)
-    numbers = itertools.count()
-    nodes: dict[Value, list[fx.Node]] = {}
+    buffers = _Buffers(graph, lowering, fused)
+    groups = [task for task in fused.tasks if isinstance(task, Group)]
+    names = {group: f"{graph.name}_kernel{i}" for i, group in enumerate(groups)}
+    nodes: dict[Value, str] = {}
     for node, value in lowering.values.items():
-        nodes.setdefault(value, []).append(node)
+        nodes.setdefault(value, node.name)
     for task in fused.tasks:
         if isinstance(task, ExternTask):
             yield Extern(task.node, lowering.externs[task.node])
         else:
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
             stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
-            computes = tuple(n.name for v in task.members for n in nodes.get(v, ())[:1])
-            yield verify(build(f"{graph.name}_kernel{next(numbers)}", task, loads, stores, computes))
+            computes = {nodes[v]: _why(decision, names) for v, decision in task.members.items() if v in nodes}
+            yield from map(verify, kernels_of(names[task], task, loads, stores, computes))
+
+
+def _why(decision: Decision, names: Mapping[Group, str]) -> str:
+    return "; ".join((decision.because, *(f"not in {names[group]}: {why}" for group, why in decision.refused)))
 
 
 class _Buffers:
     """Where in memory values lie: under the names of the nodes whose tensors have to exist, or one of our own."""
 
-    def __init__(self, lowering: Lowering, fused: Fused) -> None:
+    def __init__(self, graph: Graph, lowering: Lowering, fused: Fused) -> None:
         self._found: dict[Value, list[Buffer]] = {}
         for node, value in lowering.buffers.items():
             fake = value_of(node)
             self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, tuple(fake.stride())))
-        numbers = itertools.count()
+        numbers, taken = itertools.count(), {n.name for n in graph.fx.nodes}
+
+        def fresh(kind: str) -> str:
+            return next(name for name in (f"{kind}{i}" for i in numbers) if name not in taken)
+
+        checks = dict.fromkeys(value for values in lowering.checks.values() for value in values)
+        read = {v for task in fused.tasks if isinstance(task, Group) for v in task.reads if v not in task.members}
         for value in fused.stored:
-            if value not in self._found:
-                self._found[value] = [Buffer(f"temporary{next(numbers)}", value.shape, value.dtype, row_major(value.shape))]
+            if value not in self._found and (value not in checks or value in read):
+                self._found[value] = [Buffer(fresh("temporary"), value.shape, value.dtype, row_major(value.shape))]
+        for value in checks:  # of their own, whoever else wants to know
+            self._found.setdefault(value, []).append(Buffer(fresh(CHECK), (), value.dtype, ()))
 
     def of(self, value: Value) -> Buffer:
         return Buffer(value.name, value.shape, value.dtype, value.strides) if isinstance(value, Memory) else self._found[value][0]
@@ -180,7 +199,8 @@ def _launched(kernels: Kernels) -> Iterable[Step]:
             written = {b.name: b for kernel in pending for b in kernel.writes}
             reads = Counter(b.name for kernel in pending for b in kernel.reads)
             scratch = [b for name, b in written.items() if name not in by_name and reads[name] == readers[name]]
-            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch))
+            checks = [b for b in scratch if b.name.startswith(CHECK)]
+            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch), tuple(checks))
             pending.clear()
             yield from (Allocate(b) for b in launched.buffers if b.name in written)
             yield from views(by_name[b.name] for b in launched.buffers if b.name in by_name and is_getitem(by_name[b.name]))
@@ -203,7 +223,7 @@ def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
     alive = {r.name for r in graph.results if isinstance(r, fx.Node)} | set(graph.constants)
     last: list[tuple[str, ...]] = []
     for step in reversed(steps):
-        names = dict.fromkeys(_names(step))
+        names = dict.fromkeys(_names(graph, step))
         last.append(tuple(n for n in names if n not in alive))
         alive |= names.keys()
     for step, gone in zip(steps, reversed(last), strict=True):
@@ -212,10 +232,13 @@ def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
             yield Free(gone)
 
 
-def _names(step: Step) -> Iterable[str]:
+def _names(graph: Graph, step: Step) -> Iterable[str]:
     if isinstance(step, Call):
         return [n.name for n in (*step.node.all_input_nodes, step.node) if n.op != "get_attr"]
-    return [b.name for b in step.buffers] if isinstance(step, Launch) else []
+    if not isinstance(step, Launch):
+        return []
+    # where a check fails, all is computed once more
+    return [*(b.name for b in step.buffers), *(n.name for n in graph.placeholders if step.checks)]
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,7 +258,11 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
             lines.append(f"    {step.buffer.name} = {empty(printer, step.buffer)}")
         elif isinstance(step, Launch):
             buffers = [passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name)) for b in step.buffers]
-            lines.append(f"    {step.name}({', '.join(buffers)})")
+            call = f"{step.name}({', '.join(buffers)})"
+            if step.checks:
+                otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
+                call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
+            lines.append(f"    {call}")
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
@@ -246,6 +273,19 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
                 lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
+    """A kernel found an index that is out of bounds. Nothing is written to yet: run the graph as ATen, which raises what it raises.
+
+    On a GPU that would end all work of the process there: the calls that may be wrong are named instead.
+    """
+    if device_of(graph).type != "cpu":
+        calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in lower(graph).checks]
+        raise IndexError("\n  ".join(["an index is out of bounds, in one of", *calls]))
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        graph.run(*inputs)
+    raise IndexError("an index is out of bounds")
 
 
 def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:

@@ -17,10 +17,10 @@ import torch
 from attrs import frozen
 
 from ..loops.fuse import EXPENSIVE
-from ..loops.index import Axis, Index
-from ..loops.ir import Const, Expr, Kernel, Op, Reduced, Store, Total, walk
+from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
 from .emitter import index_text, print_expressions, row_parts
-from .triton_language import TYPES, Tile, Triton, number, typed
+from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
+from .triton_scatter import scatter_function
 
 _TILE = 1024
 """Elements of a tile: eight for each thread of four warps."""
@@ -42,9 +42,6 @@ _PROGRAMS = 1024
 
 _PARTIALS = 1 << 22
 """Elements of the totals of all programs."""
-
-_WIDE_FROM = 1 << 30
-"""Elements from which on indices are 64 bits wide: what is masked may lie as far behind a buffer as it is long."""
 
 _REDUCTIONS = {
     # kind: the start, how a number is added, the reduction of a tile
@@ -83,10 +80,17 @@ class Printed:
 
 def print_kernel(kernel: Kernel) -> Printed:
     """Kernels that do the same are the same text, whatever the tensors are called; the name is its digest."""
+    if any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects):
+        lines, programs, warps = scatter_function(kernel)
+        return _named(lines, (programs,), warps, ())
     printer = _Printer(kernel)
-    text = "\n".join(printer.functions())
+    return _named(printer.functions(), printer.grid, printer.warps, printer.partials)
+
+
+def _named(lines: Sequence[str], grid: tuple[int, ...], warps: int, partials: tuple[Partial, ...]) -> Printed:
+    text = "\n".join(lines)
     name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return Printed(name, text.replace("{name}", name), printer.grid, printer.warps, printer.partials)
+    return Printed(name, text.replace("{name}", name), grid, warps, partials)
 
 
 class _Printer:
@@ -95,13 +99,13 @@ class _Printer:
         self._parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
-        self._effects = [e for stage in kernel.stages for e in stage.effects]
+        self._effects = [e for stage in kernel.stages for e in stage.effects if not isinstance(e, Put)]
         self._reductions = [r for stage in kernel.stages for r in stage.reductions]
+        self._scans = any(isinstance(e, Scanned) for e in walk(computed(self._effects)))
         self._totals = {t: f"t{i}" for i, t in enumerate(e for e in self._effects if isinstance(e, Total))}
         buffers = dict.fromkeys(t.buffer for t in self._totals)
         self._sizes = {b: max(t.size for t in self._totals if t.buffer == b) for b in buffers}
-        extent = max(1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) for b in (*kernel.reads, *kernel.writes))
-        self._wide = max(extent, self._rows * self._columns) >= _WIDE_FROM
+        self._wide = is_wide(kernel)
         self._is_line = self._has_no_rows()
         self._tile = self._line() if self._is_line else self._rectangle()
         self._strips = -(-self._columns // self._tile.width) if self._is_in_strips() else 1
@@ -120,6 +124,8 @@ class _Printer:
 
     def _has_no_rows(self) -> bool:
         """Whether nothing tells rows and columns apart."""
+        if self._scans:
+            return False
         if not self._kernel.columns:
             return not self._reductions
         columns = set(self._kernel.columns)
@@ -136,23 +142,24 @@ class _Printer:
         """Whether columns have nothing to do with each other, and there are totals for each of them."""
         columns = set(self._kernel.columns)
         found = [t for t in self._totals if not columns.isdisjoint(t.at.axes)]
-        return bool(found) and not self._reductions and all(e.full for e in self._effects) and len(found) == len(self._totals)
+        apart = not self._reductions and not self._scans and all(e.full for e in self._effects)
+        return bool(found) and apart and len(found) == len(self._totals)
 
     def _line(self) -> Tile:
         elements = self._rows * self._columns
-        height = min(_TILE, _power_of_two(elements))
+        height = min(_TILE, power_of_two(elements))
         axes = frozenset((*self._kernel.rows, *self._kernel.columns))
         return Tile(axes, frozenset(), height, 0, "inside" if elements % height else None, None)
 
     def _rectangle(self) -> Tile:
-        width, height = _power_of_two(self._columns), 1
+        width, height = power_of_two(self._columns), 1
         if self._is_in_strips():
             width = min(width, _STRIP)
-            height = min(_power_of_two(self._rows), max(1, _TILE // width))
+            height = min(power_of_two(self._rows), max(1, _TILE // width))
         elif width > (_LONGEST // 2 if self._totals else _LONGEST):
             width = _STEP
         else:
-            height = min(_power_of_two(self._rows), max(1, _TILE // width))
+            height = min(power_of_two(self._rows), max(1, _TILE // width))
         rows_inside = "row_inside" if self._rows % height else None
         columns_inside = "column_inside" if self._columns % width else None
         return Tile(frozenset(self._kernel.rows), frozenset(self._kernel.columns), height, width, rows_inside, columns_inside)
@@ -171,7 +178,7 @@ class _Printer:
         return self._goes_along and self._tile.sides(total.at.axes)[1]
 
     def _totals_at_once(self, size: int) -> int:
-        return min(_power_of_two(size), max(1, 4 * _TILE // _power_of_two(self._programs)))
+        return min(power_of_two(size), max(1, 4 * _TILE // power_of_two(self._programs)))
 
     # functions
 
@@ -201,30 +208,12 @@ class _Printer:
         kernel, height = self._kernel, self._tile.height
         shape = "" if self._is_line else "[:, None]"
         axes = (*kernel.rows, *kernel.columns) if self._is_line else kernel.rows
-        return self._counters(axes, "i" if self._is_line else "row", block, height, self._blocks, shape, self._tile.rows_inside)
+        name = "i" if self._is_line else "row"
+        return counters(axes, name, block, (height, self._blocks, shape), self._tile.rows_inside, self._wide)
 
     def _column_counters(self, begin: str) -> list[str]:
-        blocks = -(-self._columns // self._tile.width)
-        return self._counters(self._kernel.columns, "column", begin, self._tile.width, blocks, "[None, :]", self._tile.columns_inside)
-
-    def _counters(self, axes: Sequence[Axis], name: str, block: str, size: int, blocks: int, shape: str, inside: str | None) -> list[str]:
-        if not axes:
-            return []
-        name = axes[0].name if len(axes) == 1 else name
-        own = f"tl.arange(0, {size}){shape}"
-        if self._wide:
-            block, own = f"tl.cast({block}, tl.int64)", f"{own}.to(tl.int64)"
-        lines = [f"{name} = {block} * {size} + {own}" if blocks > 1 else f"{name} = {own}"]
-        count = math.prod(a.size for a in axes)
-        if inside:
-            lines.append(f"{inside} = {name} < {count}")
-        rest = Index(((Axis(name, count), 1),))
-        decoded: list[str] = []
-        for axis in reversed(axes if len(axes) > 1 else ()):
-            text = index_text(rest % axis.size, "//")
-            decoded.insert(0, f"{axis.name} = {text[1:-1] if text.startswith('(') else text}")
-            rest = rest // axis.size
-        return lines + decoded
+        tile = self._tile.width, -(-self._columns // self._tile.width), "[None, :]"
+        return counters(self._kernel.columns, "column", begin, tile, self._tile.columns_inside, self._wide)
 
     # stages
 
@@ -260,7 +249,16 @@ class _Printer:
             return lines
         inside = dict(names)
         body = self._column_counters("step")
-        body += print_expressions(self._language, [r.body for r in reductions] + [e.value for e in full], inside, lambda e: True)
+        roots = [r.body for r in reductions] + [e.value for e in full]
+        scans = [e for e in walk(roots, set(names)) if isinstance(e, Scanned)]
+        for scan in scans:
+            name = self._language.running[scan] = f"a{next(self._numbers)}"
+            lines.append(f"{name} = {self._full([self._tile.height, 1], scan)}")
+        body += print_expressions(self._language, roots, inside, lambda e: True)
+        for scan in scans:
+            name, here = self._language.running[scan], self._language.filled(scan.body, inside[scan.body])
+            here = _reduced(scan.kind, scan.dtype, f"{here}, 1, keep_dims=True")
+            body.append(f"{name} = {_REDUCTIONS[scan.kind][1].format(name, here)}")
         after: list[str] = []
         for reduced in reductions:
             name = names[reduced] = f"a{next(self._numbers)}"
@@ -283,10 +281,7 @@ class _Printer:
         # no smaller than what is written there
         least = (height > 1 or not effect.at.axes, effect.full and width > 1)
         place, mask = self._language.address(effect.buffer, effect.at, least)
-        return _store(place, self._value(effect.value, names), effect.value.dtype, mask)
-
-    def _value(self, expr: Expr, names: dict[Expr, str]) -> str:
-        return typed(expr.value, expr.dtype, always=expr.dtype == torch.bfloat16) if isinstance(expr, Const) else names[expr]
+        return stored(place, value_text(effect.value, names), effect.value.dtype, mask)
 
     # reductions
 
@@ -294,10 +289,7 @@ class _Printer:
         """The numbers to reduce, one for each column."""
         if self._tile.columns_inside or reduced.body.full:
             return self._masked(reduced, text)
-        shape = [self._tile.height, self._tile.width]
-        if isinstance(reduced.body, Const):
-            return f"tl.full({shape}, {text}, {TYPES[reduced.dtype]})"
-        return f"tl.broadcast_to({text}, {shape})"
+        return self._language.filled(reduced.body, text)
 
     def _masked(self, reduced: Reduced, text: str) -> str:
         text = typed(reduced.body.value, reduced.dtype) if isinstance(reduced.body, Const) else text
@@ -307,10 +299,10 @@ class _Printer:
     def _masked_total(self, total: Total, names: dict[Expr, str]) -> str:
         dtype = total.value.dtype
         inside = " & ".join(self._tile.inside((True, total.full)))
-        value = self._value(total.value, names)
+        value = value_text(total.value, names)
         return f"tl.where({inside}, {value}, {typed(_start(total.kind, dtype), dtype)})" if inside else value
 
-    def _full(self, shape: Sequence[int], of: Total | Reduced) -> str:
+    def _full(self, shape: Sequence[int], of: Total | Reduced | Scanned) -> str:
         dtype = of.value.dtype if isinstance(of, Total) else of.dtype
         return f"tl.full({list(shape)}, {number(_start(of.kind, dtype), dtype)}, {TYPES[dtype]})"
 
@@ -331,15 +323,15 @@ class _Printer:
         place = self._own(total, partials) + (f" + {at}" if at != "0" else "")
         dtype_there = torch.float32 if total.buffer in partials and TYPES[dtype] == "tl.float32" else dtype
         if self._tile.sides(total.at.axes)[1]:
-            return _store(place, _reduced(total.kind, dtype, f"{name}, 0, keep_dims=True"), dtype_there, self._tile.inside((False, True)))
-        return _store(place, _reduced(total.kind, dtype, name), dtype_there, [])
+            return stored(place, _reduced(total.kind, dtype, f"{name}, 0, keep_dims=True"), dtype_there, self._tile.inside((False, True)))
+        return stored(place, _reduced(total.kind, dtype, name), dtype_there, [])
 
     def _clear(self, total: Total, partial: str) -> list[str]:
         """Totals kept in memory begin with what adds nothing."""
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
         lines = [
             *self._column_counters("step"),
-            _store(place, self._full([1, self._tile.width], total), torch.float32, self._columns_test()),
+            stored(place, self._full([1, self._tile.width], total), torch.float32, self._columns_test()),
         ]
         return [f"for step in range({-(-self._columns // self._tile.width)}):", *(f"    {line}" for line in lines)]
 
@@ -347,8 +339,8 @@ class _Printer:
         """Each program adds to its own; the barriers keep what one thread writes from being read by another before."""
         place = self._own(total, {total.buffer: partial}) + f" + {index_text(total.at, '//')}"
         mask = f", mask={self._tile.columns_inside}, other=0" if self._tile.columns_inside else ""
-        added = _REDUCTIONS[total.kind][1].format(f"tl.load({place}{mask})", self._value(total.value, names))
-        return ["tl.debug_barrier()", _store(place, added, torch.float32, self._columns_test())]
+        added = _REDUCTIONS[total.kind][1].format(f"tl.load({place}{mask})", value_text(total.value, names))
+        return ["tl.debug_barrier()", stored(place, added, torch.float32, self._columns_test())]
 
     def _columns_test(self) -> list[str]:
         return self._tile.inside((False, True))
@@ -357,7 +349,7 @@ class _Printer:
         """The kernel that adds up what the programs have: sums of single precision in double precision."""
         total = next(t for t in self._totals if t.buffer == partial.buffer)
         dtype, size, programs = total.value.dtype, partial.size, partial.programs
-        at_once, all_programs = self._totals_at_once(size), _power_of_two(programs)
+        at_once, all_programs = self._totals_at_once(size), power_of_two(programs)
         begin = f"tl.program_id(0) * {at_once} + " if partial.blocks > 1 else ""
         i_inside, program_inside = size % at_once != 0, programs != all_programs
         mask = [*(["(program < programs)"] * program_inside), *(["(i < size)"] * i_inside)]
@@ -374,7 +366,7 @@ class _Printer:
         wide = ".to(tl.float64)" if total.kind == "sum" and TYPES[dtype] == "tl.float32" else ""
         text = _reduced(total.kind, torch.float64 if wide else dtype, f"v{wide}, 0, keep_dims=True")
         text = f"{text}.to(tl.float32)" if wide else text
-        lines.append(f"    {_store('p + i', text, dtype, ['i < size'] if i_inside else [])}")
+        lines.append(f"    {stored('p + i', text, dtype, ['i < size'] if i_inside else [])}")
         for name, value in texts.items():
             lines = [line.replace(f"< {name}", f"< {value}").replace(f"* {name}", f"* {value}") for line in lines]
         return lines
@@ -386,11 +378,6 @@ def _reduced(kind: str, dtype: torch.dtype, arguments: str) -> str:
     return f"{text}.to({TYPES[dtype]})" if narrow else text
 
 
-def _store(place: str, value: str, dtype: torch.dtype, mask: Sequence[str]) -> str:
-    value = f"to_bfloat16({value})" if dtype == torch.bfloat16 else value
-    return f"tl.store({place}, {value}, mask={' & '.join(mask)})" if mask else f"tl.store({place}, {value})"
-
-
 def _start(kind: str, dtype: torch.dtype) -> int | float | bool:
     start = _REDUCTIONS[kind][0]
     if start is not None:
@@ -399,8 +386,3 @@ def _start(kind: str, dtype: torch.dtype) -> int | float | bool:
         return -math.inf if kind == "max" else math.inf
     info = torch.iinfo(dtype)
     return info.min if kind == "max" else info.max
-
-
-def _power_of_two(n: int) -> int:
-    """The least one that is no smaller."""
-    return 1 << (n - 1).bit_length()

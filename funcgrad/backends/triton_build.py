@@ -24,7 +24,7 @@ def is_installed() -> bool:
 _loaded: dict[str, dict[str, Any]] = {}
 
 
-def load(source: Source, device: torch.device) -> dict[str, Callable[..., None]]:
+def load(source: Source, device: torch.device) -> dict[str, Callable[..., bool | None]]:
     """The launches a printed module defines, by name; one text is loaded once. Kernels run on ``device``, whichever is the current one."""
     module = _loaded.get(source.text)
     if module is None:
@@ -32,13 +32,13 @@ def load(source: Source, device: torch.device) -> dict[str, Callable[..., None]]
     return {name: _on(device, module[name]) for name in source.names}
 
 
-def _on(device: torch.device, launch: Callable[..., None]) -> Callable[..., None]:
+def _on(device: torch.device, launch: Callable[..., bool | None]) -> Callable[..., bool | None]:
     if device.type != "cuda" or torch.cuda.device_count() == 1:
         return launch
 
     @functools.wraps(launch)
-    def on_device(*tensors: torch.Tensor) -> None:
+    def on_device(*tensors: torch.Tensor) -> bool | None:
         with torch.cuda.device(device):
-            launch(*tensors)
+            return launch(*tensors)
 
     return on_device

@@ -11,12 +11,23 @@ from triton.language.extra import libdevice
 from ..options import ENVIRONMENT
 
 __all__ = (
-    "all_of", "any_of", "from_bfloat16", "largest", "libdevice", "maximum", "minimum", "product", "remainder", "sigmoid", "smallest",
-    "to_bfloat16",
+    "all_of", "any_of", "element", "from_bfloat16", "largest", "libdevice", "maximum", "minimum", "product", "remainder", "running_max",
+    "running_min", "running_prod", "running_sum", "sigmoid", "smallest", "to_bfloat16",
 )  # fmt: skip
 
 if ENVIRONMENT.interpret:
-    from .triton_interpreted import from_bfloat16, largest, libdevice, product, smallest, to_bfloat16
+    from .triton_interpreted import (
+        from_bfloat16,
+        largest,
+        libdevice,
+        product,
+        running_max,
+        running_min,
+        running_prod,
+        running_sum,
+        smallest,
+        to_bfloat16,
+    )
 else:
 
     @triton.jit
@@ -46,6 +57,26 @@ else:
         """NaN, if there is one."""
         return tl.reduce(x, axis, minimum, keep_dims=keep_dims)
 
+    @triton.jit
+    def _plus(a, b):
+        return a + b
+
+    @triton.jit
+    def running_sum(x):
+        return tl.associative_scan(x, 1, _plus)
+
+    @triton.jit
+    def running_prod(x):
+        return tl.associative_scan(x, 1, _times)
+
+    @triton.jit
+    def running_max(x):
+        return tl.associative_scan(x, 1, maximum)
+
+    @triton.jit
+    def running_min(x):
+        return tl.associative_scan(x, 1, minimum)
+
 
 @triton.jit
 def maximum(a, b):
@@ -57,6 +88,14 @@ def maximum(a, b):
 def minimum(a, b):
     """The first one if it is less, or NaN; else the second one."""
     return tl.where(a < b, a, tl.where(a != a, a, b))
+
+
+@triton.jit
+def element(i, n: tl.constexpr):
+    """A number as the index of one of n elements, counted from the end where it is negative; 0 where there is none."""
+    i = i.to(tl.int64)
+    i = tl.where(i < 0, i + n, i)
+    return tl.where((i >= 0) & (i < n), i, 0)
 
 
 @triton.jit

@@ -53,6 +53,14 @@ def _reduction(function: Callable[[Tensor, Any, bool], Tensor]) -> Callable[...,
 largest, smallest, product = _reduction(torch.amax), _reduction(torch.amin), _reduction(torch.prod)
 
 
+def _scan(function: Callable[[Tensor, int], Tensor]) -> Callable[[Any], Any]:
+    return lambda x: _made(function(_tensor(x), 1), x.dtype, True)
+
+
+running_sum, running_prod = _scan(lambda x, d: x.cumsum(d, dtype=x.dtype)), _scan(lambda x, d: x.cumprod(d, dtype=x.dtype))
+running_max, running_min = _scan(lambda x, d: x.cummax(d).values), _scan(lambda x, d: x.cummin(d).values)
+
+
 def to_bfloat16(x: Any) -> Any:
     """The nearest bfloat16, the even one of two."""
     return _made(_tensor(x).float().bfloat16().view(torch.uint16), tl.bfloat16, x.type.is_block())

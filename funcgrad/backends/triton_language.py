@@ -13,7 +13,8 @@ import torch
 from attrs import frozen
 
 from ..loops.index import Axis, Bound, Index
-from ..loops.ir import Const, Expr, Load, Op
+from ..loops.ir import Const, Expr, Kernel, Load, Op, Scanned
+from ..loops.values import PAIRWISE
 from .emitter import Operation, index_text
 
 TYPES = {
@@ -21,6 +22,9 @@ TYPES = {
     torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }  # fmt: skip
+
+WIDE_FROM = 1 << 30
+"""Elements from which on indices are 64 bits wide: what is masked may lie as far behind a buffer as it is long."""
 
 _INFIX = frozenset("add sub mul neg and or xor invert eq ne lt le gt ge".split())
 """Operations that take a number written as a number, as long as the other operand is a tensor."""
@@ -116,6 +120,8 @@ class Triton:
         self._parameters = parameters
         self._tile = tile
         self._index = "tl.int64" if wide else "tl.int32"
+        self._numbers: dict[Axis, tuple[bool, bool]] = {}  # axes that stand for numbers
+        self.running: dict[Scanned, str] = {}  # what scans have come to in the parts of a row that were before
 
     def define(self, name: str, expr: Expr, text: str) -> str:
         return f"{name} = {text}"
@@ -136,10 +142,28 @@ class Triton:
     def position(self, at: Index) -> str:
         return f"{_operand(at)}.to(tl.int64)"
 
-    def load(self, expr: Load) -> str:
-        tests = [test for bound in expr.guard for test in _tests(bound)]
-        of_guard = self._tile.sides(axis for i, _, _ in expr.guard for axis in i.axes) if tests else (False, False)
-        place, mask = self.address(expr.buffer, expr.at, of_guard)
+    def element(self, number: Expr, text: str, size: int) -> Axis:
+        text = typed(number.value, torch.int64, always=True) if isinstance(number, Const) else text
+        sides = True, number.full
+        axis = Axis(f"element(tl.broadcast_to({text}, {self._tile.shape(sides)}), {size})", size)
+        self._numbers[axis] = sides
+        return axis
+
+    def scanned(self, expr: Scanned, element: str) -> str:
+        here = f"running_{expr.kind}({self.filled(expr.body, element)})"
+        how = self.operations[PAIRWISE[expr.kind]]
+        assert isinstance(how, str)
+        return how.format(self.running[expr], here) if expr in self.running else here
+
+    def filled(self, expr: Expr, text: str) -> str:
+        """A number for each element of the tile."""
+        shape = self._tile.shape((True, True))
+        return f"tl.full({shape}, {text}, {TYPES[expr.dtype]})" if isinstance(expr, Const) else f"tl.broadcast_to({text}, {shape})"
+
+    def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str:
+        tests = [test for bound in guard for test in _tests(bound)]
+        of_guard = self._sides(axis for i, _, _ in guard for axis in i.axes) if tests else (False, False)
+        place, mask = self.address(expr.buffer, at, of_guard)
         mask = [*mask, *tests]
         text = f"tl.load({place}, mask={' & '.join(mask)}, other=0)" if mask else f"tl.load({place})"
         if expr.dtype == torch.bfloat16:
@@ -148,7 +172,7 @@ class Triton:
 
     def address(self, buffer: str, at: Index, least: tuple[bool, bool]) -> tuple[str, list[str]]:
         """Where an element is, for each of the tile that ``at`` tells apart, or ``least`` does; and the tests for those that exist."""
-        own = self._tile.sides(at.axes)
+        own = self._sides(at.axes)
         sides = (own[0] or least[0], own[1] or least[1])
         text = index_text(at, "//")
         if sides != own:
@@ -156,6 +180,11 @@ class Triton:
             text = f"tl.broadcast_to({text}, {shape})" if any(own) else f"tl.full({shape}, {text}, {self._index})"
         name = self._parameters[buffer]
         return name if text == "0" else f"{name} + {text}", self._tile.inside(sides)
+
+    def _sides(self, axes: Iterable[Axis]) -> tuple[bool, bool]:
+        axes = list(axes)
+        sides = [self._tile.sides(axes), *(self._numbers[a] for a in axes if a in self._numbers)]
+        return any(rows for rows, _ in sides), any(columns for _, columns in sides)
 
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str:
         if wanted == torch.bool:
@@ -166,11 +195,60 @@ class Triton:
         return f"{single}.to(tl.float16).to(tl.float32)" if wanted == torch.float16 else f"{text}.to({TYPES[wanted]})"
 
 
+def is_wide(kernel: Kernel) -> bool:
+    """Whether indices are 64 bits wide."""
+    extents = (1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) for b in (*kernel.reads, *kernel.writes))
+    return max(*extents, math.prod(a.size for a in (*kernel.rows, *kernel.columns))) >= WIDE_FROM
+
+
+def power_of_two(n: int) -> int:
+    """The least one that is no smaller."""
+    return 1 << (n - 1).bit_length()
+
+
 def _tests(bound: Bound) -> list[str]:
     i, low, high = bound
     text = index_text(i, "//")
     least, most = i.range
     return [f"({text} >= {low})"] * (least < low) + [f"({text} < {high})"] * (most >= high)
+
+
+def counters(axes: Sequence[Axis], name: str, block: str, tile: tuple[int, int, str], inside: str | None, wide: bool) -> list[str]:
+    """Lines that say which rows, or columns, ``block`` has: ``tile`` are how many, how many blocks there are, and along which side of a
+    tile they lie."""
+    if not axes:
+        return []
+    size, blocks, shape = tile
+    name = axes[0].name if len(axes) == 1 else name
+    own = f"tl.arange(0, {size}){shape}"
+    if wide:
+        block, own = f"tl.cast({block}, tl.int64)", f"{own}.to(tl.int64)"
+    lines = [f"{name} = {block} * {size} + {own}" if blocks > 1 else f"{name} = {own}"]
+    if inside:
+        lines.append(f"{inside} = {name} < {math.prod(a.size for a in axes)}")
+    return lines + decoded(axes, name)
+
+
+def decoded(axes: Sequence[Axis], name: str) -> list[str]:
+    """The counters of several loops, of one that counts them all."""
+    rest = Index(((Axis(name, math.prod(a.size for a in axes)), 1),))
+    lines: list[str] = []
+    for axis in reversed(axes if len(axes) > 1 else ()):
+        text = index_text(rest % axis.size, "//")
+        lines.insert(0, f"{axis.name} = {text[1:-1] if text.startswith('(') else text}")
+        rest = rest // axis.size
+    return lines
+
+
+def stored(place: str, value: str, dtype: torch.dtype, mask: Sequence[str]) -> str:
+    """Write a number of a dtype."""
+    value = f"to_bfloat16({value})" if dtype == torch.bfloat16 else value
+    return f"tl.store({place}, {value}, mask={' & '.join(mask)})" if mask else f"tl.store({place}, {value})"
+
+
+def value_text(expr: Expr, names: Mapping[Expr, str]) -> str:
+    """What is written."""
+    return typed(expr.value, expr.dtype, always=expr.dtype == torch.bfloat16) if isinstance(expr, Const) else names[expr]
 
 
 def _operand(at: Index) -> str:

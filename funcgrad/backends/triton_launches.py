@@ -36,6 +36,8 @@ def print_file(launches: Sequence[Launch]) -> str:
             printed = print_kernel(kernel)
             kernels[printed.name] = printed.text
             lines += [f"    {line}" for line in _calls(kernel, printed, names)]
+        if launch.checks:
+            lines.append(f"    return bool({' | '.join(names[b.name] for b in launch.checks)})")
         functions += ["", "", *lines]
     return "\n".join([_HEAD, *(f"\n{text}\n" for text in kernels.values()), *functions[1:]]) + "\n"
 

@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..checkpoint_policies import Policy
 from ..errors import TraceError
 from ..options import BackwardAutocast
 from ..slots import Arg, Captured, Final, Signature, Slot
@@ -50,6 +51,7 @@ class Inner:
     splits: bool
     root: Callable[..., Any]
     backward_autocast: BackwardAutocast
+    policy: Policy | None
 
     def run(self, *values: Any) -> Ran:
         """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""

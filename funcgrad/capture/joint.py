@@ -15,6 +15,7 @@ from ..subclasses import parts
 from ..tags import Tag, tag
 from ..torch_private import storage_id
 from .inner import Inner, Ran, inputs_of
+from .regions import whole
 from .surroundings import Surroundings
 from .trace import Trace
 
@@ -31,6 +32,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
     trace = Trace(record=True, backward_autocast=inner.backward_autocast)
+    trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)
 

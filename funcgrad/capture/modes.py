@@ -12,7 +12,6 @@ from ..graphs import type_text
 from ..histories import bump_version
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
-    RESTRIDES,
     TRACER_SLOT,
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -34,6 +33,15 @@ from .where import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace
+
+
+RESTRIDES = {
+    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
+    for owner in (torch.Tensor, torch)
+    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
+    if hasattr(owner, name)
+}
+"""Functions that change how their argument looks, and the views that look so."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..torch_private import (
     running_sequence_number,
     without_modes,
 )
+from .regions import Region, mark
 from .where import not_an_operand, user_line
 
 
@@ -37,6 +39,7 @@ class Recorder:
         self._scalars: dict[str, fx.Node] = {}
         self._alive: list[Any] = []
         self._lines: dict[int, str] = {}
+        self.regions: tuple[Region, ...] = ()
 
     def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
         if self.graph is None:
@@ -79,6 +82,17 @@ class Recorder:
                     item = self.graph.create_node("call_function", getitem, (node, i), {}, name=f"{name}_{i}")
                     item.meta = {"val": value, **meta}
                     self._remember(value, item)
+        if self.regions and self.current_pass == "forward":
+            mark(self.regions, node, op, args, kwargs, out)
+
+    @contextlib.contextmanager
+    def within(self, region: Region) -> Iterator[None]:
+        """What is recorded inside belongs to a checkpoint region."""
+        self.regions, outer = (*self.regions, region), self.regions
+        try:
+            yield
+        finally:
+            self.regions = outer
 
     def _argument(self, value: Any, op: Any) -> Any:
         if isinstance(value, Tensor):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
-from ..torch_private import without_function_modes, without_modes
+from ..torch_private import CHECKPOINT_GENERATOR, without_function_modes, without_modes
 
 
 @contextlib.contextmanager
@@ -40,6 +41,17 @@ def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.Ab
         yield
     finally:
         function.apply = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def replace_checkpoint(replacement: Callable[..., Iterator[None]]) -> Iterator[None]:
+    """Inside, ``torch.utils.checkpoint.checkpoint(f, use_reentrant=False)`` is ours: torch's own would run ``f`` again in backward."""
+    original = getattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR)
+    setattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR, replacement)
+    try:
+        yield
+    finally:
+        setattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR, original)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ from torch import fx
 
 from ..graphs import Joint, has_effect, is_random, pass_of
 from ..slots import Final, Tangent
-from ..tags import Tag, tag
+from ..tags import Tag, tag, tags_of
+from ..torch_private import is_operator, is_torchs_own
+from .regions import judgements
 
 
 def _tag_write(slot: Final, source: fx.Node) -> None:
@@ -20,7 +22,8 @@ def _tag_write(slot: Final, source: fx.Node) -> None:
 
 
 def tag_joint(joint: Joint) -> Joint:
-    """Tag random draws, other effects, and incoming gradients. Raises ``PartitionError`` on a contradiction."""
+    """Tag incoming gradients, writes, random draws, other effects, and what checkpoint policies say. Raises ``PartitionError`` on a
+    contradiction; a mere preference to compute again yields to what must be saved."""
     graph = joint.graph
     for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
         if isinstance(slot, Tangent):
@@ -37,7 +40,18 @@ def tag_joint(joint: Joint) -> Joint:
                 tag(node, Tag.MUST_BE_IN_BACKWARD, "draws random numbers in backward")
         elif has_effect(node):
             flag = Tag.MUST_BE_IN_FORWARD if pass_of(node) == "forward" else Tag.MUST_BE_IN_BACKWARD
-            tag(node, flag, "has an effect: it runs where eager runs it, once")
+            tag(node, flag, _effect(node))
             if flag is Tag.MUST_BE_IN_FORWARD:
-                tag(node, Tag.MUST_SAVE, "has an effect: it runs where eager runs it, once")
+                tag(node, Tag.MUST_SAVE, _effect(node))
+    for node, flag, why in judgements(graph):
+        if flag is not Tag.PREFER_RECOMPUTE or Tag.MUST_SAVE not in tags_of(node).flags:
+            tag(node, flag, why)
     return joint
+
+
+def _effect(node: fx.Node) -> str:
+    if not is_operator(node.target) or is_torchs_own(node.target):
+        return "has an effect: it runs where eager runs it, once"
+    if "c10d" in node.target.namespace:  # type: ignore[union-attr]
+        return "a collective: every process takes part, as often as eager does"
+    return f"an operator of {node.target.namespace}, which may have effects: it runs where eager runs it, once"  # type: ignore[union-attr]

@@ -17,12 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import (
-    FuncgradError,
-    TraceError,
-    UnsupportedTensorError,
-    UnsupportedTransformError,
-)
+from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
 from ..graphs import Graph, choose, is_random, require_false, type_text, written_copies
 from ..options import BackwardAutocast
 from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
@@ -63,7 +58,8 @@ from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
 from .outside import cond
 from .recorder import Recorder
-from .replaced import apply_with, generator_kept, replace_cond
+from .regions import checkpointed
+from .replaced import apply_with, generator_kept, replace_checkpoint, replace_cond
 from .views import Lineage
 from .where import named_error, user_line
 from .writes import Writes
@@ -277,6 +273,7 @@ class Trace(Recorder):
                 self.functional,
                 causal_mask_unknown(),
                 replace_cond(cond),
+                replace_checkpoint(checkpointed(self.within)),
                 engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
                 apply_with(self._operand, self.writes.in_custom_function),
             ):
@@ -437,7 +434,7 @@ class Trace(Recorder):
             raise UnsupportedTransformError(
                 f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
                 where=user_line(),
-                fix="seed outside of the function; around dropout, do without torch.utils.checkpoint",
+                fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
             )
 
     def require_false(self, condition: Tensor, message: str) -> None:

@@ -18,7 +18,7 @@ from ..graphs import target_text, tensors_in
 from ..histories import made_by_python, version_of
 from ..slots import Slot
 from ..subclasses import is_traced
-from ..torch_private import in_place_method, view_kind, without_function_modes
+from ..torch_private import view_kind, without_function_modes
 
 
 @frozen
@@ -39,7 +39,7 @@ class Step:
     @property
     def method(self) -> str:
         """The tensor method that takes this step in place: ``t_``."""
-        return in_place_method(self.op)
+        return str(self.op.__name__.split(".")[0]) + "_"
 
     def __str__(self) -> str:
         args = ", ".join(map(str, (*self.args, *(f"{k}={v}" for k, v in self.kwargs))))

@@ -17,8 +17,11 @@ _KINDS = {
     "rows_formulas": "activations",
     "rows_losses": "losses",
     "rows_reduce": "reductions",
+    "rows_scan": "running reductions",
     "rows_norms": "normalisations",
     "rows_views": "tensors made from numbers, and looks at tensors",
+    "rows_gather": "elements at indices that are tensors",
+    "rows_scatter": "elements put where tensors say",
     "rows_put": "tensors put together from parts, and gradients of views",
 }
 """What the rows of each module are."""

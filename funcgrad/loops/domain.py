@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from .index import ZERO, Axis, Index, at_axis
+from .scan import Scan
 from .values import Reduce, Value
 
 SMALL = 8
@@ -62,6 +63,9 @@ def place(value: Value, domain: Domain) -> Place | None:
     if isinstance(value, Reduce):
         return _place_reduction(value, domain)
     index, written_out = _along(value.shape, domain.axes)
+    if isinstance(value, Scan):
+        runs_along = index is not None and domain.columns is not None and index[value.dim].axes == frozenset(domain.column_axes)
+        return Place("full", index) if index is not None and runs_along and written_out is None else None
     if index is not None:
         return Place("full", index, written_out)
     if domain.columns is not None:
@@ -150,16 +154,17 @@ def widen(domain: Domain, shape: Sequence[int]) -> Domain | None:
     return refine(Domain(domain.sizes[:-1]), shape) if fits and math.prod(shape) == math.prod(domain.sizes[:-1]) else None
 
 
-def decide(domain: Domain, value: Reduce) -> Domain | None:
-    """The domain with its columns chosen so that this reduction belongs there; None if no choice does it."""
+def decide(domain: Domain, value: Reduce | Scan) -> Domain | None:
+    """The domain with its columns chosen so that this reduction or scan belongs there; None if no choice does it."""
     index, written_out = _along(value.arg.shape, domain.axes)
     if index is None or domain.columns is not None:
         return None
-    gone = {a for d, i in enumerate(index) if d in value.dims for a in i.axes}
+    dims = (value.dim,) if isinstance(value, Scan) else value.dims
+    gone = {a for d, i in enumerate(index) if d in dims for a in i.axes}
     if written_out in gone:
         return None
     positions = frozenset(d for d, a in enumerate(domain.axes) if a in gone)
     rest = frozenset(range(len(domain.sizes))) - positions
     # rows are what lies together in memory: what remains of a reduction over the first dimensions, else what is reduced
-    total = bool(rest) and positions == frozenset(range(len(positions)))
+    total = isinstance(value, Reduce) and bool(rest) and positions == frozenset(range(len(positions)))
     return Domain(domain.sizes, rest if total else positions)

@@ -15,12 +15,18 @@ from torch import fx
 
 from ..graphs import is_getitem
 from .domain import Domain, Place, core, decide, place, refine, widen
+from .gather import Gather
 from .index import Axis, Index, substitute
 from .lower import Lowering
+from .scan import Scan
+from .scatter import Scatter
 from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
+
+_ROW = 16
+"""Elements of a row for which one more number is nothing to read."""
 
 EXPENSIVE = frozenset(
     (
@@ -30,15 +36,29 @@ EXPENSIVE = frozenset(
 """Operations that cost as much as some twenty additions."""
 
 
+@frozen(eq=False)
+class Decision:
+    """Why a value is in its group, and why in none of the others that were nearer."""
+
+    because: str
+    refused: tuple[tuple[Group, str], ...]
+
+
 @define(eq=False)
 class Group:
-    """Values that one kernel computes. ``after``: the groups and externs that must be done before it."""
+    """Values that one kernel computes, with reasons. ``after``: the groups and externs that must be done before it."""
 
     number: int
     domain: Domain
-    members: dict[Value, None] = field(factory=dict)
+    members: dict[Value, Decision] = field(factory=dict)
     after: set[Task] = field(factory=set)
     reads: set[Value] = field(factory=set)
+
+    @property
+    def scatter(self) -> Scatter | None:
+        """What is put together here, if it is that: such a group has no other member."""
+        first = next(iter(self.members))
+        return first if isinstance(first, Scatter) else None
 
 
 @frozen(eq=False)
@@ -66,8 +86,11 @@ class Fused:
 def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None) -> Fused:
     """Form the groups. ``fuel``: so many values may join a group that exists; the others stand alone."""
     fusion = _Fusion(lowering, fuel)
-    for node in lowering.externs:
-        fusion.extern(node)
+    for node in sorted((*lowering.externs, *lowering.checks)):  # in the order of the graph
+        if node in lowering.externs:
+            fusion.extern(node)
+        else:
+            fusion.check(lowering.checks[node])
     fusion.need(results)
     return fusion.done()
 
@@ -84,13 +107,14 @@ class _Fusion:
         self._cost: dict[Value, float] = {}
         self._sources: dict[Value, tuple[Read, ...]] = {}
         self._wanted = set(lowering.buffers.values())
+        self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def extern(self, node: fx.Node) -> None:
         """A library call runs after what makes its arguments, and after the call before it: their order is kept."""
-        before = self.need(node.all_input_nodes)
+        before = self.need(node.all_input_nodes) | self._checked
         task = ExternTask(len(self._tasks), node, before)
         if self._last_effect is not None:
             task.after.add(self._last_effect)
@@ -100,6 +124,13 @@ class _Fusion:
             if is_getitem(user):
                 self._maker[user.name] = task
         self._tasks.append(task)
+
+    def check(self, checks: Iterable[Value]) -> None:
+        """Whether an index is wrong is known before the next library call."""
+        for value in checks:
+            self._wanted.add(value)
+            self._place_all(value)
+            self._checked.add(self._group_of[value])
 
     def need(self, nodes: Iterable[fx.Node]) -> set[Task]:
         """Place all that the tensors of these nodes are computed from; the tasks that make them."""
@@ -130,19 +161,23 @@ class _Fusion:
     def _place(self, value: Value) -> None:
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
-        for group in self._candidates(value, sources):
-            domain = self._joins(value, group, sources, before)
-            if domain is not None and self._fuel > 0:
+        refused: list[tuple[Group, str]] = []
+        for group in () if isinstance(value, Scatter) else self._candidates(value, sources):
+            domain = self._joins(value, group, sources, before) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
+            if isinstance(domain, Domain):
                 self._fuel -= 1
                 if domain.numel != group.domain.numel:
                     self._by_size.setdefault(domain.numel, []).append(group)
                 group.domain = domain
+                because = _in_common(group, [s for s, _ in sources])
                 break
+            refused.append((group, domain))
         else:
             group = Group(len(self._tasks), _own_domain(value))
             self._tasks.append(group)
             self._by_size.setdefault(group.domain.numel, []).append(group)
-        group.members[value] = None
+            because = "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
+        group.members[value] = Decision(because, tuple(refused))
         group.after |= before - {group}
         group.reads |= {s for s, _ in sources}
         self._group_of[value] = group
@@ -157,40 +192,25 @@ class _Fusion:
             near += self._by_size.get(value.inputs[0].numel if isinstance(value, Reduce) else value.numel, [])[-2:]
         return dict.fromkeys(sorted(near, key=lambda g: -g.number))
 
-    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | None:
-        """The domain the group has with the value in it; None where they do not go together."""
+    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | str:
+        """The domain the group has with the value in it, or why they do not go together."""
         if len(group.members) >= _LARGEST:
-            return None
+            return f"it has {_LARGEST} values already"
+        if group.scatter is not None:
+            return "it puts elements where a tensor says"
+        why = f"its loops are not over {list((value.arg if isinstance(value, Reduce) else value).shape)}"
         for domain in _ways(group.domain, value):
             at = place(value, domain)
-            if at is None or not self._fits(value, at, group, domain, sources):
+            if at is None:
                 continue
-            if any(self._depends(task, group) for task in before if task is not group):
-                return None
-            return domain
-        return None
-
-    def _fits(self, value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> bool:
-        """Whether all that is read within the group is there when it is read, at the very element at which it is computed."""
-        if domain != group.domain:
-            for member in group.members:
-                if place(member, domain) is None:
-                    return False
-        shape = value.arg.shape if isinstance(value, Reduce) else value.shape
-        own = _index_of_arguments(value, at, domain)
-        if own is None:
-            return False
-        inner = dict(zip(axes_of(shape), own, strict=True))
-        for source, where in sources:
-            if source not in group.members:
-                continue
-            there = place(source, domain)
-            if there is None or there.level in ("total", "row total"):
-                return False
-            read = tuple(substitute(i, inner) for i in where)
-            if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
-                return False
-        return True
+            misfit = _misfit(value, at, group, domain, sources)
+            if misfit:
+                why = misfit
+            elif any(self._depends(task, group) for task in before if task is not group):
+                return "what is read here is made from its results"
+            else:
+                return domain
+        return why
 
     def _depends(self, task: Task, group: Group) -> bool:
         """Whether ``task`` cannot run before ``group`` has."""
@@ -213,6 +233,13 @@ class _Fusion:
             return self._through(value.arg)
         if isinstance(value, View):
             return self._at(value.arg, value.where)
+        if isinstance(value, Scatter):
+            own = own_index(value.arg.shape)
+            numbers = (read for v in (value.arg, *(n for _, n in value.found)) for read in self._at(v, own))
+            return (*self._at(value.into, own_index(value.shape)), *numbers)
+        if isinstance(value, Gather):
+            numbers = (read for _, number in value.found for read in self._at(number, own_index(value.shape)))
+            return (*self._at(value.arg, value.where), *numbers)
         if isinstance(value, Within):
             return (*self._at(value.arg, value.where), *self._at(value.other, own_index(value.shape)))
         return tuple(read for a in value.inputs for read in self._at(a, broadcast(a.shape, value.shape)))
@@ -241,15 +268,21 @@ class _Fusion:
 
     def _cost_of(self, value: Value) -> float:
         """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
-        if value in self._group_of or isinstance(value, Reduce):
+        if value in self._group_of or isinstance(value, (Reduce, Scan, Scatter)):
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
-            if isinstance(value, (Map, Within)):
-                own = 20.0 if isinstance(value, Map) and value.op in EXPENSIVE else 1.0
-                self._cost[value] = own + sum(map(self._cost_of, value.inputs))
+            if isinstance(value, (Map, Within, Gather)):
+                own = 4.0 if isinstance(value, Gather) else 20.0 if isinstance(value, Map) and value.op in EXPENSIVE else 1.0
+                self._cost[value] = own + sum(self._cost_of(v) for v in value.inputs if not self._is_small(v, value))
             else:
                 self._cost[value] = sum(map(self._cost_of, value.inputs))
         return self._cost[value]
+
+    def _is_small(self, value: Value, beside: Value) -> bool:
+        """Whether it is there, or a view of what is, and next to nothing to read: one number for each row."""
+        while isinstance(value, View):
+            value = value.arg
+        return value in self._group_of and value.numel * _ROW <= beside.numel
 
     # ── done ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,6 +293,32 @@ class _Fusion:
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
         return Fused(tuple(_in_order(self._tasks)), stored, self._group_of)
+
+
+def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:
+    """Why something that is read within the group is not there when it is read, at the very element at which it is computed; or ""."""
+    if domain != group.domain and any(place(member, domain) is None for member in group.members):
+        return "its values do not go into the loops this one needs"
+    own = _index_of_arguments(value, at, domain)
+    if own is None:
+        return "it adds up over other loops"
+    inner = dict(zip(axes_of(value.arg.shape if isinstance(value, Reduce) else value.shape), own, strict=True))
+    for source, where in sources:
+        if source not in group.members:
+            continue
+        there = place(source, domain)
+        if there is None or there.level in ("total", "row total"):
+            return "what is read is a total over its rows, known when it is done"
+        read = tuple(substitute(i, inner) for i in where)
+        if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
+            return "what is read is made in other turns of its loops"
+    return ""
+
+
+def _in_common(group: Group, sources: Sequence[Value]) -> str:
+    if not group.members.keys().isdisjoint(sources):
+        return "reads what is made here"
+    return "reads what is read here" if not group.reads.isdisjoint(sources) else "has as many elements"
 
 
 def _index_of_arguments(value: Value, at: Place, domain: Domain) -> tuple[Index, ...] | None:
@@ -278,8 +337,8 @@ def _same(read: Index, made: Index, written_out: Axis | None) -> bool:
 
 def _own_domain(value: Value) -> Domain:
     """The loops of a value that stands alone."""
-    if not isinstance(value, Reduce):
-        return Domain(core(value.shape))
+    if not isinstance(value, (Reduce, Scan)):
+        return Domain(core(value.arg.shape if isinstance(value, Scatter) else value.shape))
     plain = Domain(core(value.arg.shape))
     return plain if len(core(value.shape)) == 0 else decide(plain, value) or plain
 
@@ -294,7 +353,7 @@ def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
     shapes = [d for d in (domain, refine(domain, shape), widen(domain, shape)) if d is not None]
     for way in dict.fromkeys(shapes):
         yield way
-        if isinstance(value, Reduce):
+        if isinstance(value, (Reduce, Scan)):
             decided = decide(way, value)
             if decided is not None:
                 yield decided

@@ -10,7 +10,7 @@ made by one ``Expressions``, which gives equal ones back as one object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ class Expr:
         return ()
 
 
+Found = tuple[tuple[Axis, Expr], ...]
+"""Axes of an index that stand for whole numbers computed in the kernel."""
+
+
 @frozen(eq=False)
 class Const(Expr):
     """A number known now."""
@@ -46,11 +50,16 @@ class Const(Expr):
 @frozen(eq=False)
 class Load(Expr):
     """An element of a buffer; ``at`` counts elements from its start. Where a bound of ``guard`` does not hold it is any number, of which
-    nothing may come."""
+    nothing may come. Axes in ``found`` are no loop counters, but what an expression says (see ``Expressions.axis``)."""
 
     buffer: str
     at: Index
     guard: tuple[Bound, ...]
+    found: Found
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return tuple(e for _, e in self.found)
 
     def __str__(self) -> str:
         guard = " and ".join(f"{low} <= {i} < {high}" for i, low, high in self.guard)
@@ -62,6 +71,11 @@ class Position(Expr):
     """An index as a number."""
 
     at: Index
+    found: Found
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return tuple(e for _, e in self.found)
 
     def __str__(self) -> str:
         return f"({self.at})"
@@ -95,6 +109,21 @@ class Reduced(Expr):
 
     def __str__(self) -> str:
         return f"{self.kind}_columns({self.body})"
+
+
+@frozen(eq=False)
+class Scanned(Expr):
+    """``kind`` of ``body`` over the columns up to the present one; a walk that computes it goes through its columns in order."""
+
+    kind: str
+    body: Expr
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return (self.body,)
+
+    def __str__(self) -> str:
+        return f"running_{self.kind}({self.body})"
 
 
 @frozen
@@ -132,7 +161,25 @@ class Total:
     size: int
 
 
-Effect = Store | Total
+@frozen(eq=False)
+class Put:
+    """Write an element where numbers say: axes in ``found`` are as those of a ``Load``. Another row may write to the same place, and
+    ``value`` may load what is there, so rows go one after the other, but for those that differ along the first ``apart`` axes."""
+
+    buffer: str
+    at: Index
+    value: Expr
+    full: bool
+    found: Found
+    apart: int
+
+
+Effect = Store | Total | Put
+
+
+def computed(effects: Iterable[Effect]) -> list[Expr]:
+    """The expressions that effects need."""
+    return [e for effect in effects for e in (effect.value, *((n for _, n in effect.found) if isinstance(effect, Put) else ()))]
 
 
 @frozen(eq=False)
@@ -159,8 +206,8 @@ class Kernel(Shown):
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     tile: int
-    computes: tuple[str, ...]
-    """The names of the graph's nodes whose values it computes."""
+    computes: Mapping[str, str]
+    """The graph's nodes whose values it computes, by name, each with the reason why it is computed here."""
 
     def doc(self) -> Doc:
         sizes = " × ".join(f"{a.name}<{a.size}" for a in self.rows) or "1"
@@ -169,10 +216,8 @@ class Kernel(Shown):
         for i, stage in enumerate(self.stages):
             rows += [(str(i), "reduce", short(r)) for r in stage.reductions]
             rows += [(str(i), "keep", short(k)) for k in stage.keeps]
-            rows += [
-                (str(i), "total" if isinstance(e, Total) else "store", f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects
-            ]
-        return Doc(title, (Table(("stage", "", ""), tuple(rows)),))
+            rows += [(str(i), type(e).__name__.lower(), f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects]
+        return Doc(title, (Table(("stage", "", ""), tuple(rows)), Table(("value", "why here"), tuple(self.computes.items()))))
 
 
 def short(expr: Expr, length: int = 100) -> str:
@@ -193,18 +238,29 @@ class Expressions:
     def __init__(self, columns: Sequence[Axis]) -> None:
         self._columns = frozenset(columns)
         self._known: dict[tuple[Any, ...], Expr] = {}
+        self._axes: dict[tuple[Expr, int], Axis] = {}
+        self._found: dict[Axis, Expr] = {}
+
+    def axis(self, number: Expr, size: int) -> Axis:
+        """An axis that stands for a number where indices are: one that is negative counts from the end, for one that is out of bounds
+        it is 0."""
+        axis = self._axes.setdefault((number, size), Axis(f"f{len(self._axes)}", size))
+        self._found[axis] = number
+        return axis
 
     def const(self, value: Any, dtype: torch.dtype) -> Expr:
         return self._made(Const, dtype, False, 0, _Written(repr(value), value))
 
     def load(self, buffer: str, at: Index, dtype: torch.dtype, guard: tuple[Bound, ...] = ()) -> Expr:
-        full = self._is_full(at) or any(self._is_full(i) for i, _, _ in guard)
-        return self._made(Load, dtype, full, 0, buffer, at, guard)
+        found = self.found_in(at, *(i for i, _, _ in guard))
+        full = any(e.full for _, e in found) or self._is_full(at) or any(self._is_full(i) for i, _, _ in guard)
+        return self._made(Load, dtype, full, _stage(found), buffer, at, guard, found)
 
     def position(self, at: Index) -> Expr:
         if not at.terms:
             return self.const(at.const, torch.int64)
-        return self._made(Position, torch.int64, self._is_full(at), 0, at)
+        found = self.found_in(at)
+        return self._made(Position, torch.int64, any(e.full for _, e in found) or self._is_full(at), _stage(found), at, found)
 
     def op(self, name: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr:
         simple = _simplified(name, args, dtype)
@@ -214,6 +270,14 @@ class Expressions:
 
     def reduced(self, kind: str, body: Expr) -> Expr:
         return self._made(Reduced, body.dtype, False, body.stage + 1, kind, body)
+
+    def scanned(self, kind: str, body: Expr) -> Expr:
+        return self._made(Scanned, body.dtype, True, body.stage, kind, body)
+
+    def found_in(self, *indices: Index) -> Found:
+        """The axes in indices that stand for numbers, and the numbers."""
+        axes = frozenset().union(*(i.axes for i in indices)) if self._found else ()
+        return tuple((a, self._found[a]) for a in sorted(axes, key=str) if a in self._found)
 
     def _is_full(self, at: Index) -> bool:
         return not self._columns.isdisjoint(at.axes)
@@ -225,6 +289,10 @@ class Expressions:
             found = self._known[key] = kind(*(f.value if isinstance(f, _Written) else f for f in fields))
         assert isinstance(found, kind)
         return found
+
+
+def _stage(found: Found) -> int:
+    return max((e.stage for _, e in found), default=0)
 
 
 @frozen

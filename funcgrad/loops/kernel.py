@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from .domain import Domain, Place, place
-from .fuse import EXPENSIVE, Group
+from .domain import Domain, Place, core, place
+from .fuse import Decision, Group
+from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
-from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Op, Position, Reduced, Stage, Store, Total, walk
-from .values import Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
+from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Position, Put, Stage, Store, Total, computed, walk
+from .scan import Scan
+from .scatter import Scatter, in_order
+from .stages import stages_of
+from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
 
-_STREAMS = 12
-"""Arrays that one loop reads and writes, if what else it does has nothing to do with the first ones."""
-
-_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder".split())
-"""Operations that cost as much as some eight additions."""
-
 Guard = tuple[Bound, ...]
-
-_AT_ONCE = 2
-"""Expensive operations in one stage: more make one long chain of dependent instructions, which no processor fills."""
-
-_KEPT_FROM = 4.0
-"""What it must cost to compute an element again for it to be kept for the next stage."""
 
 
 def build(
-    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: tuple[str, ...] = ()
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: Mapping[str, str]
 ) -> Kernel:
     """The kernel that computes a group: ``loads`` say where what it reads lies, ``stores`` where its results go."""
     domain = group.domain
@@ -46,12 +37,67 @@ def build(
         rows, columns = rows[:-1], rows[-1:]
         tile = TILE if columns and not rows else 0
     effects = _effects(group, domain, loops, loads, stores, columns)
-    stages = _stages(effects)
+    stages = stages_of(effects)
     found = walk([e.value for e in effects])
     names = {b.name: b for b in loads.values()}
     reads = dict.fromkeys(names[e.buffer] for e in found if isinstance(e, Load))
     writes = tuple(b for v in group.members for b in stores.get(v, ()))
     return Kernel(name, tuple(rows), tuple(columns), stages, tuple(reads), writes, tile, computes)
+
+
+def kernels_of(
+    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: Mapping[str, str]
+) -> tuple[Kernel, ...]:
+    """The kernels of a group, one after the other: where something is scattered, one that writes what it is scattered into goes before."""
+    scattered = group.scatter
+    if scattered is None:
+        return (build(name, group, loads, stores, computes),)
+    buffers, into = stores[scattered], scattered.into
+    start = Group(group.number, Domain(core(into.shape)), {into: Decision("what is put is put into it", ())})
+    return build(f"{name}_start", start, loads, {into: buffers}, {}), _build_scatter(name, scattered, loads, buffers, computes)
+
+
+def _build_scatter(
+    name: str, value: Scatter, loads: Mapping[Value, Buffer], buffers: Sequence[Buffer], computes: Mapping[str, str]
+) -> Kernel:
+    domain = Domain(core(value.arg.shape))
+    axes = list(domain.axes)
+    first, last = in_order(value)
+    indices = _indices(_puts(value, domain, {axis: at_axis(axis) for axis in axes}, loads, buffers, (), 0))
+    loops: dict[Axis, Index] = {}
+    parts = (axes[:first], "r"), (axes[first:last], "s"), (axes[last:], "c")
+    independent, ordered, within = (_merge(part, indices, letter, loops) for part, letter in parts)
+    rows, columns = [*independent, *ordered, *within[:-1]], within[-1:]
+    puts = _puts(value, domain, loops, loads, buffers, columns, len(independent))
+    names = {b.name: b for b in loads.values()}
+    reads = dict.fromkeys(names[e.buffer] for e in walk(computed(puts)) if isinstance(e, Load) and e.buffer in names)
+    return Kernel(name, tuple(rows), tuple(columns), (Stage((), (), tuple(puts)),), tuple(reads), tuple(buffers), 0, computes)
+
+
+def _puts(
+    value: Scatter,
+    domain: Domain,
+    loops: Mapping[Axis, Index],
+    loads: Mapping[Value, Buffer],
+    buffers: Sequence[Buffer],
+    columns: Sequence[Axis],
+    apart: int,
+) -> list[Effect]:
+    make = Expressions(columns)
+    reader = _Reader(make, domain, loops, loads)
+    at = place(value.arg, domain)
+    assert at is not None
+    index = tuple(substitute(i, loops) for i in at.index)
+    inner = dict(zip(axes_of(value.arg.shape), index, strict=True))
+    inner |= {a: at_axis(make.axis(reader.at(number, index), a.size)) for a, number in value.found}
+    where = [substitute(i, inner) for i in value.where]
+    element = reader.at(value.arg, index)
+    puts: list[Effect] = []
+    for b in buffers:
+        there = flat(where, b.strides)
+        new = make.op(PAIRWISE[value.kind], [make.load(b.name, there, b.dtype), element], b.dtype) if value.kind else element
+        puts.append(Put(b.name, there, new, bool(columns), make.found_in(there), apart))
+    return puts
 
 
 # ── expressions ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -121,6 +167,11 @@ class _Reader:
                 return make.position(index[value.dim])
             case Reduce():
                 return make.reduced(value.kind, self.argument(value, index, guard))
+            case Gather():
+                found = {a: at_axis(make.axis(self.at(number, index, guard), a.size)) for a, number in value.found}
+                return self.at(value.arg, tuple(substitute(i, inner | found) for i in value.where), guard)
+            case Scan():  # at each place of its own, whatever the guard
+                return make.scanned(value.kind, self.at(value.arg, index))
             case View():
                 return self.at(value.arg, tuple(substitute(i, inner) for i in value.where), guard)
             case Within():
@@ -162,9 +213,7 @@ def _tests(make: Expressions, index: Index, low: int, high: int) -> list[tuple[s
 
 def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list[Axis], dict[Axis, Index]]:
     """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
-    found = walk([e.value for e in effects])
-    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
-    indices += [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
+    indices = _indices(effects)
     rows, columns = list(domain.row_axes), list(domain.column_axes)
     if domain.columns is None:  # any order will do: as the first result lies in memory
         first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())
@@ -172,6 +221,13 @@ def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list
     loops: dict[Axis, Index] = {}
     merged = [_merge(axes, indices, name, loops) for axes, name in ((rows, "r"), (columns, "c"))]
     return merged[0], merged[1], loops
+
+
+def _indices(effects: Sequence[Effect]) -> list[Index]:
+    """All that effects read and write at."""
+    found = walk(computed(effects))
+    indices = [e.at for e in found if isinstance(e, (Load, Position))] + [e.at for e in effects]
+    return indices + [i for e in found if isinstance(e, Load) for i, _, _ in e.guard]
 
 
 def _merge(axes: Sequence[Axis], indices: Sequence[Index], name: str, loops: dict[Axis, Index]) -> list[Axis]:
@@ -195,132 +251,3 @@ def _merge(axes: Sequence[Axis], indices: Sequence[Index], name: str, loops: dic
 def _runs_on(index: Index, outer: Axis, inner: Axis) -> bool:
     a, b = index.coefficient(outer), index.coefficient(inner)
     return a is not None and b is not None and a == b * inner.size
-
-
-# ── stages ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _stages(effects: Sequence[Effect]) -> tuple[Stage, ...]:
-    """Cut the work on a row into walks over it, and choose what is kept from one to a later one."""
-    reductions = [e for e in walk([e.value for e in effects]) if isinstance(e, Reduced)]
-    numbers = _numbered([r.body for r in reductions] + [e.value for e in effects])
-    plain, kept = _cut(effects, reductions, numbers, {})
-    instead = _shared_origins(kept)
-    return _cut(effects, reductions, numbers, instead)[0] if instead else plain
-
-
-def _cut(
-    effects: Sequence[Effect], reductions: Sequence[Reduced], numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]
-) -> tuple[tuple[Stage, ...], list[Expr]]:
-    """The stages, and what they keep; ``instead``: what is kept in the place of something that is soon made of it."""
-    kept: dict[Expr, int] = {}
-    stages: list[Stage] = []
-    for n in range(max(numbers.values(), default=0), -1, -1):
-        here = tuple(r for r in reductions if numbers[r.body] == n)
-        after = tuple(e for e in effects if numbers[e.value] == n)
-        keeps = tuple(k for k, at in kept.items() if at == n)
-        for expr in _from_before([r.body for r in here] + [e.value for e in after] + list(keeps), n, numbers, instead):
-            kept[expr] = numbers[expr]
-        stages += _apart(here, keeps, after)
-    return tuple(reversed(stages)), list(kept)
-
-
-def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect]) -> list[Stage]:
-    """A walk for each part of the work that has elements in common, the small ones together: a loop over few streams is the fast one."""
-    roots: dict[Expr, list[Reduced | Expr | Effect]] = {}
-    for item, root in [*((r, r.body) for r in reductions), *((k, k) for k in keeps), *((e, e.value) for e in effects)]:
-        roots.setdefault(root, []).append(item)
-    walks: list[tuple[list[Reduced | Expr | Effect], set[Expr]]] = []
-    for root, items in roots.items():
-        reads = {e for e in walk([root]) if e.full and (isinstance(e, Load) or not e.args)}
-        joined = [w for w in walks if not reads.isdisjoint(w[1])]
-        if not joined and walks and len(walks[-1][1]) + len(walks[-1][0]) + len(reads) + len(items) <= _STREAMS:
-            joined = [walks[-1]]
-        for other in joined:
-            walks.remove(other)
-        walks.append(([i for w in joined for i in w[0]] + items, reads.union(*(w[1] for w in joined))))
-    return [
-        Stage(
-            tuple(i for i in items if isinstance(i, Reduced)),
-            tuple(i for i in items if isinstance(i, Expr) and not isinstance(i, Reduced)),
-            tuple(i for i in items if isinstance(i, (Store, Total))),
-        )
-        for items, _ in reversed(walks)
-    ]
-
-
-def _shared_origins(kept: Sequence[Expr]) -> dict[Expr, Expr]:
-    """Which of several kept elements are soon computed from the same one: it alone is kept."""
-    origins = {expr: origin for expr in kept if (origin := _origin(expr)) is not None}
-    served = Counter([*origins.values(), *kept])
-    return {expr: origin for expr, origin in origins.items() if served[origin] > 1}
-
-
-def _origin(expr: Expr) -> Expr | None:
-    """The one dear element that ``expr`` is computed from in a few cheap operations."""
-    dear: set[Expr] = set()
-    cost, pending = 0.0, [expr]
-    while pending:
-        current = pending.pop()
-        if not current.full or current in dear:
-            continue
-        if isinstance(current, Op) and current.name in EXPENSIVE and current is not expr:
-            dear.add(current)
-            continue
-        cost += _cost(current)
-        if cost >= _KEPT_FROM:
-            return None
-        pending += current.args
-    return dear.pop() if len(dear) == 1 else None
-
-
-def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
-    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once."""
-    numbers: dict[Expr, int] = {}
-    spent: dict[int, int] = {}
-    for expr in walk(roots):
-        if isinstance(expr, Reduced):
-            numbers[expr] = numbers[expr.body] + 1
-            continue
-        number = max((numbers[a] for a in expr.args), default=0)
-        if expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
-            while spent.get(number, 0) >= _AT_ONCE:
-                number += 1
-            spent[number] = spent.get(number, 0) + 1
-        numbers[expr] = number
-    return numbers
-
-
-def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]) -> list[Expr]:
-    """What walk ``n`` takes from an earlier one, because it would be dear to compute it again."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    pending = list(roots)
-    while pending:
-        expr = pending.pop()
-        if expr in seen or not expr.full or not isinstance(expr, Op):
-            continue
-        seen.add(expr)
-        if numbers[expr] < n and _again(expr) >= _KEPT_FROM:
-            found[instead.get(expr, expr)] = None
-        else:
-            pending += expr.args
-    return list(found)
-
-
-def _again(expr: Expr) -> float:
-    """What it costs to compute an element again, counted up to what is worth knowing."""
-    cost, pending = 0.0, [expr]
-    while pending and cost < _KEPT_FROM:
-        current = pending.pop()
-        if current.full:
-            cost += _cost(current)
-            pending += current.args
-    return cost
-
-
-def _cost(expr: Expr) -> float:
-    """What an element costs, given those it is made of."""
-    if isinstance(expr, Op):
-        return 20.0 if expr.name in EXPENSIVE else 8.0 if expr.name in _SLOW else 1.0
-    return 0.5 if isinstance(expr, Load) else 0.0

@@ -5,7 +5,7 @@ This is the only module of ``loops`` that looks into fx graphs (``fuse`` carries
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,13 +13,17 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graphs import Graph, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from ..graphs import Graph, again, device_of, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from .gather import Checked
 from .table import TABLE
-from .values import Map, MixedDtypesError, Reduce, Value, Within, memory, number, pointwise
+from .values import Count, Memory, MixedDtypesError, Number, Value, View, below, memory, number, pointwise, reduce
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+
+Refuse = Callable[[Value], str | None]
+"""Why a backend has no kernel for a value; None where it has."""
 
 _CPU = torch.device("cpu")
 
@@ -31,32 +35,42 @@ class Lowering:
     ``values``: the value of each node that has one (those of externs are memory). ``externs``: the calls that the library runs, each
     with the reason. ``buffers``: the nodes whose tensor has to exist because an extern reads it, or the graph returns it,
     with the value that is written there; views of memory, and memory itself, need no writing and are not among them.
+    ``checks``: bools that say whether a call was given an index that is out of bounds.
     """
 
     values: Mapping[fx.Node, Value]
     externs: Mapping[fx.Node, str]
     buffers: Mapping[fx.Node, Value]
+    checks: Mapping[fx.Node, tuple[Value, ...]]
 
 
-def lower(graph: Graph, device: torch.device = _CPU) -> Lowering:
-    """Take the rows of the op table for the nodes that have one, and see which tensors must exist. Kernels run on ``device``."""
+def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | None = None) -> Lowering:
+    """Take the rows of the op table for the nodes that have one, and see which tensors must exist.
+
+    Kernels run on ``device`` (None: that of the graph); what the backend refuses is left to the library.
+    """
+    device = device or device_of(graph)
     values: dict[fx.Node, Any] = {}
     externs: dict[fx.Node, str] = {}
+    checks: dict[fx.Node, tuple[Value, ...]] = {}
     for node in graph.fx.nodes:
         if node.op == "placeholder":
             values[node] = _exists(node, value_of(node))
         elif node.op == "get_attr":
             values[node] = _constant(graph.constants[str(node.target)], node)
         elif node.op == "call_function":
-            found = _value(node, values, device)
+            found = _value(node, values, device, refuse)
             if isinstance(found, str):
                 externs[node] = found
                 found = _exists(node, value_of(node))
+            elif isinstance(found, Checked):
+                checks[node] = tuple(reduce("any", wrong) for wrong in found.wrong)
+                found = found.result
             values[node] = found
-    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs))
+    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs), checks)
 
 
-def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) -> Any:
+def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, refuse: Refuse | None) -> Any:
     """The value of a call, or the reason why there is none."""
     if is_getitem(node):
         of = values[node.args[0]]  # type: ignore[index]
@@ -64,7 +78,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) -
     out = value_of(node)
     rule = TABLE.get(node.target)
     if rule is None:
-        return "Python" if node.target is scalar else f"{target_text(node.target)} has no row in the op table"
+        return "Python" if node.target in (scalar, again) else f"{target_text(node.target)} has no row in the op table"
     made = list(tensors_in(out))
     for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):
         is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))
@@ -82,8 +96,17 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device) -
         return f"mixed dtypes: {error}"
     if found is NotImplemented:
         return f"this call of {target_text(node.target)} has no loop form"
-    _check(node, found, out)
-    return found
+    result = found.result if isinstance(found, Checked) else found
+    _check(node, result, out)
+    return (refuse and _refused(node, result, values, refuse)) or found
+
+
+def _refused(node: fx.Node, result: Any, values: Mapping[fx.Node, Any], refuse: Refuse) -> str | None:
+    """Of what a call makes, and was not there before."""
+    known = {values[n] for n in node.all_input_nodes if isinstance(values[n], Value)}
+    made = [v for v in (result if isinstance(result, tuple) else (result,)) if isinstance(v, Value)]
+    reasons = (refuse(v) for v in below(made, stop=known.__contains__) if v not in known)
+    return next((reason for reason in reasons if reason), None)
 
 
 def _argument(value: Any) -> Any:
@@ -132,10 +155,10 @@ def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Nod
         seen.add(node)
         if is_view(node) or (is_getitem(node) and node.args[0] in externs):
             pending += node.all_input_nodes
-        elif isinstance(values[node], (Map, Reduce, Within)):
-            needed[node] = values[node]
-        elif isinstance(values[node], Value):  # of a tensor that is there, but this is another tensor
+        elif isinstance(values[node], (Memory, View, Number, Count)):  # of a tensor that is there, but this is another tensor
             needed[node] = pointwise("copy", values[node])
+        elif isinstance(values[node], Value):
+            needed[node] = values[node]
         else:
             raise GraphError(f"{node.name}: its tensor is needed, and nothing makes it")
     order = {n: i for i, n in enumerate(graph.fx.nodes)}

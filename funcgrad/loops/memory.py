@@ -21,8 +21,9 @@ class Arena:
     nbytes: int
 
 
-def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer]) -> Arena:
-    """Places for ``scratch``: the largest first, each at the lowest address free from its first writer to its last reader.
+def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence[Buffer] = ()) -> Arena:
+    """Places for ``scratch``: the largest first, each at the lowest address free from its first writer to its last reader, or to
+    the end if it is ``lasting``.
 
     First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee 2020,
     "Efficient memory management for deep neural net inference").
@@ -31,7 +32,7 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer]) -> Arena:
     for i, kernel in enumerate(kernels):
         for b in (*kernel.writes, *kernel.reads):
             first, _ = life.get(b.name, (i, i))
-            life[b.name] = (first, i)
+            life[b.name] = (first, len(kernels) if b in lasting else i)
     placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, life
     offsets: dict[str, int] = {}
     for b in sorted(scratch, key=_nbytes, reverse=True):

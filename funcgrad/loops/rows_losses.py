@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .rows import TABLE, Rule, aten, half_in_f32, row, wide_dtype
-from .values import Value, cast, compare, count, number, pointwise, reduce, reshape, where
+from .values import Value, cast, compare, count, pointwise, reduce, reshape, where
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch.nn's reductions, as ATen numbers them
 
@@ -108,5 +108,5 @@ def _nll_backward(g: Value, x: Value, target: Value, weight: Value | None, how: 
     if weight is not None:
         g = g * reshape(cast(weight, wide), tuple(n if d == dim else 1 for d, n in enumerate(shape)))
     g = g / total if how == _MEAN else g
-    here = pointwise("and", compare("eq", count(shape, dim), wanted), compare("ne", wanted, ignored))
-    return where(here, cast(g, out.dtype), number(0.0, out.dtype))
+    counted = where(compare("ne", wanted, ignored), cast(g, out.dtype), 0.0)  # first, as it is one number for each row
+    return where(compare("eq", count(shape, dim), wanted), counted, 0.0)

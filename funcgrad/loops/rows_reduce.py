@@ -12,6 +12,7 @@ from .values import (
     Value,
     cast,
     compare,
+    count,
     pointwise,
     reduce,
     reshape,
@@ -64,6 +65,42 @@ def _extreme(kind: str) -> Rule:
 
 TABLE[aten.amax.default] = TABLE[aten.max.default] = _extreme("max")
 TABLE[aten.amin.default] = TABLE[aten.min.default] = _extreme("min")
+
+
+def _extreme_with_place(kind: str, x: Value, dim: int) -> tuple[Value, Value]:
+    """The extreme along a dimension, and where it is first met; NaN is the extreme."""
+    top = reduce(kind, x, [dim], True)
+    return top, reduce("min", where(is_extreme(x, top), count(x.shape, dim), torch.iinfo(torch.int64).max), [dim], True)
+
+
+def is_extreme(x: Value, top: Value) -> Value:
+    """Where an element is the extreme, or NaN."""
+    same = compare("eq", x, top)
+    return pointwise("or", same, compare("ne", x, x)) if x.dtype.is_floating_point else same
+
+
+def _with_place(kind: str) -> Rule:
+    def rule(x: Value, dim: int, keepdim: bool = False, *, out: Any) -> Any:
+        if not is_arithmetic(x.dtype) or not x.shape:
+            return NotImplemented
+        top, place = _extreme_with_place(kind, x, dim % len(x.shape))
+        return reshape(top, tuple(out[0].shape)), reshape(place, tuple(out[1].shape))
+
+    return rule
+
+
+def _place(kind: str) -> Rule:
+    def rule(x: Value, dim: Any = None, keepdim: bool = False, *, out: Any) -> Any:
+        if not is_arithmetic(x.dtype) or not x.shape:
+            return NotImplemented
+        x, dim = (reshape(x, (x.numel,)), 0) if dim is None else (x, dim % len(x.shape))
+        return reshape(_extreme_with_place(kind, x, dim)[1], tuple(out.shape))
+
+    return rule
+
+
+TABLE[aten.max.dim], TABLE[aten.min.dim] = _with_place("max"), _with_place("min")
+TABLE[aten.argmax.default], TABLE[aten.argmin.default] = _place("max"), _place("min")
 
 
 def _truths(kind: str) -> Rule:

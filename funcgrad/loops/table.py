@@ -4,7 +4,18 @@ A row is a function from the operator's arguments (tensors as values) to the val
 call is better left to the library. An operator without a row runs as ATen.
 """
 
-from . import rows_formulas, rows_losses, rows_norms, rows_pointwise, rows_put, rows_reduce, rows_views  # noqa: F401
+from . import (  # noqa: F401
+    rows_formulas,
+    rows_gather,
+    rows_losses,
+    rows_norms,
+    rows_pointwise,
+    rows_put,
+    rows_reduce,
+    rows_scan,
+    rows_scatter,
+    rows_views,
+)
 from .rows import TABLE
 
 __all__ = ["TABLE"]

@@ -1,8 +1,9 @@
 """Values: tensors as functions of their index, before anything is said about loops or memory.
 
 A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it
-(``View``); ``Memory`` is where it begins, a tensor that exists when the kernels run. Equal values are one object, so common
-subexpressions are found by making them. Operators work as on tensors: ``x * sigmoid(x)``.
+(``View``); by an index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it begins, a tensor
+that exists when the kernels run. Equal values are one object, so common subexpressions are found by making them. Operators work as on
+tensors: ``x * sigmoid(x)``.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def broadcast(shape: Sequence[int], to: Sequence[int]) -> tuple[Index, ...]:
     return tuple(ZERO if n == 1 else i for i, n in zip(own, shape, strict=True))
 
 
-def _made(kind: type[Value], *fields: Any) -> Any:
+def made(kind: type[Value], *fields: Any) -> Any:
+    """The value with these fields: equal ones are one object."""
     # numbers are told apart by how they are written: 0.0 is not -0.0, True is not 1, and nan is nan
     key = (kind, *(repr(f) if kind is Number and f is fields[-1] else f for f in fields))
     found = _known.get(key)
@@ -188,12 +190,12 @@ def memory(name: str, shape: Sequence[int], strides: Sequence[int], dtype: torch
 
 def number(value: Any, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
     """A tensor that holds one number everywhere."""
-    return _made(Number, tuple(shape), dtype, value)  # type: ignore[no-any-return]
+    return made(Number, tuple(shape), dtype, value)  # type: ignore[no-any-return]
 
 
 def count(shape: Sequence[int], dim: int) -> Value:
     """The index along ``dim``, int64."""
-    return _made(Count, tuple(shape), torch.int64, dim)  # type: ignore[no-any-return]
+    return made(Count, tuple(shape), torch.int64, dim)  # type: ignore[no-any-return]
 
 
 def pointwise(op: str, *args: Any, dtype: torch.dtype | None = None) -> Value:
@@ -202,7 +204,7 @@ def pointwise(op: str, *args: Any, dtype: torch.dtype | None = None) -> Value:
     values = tuple(a if isinstance(a, Value) else number(a, kind) for a in args)
     if op not in ("where", "cast") and any(v.dtype != kind for v in values):
         raise MixedDtypesError(f"{op} of {', '.join(str(v.dtype) for v in values)}")
-    return _made(Map, broadcast_shapes([v.shape for v in values]), dtype or kind, op, values)  # type: ignore[no-any-return]
+    return made(Map, broadcast_shapes([v.shape for v in values]), dtype or kind, op, values)  # type: ignore[no-any-return]
 
 
 def compare(op: str, a: Any, b: Any) -> Value:
@@ -240,15 +242,16 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
     if length == 1:
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
-        result = functools.reduce(functools.partial(pointwise, _PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts])
+        result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts])
     elif 0 < length <= _UNROLLED and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
-        result = _made(Reduce, rest, value.dtype, kind, value, gone)
+        result = made(Reduce, rest, value.dtype, kind, value, gone)
     return reshape(result, tuple(1 if d in gone else n for d, n in enumerate(value.shape))) if keepdim else result
 
 
-_PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+"""The operation that a reduction repeats."""
 
 
 def _parts(value: Value, dims: Sequence[int]) -> list[Value]:
@@ -273,7 +276,7 @@ def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...
         at = dict(zip(gone, unravel(Index((), i), sizes), strict=True))
         axes = iter(own_index(rest))
         term = look(value, rest, [at[d] if d in at else next(axes) for d in range(len(value.shape))])
-        result = term if result is None else pointwise(_PAIRWISE[kind], result, term)
+        result = term if result is None else pointwise(PAIRWISE[kind], result, term)
     assert result is not None
     return result
 
@@ -284,7 +287,7 @@ def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...
 def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
     """The view of ``value`` with the element at ``where`` (in terms of ``axes_of(shape)``) at each index."""
     shape, where = tuple(shape), tuple(where)
-    _require_inside(value, where, ())
+    require_inside(value, where, ())
     if isinstance(value, Number):
         return number(value.value, value.dtype, shape)
     if isinstance(value, View):
@@ -294,7 +297,7 @@ def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
         value = value.arg
     if shape == value.shape and where == own_index(shape):
         return value
-    return _made(View, shape, value.dtype, value, where)  # type: ignore[no-any-return]
+    return made(View, shape, value.dtype, value, where)  # type: ignore[no-any-return]
 
 
 def reshape(value: Value, shape: Sequence[int]) -> Value:
@@ -352,11 +355,11 @@ def flip(value: Value, dims: Sequence[int]) -> Value:
 
 def within(value: Value, where: Sequence[Index], bounds: Sequence[Bound], other: Value) -> Value:
     """``other``, with elements of ``value`` in the places that ``bounds`` describe."""
-    _require_inside(value, where, bounds)
-    return _made(Within, other.shape, other.dtype, value, tuple(where), tuple(bounds), other)  # type: ignore[no-any-return]
+    require_inside(value, where, bounds)
+    return made(Within, other.shape, other.dtype, value, tuple(where), tuple(bounds), other)  # type: ignore[no-any-return]
 
 
-def _require_inside(value: Value, where: Sequence[Index], bounds: Sequence[Bound]) -> None:
+def require_inside(value: Value, where: Sequence[Index], bounds: Sequence[Bound]) -> None:
     """Prove that an element asked for is one of the value's."""
     for index, n in zip(where, value.shape, strict=True):
         low, high = bounded(index, bounds)

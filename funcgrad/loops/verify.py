@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 from ..errors import GraphError
 from .index import Index
-from .ir import Buffer, Kernel, Load, Store, Total, walk
+from .ir import Buffer, Effect, Kernel, Load, computed, walk
 
 
 def verify(kernel: Kernel) -> Kernel:
     """The kernel itself, if every access is proven to lie in its buffer; else ``GraphError`` with the access."""
     last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
     effects = [e for stage in kernel.stages for e in stage.effects]
-    loads = [e for e in walk([e.value for e in effects]) if isinstance(e, Load)]
+    loads = [e for e in walk(computed(effects)) if isinstance(e, Load)]
     for buffer, at in _accesses(loads, effects):
         low, high = at.range
         if low < 0 or high > last[buffer]:
@@ -29,7 +29,7 @@ def verify(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def _accesses(loads: Iterable[Load], effects: Iterable[Store | Total]) -> Iterable[tuple[str, Index]]:
+def _accesses(loads: Iterable[Load], effects: Iterable[Effect]) -> Iterable[tuple[str, Index]]:
     yield from ((e.buffer, e.at) for e in loads if not e.guard)
     yield from ((e.buffer, e.at) for e in effects)
 

@@ -1,27 +1,44 @@
 """The split: a minimum cut over bytes, under tags, gives what is saved; the two halves are copied out of the joint graph.
 
 A node of the joint graph is *backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of the
-function needs it, and *free* otherwise: a free node may stand in either half. A forward node is not computed a second time
-in backward unless it is a view, which costs nothing; a free node may be computed from saved values in backward, where that
-saves bytes (the classic case: save the mask, not the float it was compared from).
+function needs it, and *free* otherwise: a free node may stand in either half, and is computed in backward where that saves
+bytes (the classic case: save the mask, not the float it was compared from). A forward node is computed a second time in
+backward if it is a view, which costs nothing; if a checkpoint policy says so; or if it fuses into what reads it, and the bytes
+it would take are worth more than its operations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import PartitionError
-from ..graphs import Graph, Joint, ancestors, call_text, copy_nodes, is_view, nbytes, pass_of, type_text, value_of, verify, where_of
+from ..graphs import (
+    Graph,
+    Joint,
+    ancestors,
+    call_text,
+    copy_nodes,
+    is_view,
+    nbytes,
+    pass_of,
+    storages,
+    tensors_in,
+    type_text,
+    value_of,
+    verify,
+    where_of,
+)
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Arg, Base, Captured, Final, Input, Saved, Slot, of_backward
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
 
-_RULES = "minimum cut 1"
+_RECOMPUTED = Tag.PREFER_RECOMPUTE | Tag.MUST_RECOMPUTE
+_RULES = "minimum cut 3"
 """Part of every fingerprint: changed whenever the rules below choose differently."""
 
 
@@ -32,6 +49,16 @@ class Kept:
     slot: Input | Saved
     type: str
     nbytes: int
+    where: str | None
+    why: str
+
+
+@frozen
+class Again:
+    """One value that forward has computed and backward computes again, by its name in the joint graph, and the reason."""
+
+    name: str
+    type: str
     where: str | None
     why: str
 
@@ -47,6 +74,7 @@ class Partition(Shown):
     forward: Graph
     backward: Graph
     saved: tuple[Kept, ...]
+    again: tuple[Again, ...]
     kept: frozenset[str]
     """The names of the nodes the cut goes through."""
 
@@ -56,42 +84,48 @@ class Partition(Shown):
 
     def doc(self) -> Doc:
         rows = tuple((str(k.slot), k.type, in_bytes(k.nbytes), k.where or "", k.why) for k in self.saved)
+        again = tuple((a.name, a.type, a.where or "", a.why) for a in self.again)
         return Doc(
             f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}",
             (
                 Table(("saved", "type", "bytes", "from", "why"), rows) if rows else Text("nothing is saved"),
+                *((Table(("computed again", "type", "from", "why"), again),) if again else ()),
                 self.forward.doc(),
                 self.backward.doc(),
             ),
         )
 
 
-def partition(joint: Joint, known: Sequence[str] | None = None) -> Partition:
+def partition(
+    joint: Joint, costs: Mapping[fx.Node, float] | None = None, known: Sequence[str] | None = None, apart: bool = True
+) -> Partition:
     """Split at the cut of fewest bytes. Raises ``PartitionError`` where the tags leave no split.
 
-    ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint`` chose to keep.
+    ``costs``: the forward values that may be computed again, each with the bytes that saving it must save for that to be worth it.
+    ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint`` chose to keep. ``apart``: the
+    halves run apart, and the caller may write to tensors in between.
     """
     graph = joint.graph
-    roles = _Roles(graph)
+    roles = _Roles(graph, apart)
     by_name = {n.name: n for n in graph.fx.nodes}
     reuse = known is not None and by_name.keys() >= set(known)
-    kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles)
+    kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles, costs or {})
     return split(graph, roles.incoming, kept)
 
 
-def fingerprint(joint: Joint) -> str:
-    """All a partition depends on, as text: calls, types, tags, what is returned, and the rules themselves."""
+def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True) -> str:
+    """All a partition depends on, as text: calls, types, tags, costs, what is returned, and the rules themselves."""
     lines: list[str] = []
     for node in joint.graph.fx.nodes:
         call = call_text(node) if node.op == "call_function" else f"{node.op} {node.args}"
-        lines.append(f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value}")
-    return "\n".join([_RULES, str(joint.signature), *lines])
+        lines.append(f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value} {costs.get(node, '')}")
+    return "\n".join([_RULES, str(joint.signature), f"apart: {apart}", *lines])
 
 
 class _Roles:
     """Which nodes depend on incoming gradients, which the function's outputs need, and which the gradients need."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, apart: bool) -> None:
         outs = list(zip(graph.signature.outs, graph.results, strict=True))
         nodes = list(graph.fx.nodes)
         self.incoming: set[fx.Node] = set()
@@ -104,6 +138,8 @@ class _Roles:
         self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)
         self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late])
         self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
+        self._apart = apart
+        self._callers = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
         for node in self.forward & self.incoming:
             because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
             root = next((n for n in ancestors([node]) if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags), node)
@@ -113,49 +149,84 @@ class _Roles:
                 where=where_of(node),
             )
 
+    def is_callers(self, node: fx.Node) -> bool:
+        """Whether the caller may write to the value before backward runs: an input, or in the memory of an output."""
+        return self._apart and isinstance(value_of(node), Tensor) and (node.op == "placeholder" or storages(node) <= self._callers)
 
-def _choose(graph: Graph, roles: _Roles) -> set[fx.Node]:
-    """The values to save: a minimum vertex cut between what forward knows and what backward needs."""
+
+def _is_read_late(node: fx.Node) -> bool:
+    """Whether eager PyTorch keeps the value: its backward pass reads it, or a call that it makes again."""
+    return any(
+        _is_read_late(user) if is_view(user) else pass_of(user) == "backward" or tags_of(user).flags & _RECOMPUTED
+        for user in node.users
+        if user.op != "output"
+    )
+
+
+def _choose(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
+    """The values to save. What only backward needs is computed there, once, unless something that is saved is made of it: then it is of
+    forward, and the choice is made again."""
+    while True:
+        kept = _cut(graph, roles, costs)
+        of_forward = ancestors(kept) - roles.forward
+        if not of_forward:
+            return kept
+        roles.forward |= of_forward
+
+
+def _cut(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
+    """A minimum cut between what forward knows and what backward needs.
+
+    Each value is two nodes, *can be computed in backward* and *is there in backward*. The edge between them is cut where the
+    value is saved, the edge from the source to the first where it is computed again.
+    """
     known = [n for n in graph.fx.nodes if n in roles.backward and n not in roles.incoming]
     source, sink = 0, 1
     entry = {n: 2 + 2 * i for i, n in enumerate(known)}
-    edges: dict[tuple[int, int], float] = {}
-    for node in known:
-        into, out = entry[node], entry[node] + 1
-        # what forward writes to holds another value by the time backward runs
-        edges[into, out] = math.inf if node in roles.written else _price(node)
-        if node.op == "placeholder" or _stays_in_forward(node, roles):
-            edges[source, into] = math.inf
-        for user in node.users:
-            if user in entry:
-                edges[out, entry[user]] = math.inf
-            elif user in roles.backward and user.op != "output":
-                edges[out, sink] = math.inf
-    for result, slot in zip(graph.results, graph.signature.outs, strict=True):
-        if of_backward(slot) and isinstance(result, fx.Node) and result in entry:
-            edges[entry[result] + 1, sink] = math.inf
+    needed = {r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s) and isinstance(r, fx.Node)}
+    tails, heads, capacities = list[int](), list[int](), list[float]()
+
+    def edge(tail: int, head: int, capacity: float) -> None:
+        tails.append(tail)
+        heads.append(head)
+        capacities.append(capacity)
+
+    for node, into in entry.items():
+        view = is_view(node)
+        # what forward writes to holds another value by the time backward runs; what eager PyTorch does not keep, the caller may write to
+        is_safe = node not in roles.written and (not roles.is_callers(node) or _is_read_late(node))
+        edge(into, into + 1, _price(node, view) if is_safe else math.inf)
+        again = math.inf if node.op == "placeholder" else _price_again(node, view, roles, costs)
+        if again:
+            edge(source, into, again)
+        readers = {entry.get(user, sink) for user in node.users if user in roles.backward}
+        for reader in readers | {sink} if node in needed else readers:
+            edge(into + 1, reader, math.inf)
     try:
-        reached = minimum_cut(edges, source, sink, 2 + 2 * len(known))
+        reached = minimum_cut(tails, heads, capacities, source, sink, 2 + 2 * len(known))
     except ValueError as error:
         raise PartitionError(f"no value that may be saved separates forward from backward in {graph.name}") from error
-    return {n for n in known if entry[n] in reached and entry[n] + 1 not in reached}
+    return {n for n, into in entry.items() if reached[into] and not reached[into + 1]}
 
 
-def _price(node: fx.Node) -> float:
+def _price(node: fx.Node, view: bool) -> float:
     """Bytes that saving a node keeps alive: an input is alive anyway; a view is computed again from what it looks at."""
     if node.op in ("placeholder", "get_attr"):
         return 1
     value = value_of(node)
     if not isinstance(value, Tensor):
         return 1 if not isinstance(value, (list, tuple)) else math.inf
-    return math.inf if is_view(node) else nbytes(value) + 1
+    return math.inf if view or Tag.MUST_RECOMPUTE in tags_of(node).flags else nbytes(value) + 1
 
 
-def _stays_in_forward(node: fx.Node, roles: _Roles) -> bool:
-    """Whether backward may not compute the node: it would run a second time, or draw a second time."""
-    if node.op == "get_attr" or is_view(node) or not isinstance(value_of(node), (Tensor, list, tuple)):
-        return False
-    return Tag.MUST_SAVE in tags_of(node).flags or node in roles.forward
+def _price_again(node: fx.Node, view: bool, roles: _Roles, costs: Mapping[fx.Node, float]) -> float:
+    """What computing a node in backward costs, in bytes: nothing where forward does not need it, infinity where it must run once."""
+    if node.op == "get_attr" or view or not isinstance(value_of(node), (Tensor, list, tuple)):
+        return 0
+    flags = tags_of(node).flags
+    if Tag.MUST_SAVE in flags:
+        return math.inf
+    return 0 if node not in roles.forward or flags & _RECOMPUTED else costs.get(node, math.inf)
 
 
 def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition:
@@ -163,7 +234,8 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     outs = list(zip(graph.signature.outs, graph.results, strict=True))
     gradients = [(s, v) for s, v in outs if of_backward(s)]
-    backward_nodes = ancestors([v for _, v in gradients], kept)
+    results = [v for _, v in gradients]
+    backward_nodes = ancestors(results, kept)
     slot_of: dict[fx.Node, Slot] = {node: slot for slot, node in ins}
     saved: list[tuple[Input | Saved, fx.Node]] = []
     for node in graph.fx.nodes:  # in the order of the joint graph, so that printed halves are stable
@@ -174,25 +246,51 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
     pinned = [n for n in graph.fx.nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
-    forward_nodes = ancestors([v for _, v in forward_outs] + pinned)
+    forward_needs = ancestors([v for _, v in forward_outs] + pinned)
+    forward_nodes = [n for n in graph.fx.nodes if n in forward_needs]
+    own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
+    made_in_backward = backward_nodes - kept
+    again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
     tangents = [(s, n) for s, n in ins if n in incoming]
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
-        verify(copy_nodes(graph, backward_nodes, [*saved, *tangents], list(gradients), "backward")),
-        tuple(_kept(slot, node) for slot, node in saved),
+        verify(copy_nodes(graph, _in_time(graph, backward_nodes, incoming, kept), [*saved, *tangents], list(gradients), "backward")),
+        tuple(_kept(slot, node, own_memory) for slot, node in saved),
+        tuple(_again(n) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),
     )
 
 
-def _kept(slot: Input | Saved, node: fx.Node) -> Kept:
+def _in_time(graph: Graph, nodes: set[fx.Node], incoming: set[fx.Node], kept: set[fx.Node]) -> Iterator[fx.Node]:
+    """The nodes of backward in the order of the joint graph, but what forward has computed before only when it is first needed: computed
+    any sooner, it would take memory in vain."""
+    done = kept & nodes
+    late = [n for n in graph.fx.nodes if n in nodes and (n in incoming or pass_of(n) == "backward")]
+    position = {n: i for i, n in enumerate(graph.fx.nodes)}
+    for node in (*late, graph.fx.output_node()):
+        before = (ancestors(node.all_input_nodes, done) - done) & nodes
+        yield from sorted(before, key=position.__getitem__)
+        done |= before
+        if node in nodes:
+            yield node
+            done.add(node)
+
+
+def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
+    """``outputs``: the memory of what the function returns."""
     value = value_of(node)
     if isinstance(slot, Captured):
         why, size = "captured: alive anyway", 0
-    elif isinstance(slot, (Arg, Base)):
+    elif node.op == "placeholder":
         why, size = "an argument: alive anyway", 0
-    elif node.users and any(u.op == "output" for u in node.users):
+    elif storages(node) and storages(node) <= outputs:
         why, size = "an output: alive anyway", 0
     else:
         size = nbytes(value)
         why = tags_of(node).reason(Tag.MUST_SAVE) or "fewest bytes from which backward can be computed"
     return Kept(slot, type_text(value), size, where_of(node), why)
+
+
+def _again(node: fx.Node) -> Again:
+    why = tags_of(node).reason(_RECOMPUTED) or "it fuses into what reads it: cheaper than keeping it"
+    return Again(node.name, type_text(value_of(node)), where_of(node), why)

@@ -29,7 +29,7 @@ def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs:
         nodes = [n for n in graph.fx.nodes if n.op == "call_function" and isinstance(value_of(n), Tensor)]
         pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
         outs: list[tuple[Slot, Any]] = [(Saved(n.name), n) for n in nodes]
-        every = copy_nodes(graph, set(graph.fx.nodes), pairs, outs, graph.name)
+        every = copy_nodes(graph, graph.fx.nodes, pairs, outs, graph.name)
         state = torch.get_rng_state()
         with torch.no_grad():
             expected = every.run(*values)

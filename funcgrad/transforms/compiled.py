@@ -19,20 +19,25 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..backends.choose import choose_backend
+from ..capture.draws import narrow
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.observe import observe
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
+from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning, RetraceError
 from ..graphs import verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
+from ..partition.cost import fused_costs
 from ..partition.partition import fingerprint, partition
+from ..partition.saved import SavedValues, saved_values
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
 from ..runtime.check import require_same
+from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted_peak
 from ..runtime.fit import key_of, why_not, with_symbols
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
@@ -101,6 +106,23 @@ class Compiled:
                 if not why_not(program, inputs):
                     return program
             return self._compile_and_keep(inputs)
+
+    def saved(self, *args: Any, **kwargs: Any) -> SavedValues:
+        """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the cost of computing it
+        again instead. Runs nothing. Of a gradient, which runs as one program: what lives on from its forward part to its backward part,
+        where that computes anything again (elsewhere the order of the program alone decides)."""
+        program = self.program(*args, **kwargs)
+        return saved_values(self.__name__, program.joint, program.partition)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryUse:
+        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one."""
+        program = self.program(*args, **kwargs)
+        measured = measured_peak(program, flatten((args, kwargs))[0], lambda: self(*args, **kwargs))
+        return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program), measured)
+
+    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+        """Operations, bytes moved, and the time both need at least on this machine. Does not run the function."""
+        return cost_of(self.program(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """As in JAX: ``c.lower(*args).compile()`` is ``c.program(*args)``."""
@@ -183,22 +205,24 @@ class Compiled:
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
                 inner = Inner(
                     definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-                    definition.root, self._options.backward_autocast,
+                    definition.root, self._options.backward_autocast, policy_of(self._options.policy),
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
+                backend = choose_backend(self._options, joint.graph)
             with stages("tag"):
-                joint = tag_joint(joint)
+                fuses = backend.fuses and definition.splits and facts.differentiable
+                joint = tag_joint(narrow(joint, fuses))
                 verify(joint.graph)
             with stages("partition"):
-                name = digest(fingerprint(joint))
+                costs = fused_costs(joint.graph) if fuses else {}
+                name = digest(fingerprint(joint, costs, definition.splits))
                 known = _STORE.get(name)
-                split = partition(joint, known)
+                split = partition(joint, costs, known, definition.splits)
                 if known is None:
                     _STORE.put(name, sorted(split.kept))
             with stages("lower"):
                 graphs = graphs_to_run(definition, inner, joint, split, refused)
-                backend = choose_backend(self._options, graphs)
                 kernels = tuple(backend.lower(graph) for graph in graphs)
             with stages("schedule"):
                 schedules = tuple(backend.schedule(k) for k in kernels)

@@ -21,6 +21,7 @@ from ..capture.where import named_error
 from ..errors import TraceError
 from ..graphs import Graph, Joint, is_random, restrict, value_of
 from ..layers.subclass import subclass
+from ..partition.join import join
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
 from ..runtime.tangents import Outline, TangentLayout
@@ -43,14 +44,14 @@ def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad
 
 
 def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
-    """The whole joint graph, or its two halves."""
+    """The whole joint graph (with what the partition computes again), or its two halves."""
     if definition.splits and inner.facts.differentiable and refused is None:
         own = {n.name: slot for slot, n in zip(joint.signature.ins, joint.graph.placeholders, strict=True)}
         saved = [s for s in split.forward.signature.outs if isinstance(s, Saved) and s.name not in own]
         ins = tuple(own.get(s.name, s) if isinstance(s, Saved) else s for s in split.backward.signature.ins)
         outs = [slot for outer in inner.signature.outs for slot in _inner_outs(joint, outer)]
         return [restrict(split.forward, [*outs, *saved]), evolve(split.backward, signature=evolve(split.backward.signature, ins=ins))]
-    return [restrict(joint.graph, [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
+    return [restrict(join(joint, split), [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
 
 
 def _inner_outs(joint: Joint, outer: Slot) -> list[Slot]:

@@ -1,4 +1,4 @@
-void k_6789d570f1ff(const float* restrict p0, const float* restrict p1, float* restrict p2, float* restrict p3) {
+void k_ad4bd5a04a71(const float* restrict p0, const float* restrict p1, float* restrict p2, float* restrict p3) {
   {
     float k0[64] __attribute__((aligned(64)));
     float k1[64] __attribute__((aligned(64)));
@@ -57,8 +57,8 @@ void k_6789d570f1ff(const float* restrict p0, const float* restrict p1, float* r
         const float v25 = v22 * v18;
         a4 = a4 + v23;
         a5 = a5 + v24;
-        k3[c0] = v23;
-        k4[c0] = v18;
+        k3[c0] = v18;
+        k4[c0] = v23;
         p3[c0 + r0 * 64] = v25;
       }
       const float v16 = a5 / 64.0f;
@@ -66,8 +66,8 @@ void k_6789d570f1ff(const float* restrict p0, const float* restrict p1, float* r
       float a6 = 0;
       #pragma omp simd reduction(+:a6)
       for (int64_t c0 = 0; c0 < 64; ++c0) {
-        const float v23 = k3[c0] - v17;
-        const float v24 = k4[c0] * v16;
+        const float v23 = k4[c0] - v17;
+        const float v24 = k3[c0] * v16;
         const float v25 = v23 - v24;
         const float v26 = v9 * v25;
         const float v27 = v26 * k1[c0];

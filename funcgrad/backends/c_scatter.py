@@ -1,0 +1,80 @@
+"""Kernels that scatter, as C: what may write to one place is done in order, by one thread.
+
+Threads share the rows that differ along axes on which elements are put apart; where there are none, the columns: each thread goes over
+all rows, with a range of columns of its own. So results are the same on any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..loops.index import Axis, Index, substitute
+from ..loops.ir import Expr, Kernel, Put, computed, walk
+from .c_language import STORED, C, stored
+from .emitter import elements, index_text, print_expressions
+
+_SHARE = 64
+"""Columns for which a thread is worth its start."""
+
+_LINE = 16
+"""Columns that no two threads share: a cache line of single precision."""
+
+
+def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
+    """The lines of a kernel's function; threads are started for so many operations."""
+    puts = [e for e in kernel.stages[0].effects if isinstance(e, Put)]
+    parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
+    takes = [f"const {STORED[b.dtype]}* restrict {parameters[b.name]}" for b in kernel.reads]
+    takes += [f"{STORED[b.dtype]}* restrict {parameters[b.name]}" for b in kernel.writes]
+    shared, ordered, columns = kernel.rows[: puts[0].apart], kernel.rows[puts[0].apart :], kernel.columns
+    rows, width = math.prod(a.size for a in shared), math.prod(a.size for a in columns)
+    many = rows * math.prod(a.size for a in ordered) * width * len(walk(computed(puts))) >= parallel_from
+    by_columns = many and rows == 1 and width >= 2 * _SHARE
+    lines = _loops(ordered, _body(kernel, puts, parameters, ("begin", "end") if by_columns else ("0", str(width))))
+    if shared:
+        head = ["#pragma omp parallel for schedule(static)"] if many and rows > 1 else []
+        lines = [*head, f"for (int64_t row = 0; row < {rows}; ++row) {{", *_indented([*_decoded(shared, rows), *lines]), "}"]
+    elif by_columns:
+        lines = [
+            f"#pragma omp parallel num_threads(CLAMP(omp_get_max_threads(), 1, {width // _SHARE}))", "{",
+            f"  const int64_t lines = {-(-width // _LINE)}, thread = omp_get_thread_num(), threads = omp_get_num_threads();",
+            f"  const int64_t begin = lines * thread / threads * {_LINE}, next = lines * (thread + 1) / threads * {_LINE};",
+            f"  const int64_t end = next < {width} ? next : {width};",
+            *_indented(lines), "}",
+        ]  # fmt: skip
+    return [f"void {{name}}({', '.join(takes)}) {{", *_indented(lines), "}"]
+
+
+def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: tuple[str, str]) -> list[str]:
+    """What is done in a row: what is the same in all its columns, then a loop over them."""
+    language, names, roots = C(parameters), dict[Expr, str](), computed(puts)
+    lines = print_expressions(language, [e for e in walk(roots) if not e.full], names, lambda e: not e.full)
+    inside = print_expressions(language, roots, names, lambda e: True)
+    for put in puts:
+        at = index_text(substitute(put.at, elements(language, put.found, names)))
+        inside.append(stored(parameters[put.buffer], at, names[put.value], put.value.dtype))
+    if not kernel.columns:
+        return [*lines, *inside]
+    (axis,), (begin, end) = kernel.columns, bounds
+    loop = f"for (int64_t {axis.name} = {begin}; {axis.name} < {end}; ++{axis.name}) {{"
+    return [*lines, "#pragma omp simd", loop, *_indented(inside), "}"]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _decoded(axes: Sequence[Axis], rows: int) -> list[str]:
+    lines: list[str] = []
+    rest = Index(((Axis("row", rows), 1),))
+    for axis in reversed(axes):
+        lines.insert(0, f"const int64_t {axis.name} = {index_text(rest % axis.size)};")
+        rest = rest // axis.size
+    return lines
+
+
+def _loops(axes: Sequence[Axis], body: list[str]) -> list[str]:
+    for axis in reversed(axes):
+        body = [f"for (int64_t {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name}) {{", *_indented(body), "}"]
+    return body

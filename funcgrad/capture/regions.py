@@ -1,0 +1,135 @@
+"""Checkpoint regions: what is recorded inside ``torch.utils.checkpoint.checkpoint``, and what its policy says of it.
+
+While a trace runs, a checkpointed function is called like any other, and each call it makes is marked. The innermost region
+speaks for a value; a value that leaves it is judged by the region around it, and one that leaves all of them is saved: that
+is where computing again stops. Eager PyTorch recomputes a region as a whole; the partition takes from it what backward needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+from ..checkpoint_policies import Policy, name_asked
+from ..errors import UnsupportedTransformError
+from ..graphs import Graph, is_view, pass_of, tensors_in
+from ..tags import Said, Tag, said_of, say
+from ..torch_private import is_operator
+from .where import user_line
+
+_FLAGS = {
+    CheckpointPolicy.MUST_SAVE: Tag.MUST_SAVE,
+    CheckpointPolicy.PREFER_SAVE: Tag.NONE,
+    CheckpointPolicy.MUST_RECOMPUTE: Tag.MUST_RECOMPUTE,
+    CheckpointPolicy.PREFER_RECOMPUTE: Tag.PREFER_RECOMPUTE,
+    CheckpointPolicy.MUST_CPU_OFFLOAD: Tag.MUST_SAVE,
+    CheckpointPolicy.PREFER_CPU_OFFLOAD: Tag.NONE,
+}
+
+_numbers = itertools.count()
+
+
+@frozen
+class Region:
+    """One call of a checkpointed function, or (``policy=``) a compiled function as a whole. No policy: nothing is saved."""
+
+    number: int
+    policy: Policy | None
+    name: str
+
+    def judge(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Said:
+        """What the policy says of one call, on fake tensors. Policies speak of operators; anything else may be computed again."""
+        if self.policy is None or not is_operator(op):
+            return Said(self.number, self.name, Tag.PREFER_RECOMPUTE, f"inside of {self.name}")
+        answer = self.policy(SelectiveCheckpointContext(is_recompute=False, op_output=out), op, *args, **kwargs)
+        if isinstance(answer, bool):
+            answer = CheckpointPolicy.MUST_SAVE if answer else CheckpointPolicy.PREFER_RECOMPUTE
+        if "OFFLOAD" in answer.name and any(t.device.type != "cpu" for t in tensors_in(out)):
+            raise UnsupportedTransformError(
+                f"a checkpoint policy asks for {answer.name} of {op}, and values are kept where they are",
+                where=user_line(),
+                fix="answer with MUST_SAVE or MUST_RECOMPUTE",
+            )
+        named = f" of {name_asked()!r}" if name_asked() else ""
+        return Said(self.number, self.name, _FLAGS[answer], f"the policy of {self.name} says {answer.name}{named}")
+
+
+def whole(policy: Policy) -> Region:
+    """A compiled function as one region."""
+    return Region(next(_numbers), policy, "the compiled function")
+
+
+def checkpointed(enter: Callable[[Region], contextlib.AbstractContextManager[None]]) -> Callable[..., Iterator[None]]:
+    """What stands for torch's own generator in ``checkpoint(f, use_reentrant=False)`` while a trace runs: it is entered before ``f``
+    is called and left afterwards."""
+
+    def region(function: Any, preserve: bool, context_fn: Callable[[], tuple[Any, Any]], *rest: Any, **kwargs: Any) -> Iterator[None]:
+        where = user_line()
+        name = f"checkpoint at {where}" if where else "checkpoint"
+        with enter(Region(next(_numbers), _policy(context_fn), name)):
+            yield
+
+    return region
+
+
+def _policy(context_fn: Callable[[], tuple[Any, Any]]) -> Policy | None:
+    contexts = context_fn()
+    if all(isinstance(c, contextlib.nullcontext) for c in contexts):
+        return None
+    policy: Policy | None = getattr(contexts[0], "policy_fn", None)
+    if policy is None:
+        raise UnsupportedTransformError(
+            "torch.utils.checkpoint is given a context_fn whose contexts are not those of create_selective_checkpoint_contexts",
+            where=user_line(),
+            fix="say what is saved with a policy: context_fn=partial(create_selective_checkpoint_contexts, policy)",
+        )
+    return policy
+
+
+def mark(regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Note what the regions around a call say of its result. Where it only names a value, they say it of the value."""
+    said = tuple(region.judge(op, args, kwargs, out) for region in regions)
+    for one in (node, *node.users):
+        say(one, said)
+    if name_asked() is not None:
+        while is_view(node):
+            node = node.all_input_nodes[0]
+        of = {one.region: one for one in said}  # a region speaks only of what is made in it
+        say(node, tuple(of.get(one.region, one) for one in said_of(node)))
+
+
+def judgements(graph: Graph) -> Iterator[tuple[fx.Node, Tag, str]]:
+    """Each value that a region speaks of with the flag and the reason that hold for it."""
+    result = {n for n in graph.results if isinstance(n, fx.Node)}
+    for node in graph.fx.nodes:
+        said = said_of(node)
+        if node.op != "call_function" or not said or is_view(node) or not tensors_in(node.meta.get("val")):
+            continue
+        inside = min((_common(said, user) for user in _forward_readers(node, result)), default=len(said))
+        if inside:
+            yield node, said[inside - 1].flag, said[inside - 1].why
+        else:
+            yield node, Tag.MUST_SAVE, f"a result of {said[0].name}"
+
+
+def _common(said: Sequence[Said], reader: Sequence[Said]) -> int:
+    """How many regions, from the outermost, stand around both."""
+    pairs = itertools.takewhile(lambda pair: pair[0].region == pair[1].region, zip(said, reader, strict=False))
+    return len(list(pairs))
+
+
+def _forward_readers(node: fx.Node, results: set[fx.Node]) -> Iterator[Sequence[Said]]:
+    """Where a value is read in forward, also through views: what the regions around each reader say of that."""
+    for user in node.users:
+        if user.op == "output":
+            yield ()
+        elif isinstance(user.meta.get("val"), Tensor) and is_view(user):
+            yield from _forward_readers(user, results)
+        elif pass_of(user) == "forward":
+            yield said_of(user)

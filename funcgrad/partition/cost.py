@@ -1,0 +1,77 @@
+"""What it costs to compute a forward value again in backward, read from the op table: a few operations where it fuses into the
+kernel that reads it, a whole call where the library computes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from ..graphs import Graph, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
+from ..loops.fuse import EXPENSIVE
+from ..loops.lower import Lowering, lower
+from ..loops.values import Map, Reduce, Value, Within, below
+
+_BYTES = 0.25
+"""How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of memory moves one."""
+
+
+def fused_costs(graph: Graph) -> Mapping[fx.Node, float]:
+    """For each forward value that would be computed in the kernel that reads it: the cost of that, in bytes that could be moved
+    meanwhile. A value that a library call of backward reads has to be written to memory once more."""
+    lowering = lower(graph)
+    costs: dict[fx.Node, float] = {}
+    for node in graph.fx.nodes:
+        if node.op == "call_function" and pass_of(node) == "forward" and node in lowering.values and node not in lowering.externs:
+            operations = _operations(node, lowering)
+            if operations < math.inf:
+                costs[node] = _BYTES * operations + (nbytes(value_of(node)) if _is_read_by_library(node, lowering) else 0)
+    return costs
+
+
+def _operations(node: fx.Node, lowering: Lowering) -> float:
+    """Element-wise operations in one call; infinite where it takes a loop of its own."""
+    value = lowering.values[node]
+    known = {lowering.values[n] for n in node.all_input_nodes if n in lowering.values}
+    return sum(_own_operations(v) for v in below([value], stop=known.__contains__) if v not in known)
+
+
+def _own_operations(value: Value) -> float:
+    if isinstance(value, Reduce):
+        return math.inf
+    if isinstance(value, Map):
+        return (20.0 if value.op in EXPENSIVE else 1.0) * value.numel
+    return float(value.numel) if isinstance(value, Within) else 0.0
+
+
+def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:
+    return any(
+        (user in lowering.externs and pass_of(user) == "backward") or (is_view(user) and _is_read_by_library(user, lowering))
+        for user in node.users
+    )
+
+
+def flops(node: fx.Node, lowering: Lowering | None = None) -> float:
+    """Floating-point operations of one call: PyTorch's own count where it has one (matrix products, convolutions, attention), else
+    one (or what the op table says) for each element of what is read or made."""
+    if node.op != "call_function" or is_view(node) or is_getitem(node):
+        return 0.0
+    from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 # takes 0.3 s to import: only for those who ask
+
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if formula is not None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+        return float(formula(*args, **kwargs, out_val=value_of(node)))
+    if lowering is not None and node in lowering.values and node not in lowering.externs:
+        operations = _operations(node, lowering)
+        if operations < math.inf:
+            return operations
+    return float(max((_numel(value_of(n)) for n in (node, *node.all_input_nodes)), default=0))
+
+
+def _numel(value: Any) -> int:
+    tensors: Sequence[Tensor] = tensors_in(value)
+    return sum(t.numel() for t in tensors)

@@ -1,0 +1,206 @@
+"""What a program takes: bytes at the worst moment (simulated and measured), operations, bytes moved, and the time they need at least."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from ..backends.backend import Allocate, Call, Launch, Schedule
+from ..graphs import is_view, nbytes, storages, value_of
+from ..loops.ir import Buffer
+from ..loops.lower import lower
+from ..partition.cost import flops
+from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
+from ..torch_private import storage_id
+from ..trees import flatten
+from .program import Program
+
+
+@frozen
+class MemoryUse(Shown):
+    """Bytes above what is there before the call: ``saved_bytes`` are alive between forward and backward, ``predicted_peak`` and
+    ``measured_peak`` at the worst moment of both, results included."""
+
+    function: str
+    saved_bytes: int
+    predicted_peak: int
+    measured_peak: int
+
+    def doc(self) -> Doc:
+        rows = (
+            ("saved for backward", in_bytes(self.saved_bytes)),
+            ("peak, predicted", in_bytes(self.predicted_peak)),
+            ("peak, measured", in_bytes(self.measured_peak)),
+        )
+        return Doc(f"memory of {self.function}", (Table(("", ""), rows),))
+
+
+@frozen
+class Cost(Shown):
+    """``flops``: floating-point operations; ``bytes_moved``: what each kernel and library call reads and writes, each tensor once;
+    ``roofline_seconds``: the time that takes on this machine if every step runs at the speed of the multiplier or of memory."""
+
+    function: str
+    flops: float
+    bytes_moved: int
+    roofline_seconds: float
+
+    def doc(self) -> Doc:
+        rows = (
+            ("operations", in_operations(self.flops)),
+            ("bytes moved", in_bytes(self.bytes_moved)),
+            ("at least", in_seconds(self.roofline_seconds)),
+        )
+        return Doc(f"cost of {self.function}", (Table(("", ""), rows),))
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def predicted_peak(program: Program) -> int:
+    """The most bytes alive at a time, by the schedules: forward, then backward, which begins with what forward left."""
+    peak = there = 0
+    for schedule in program.schedule:
+        highest, left = _alive(schedule)
+        peak, there = max(peak, there + highest), there + left
+    return peak
+
+
+class _Alive:
+    """Which pieces of memory are alive, each under the names that look at it."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._size: dict[int | str, int] = {}
+        self._names: Counter[int | str] = Counter()
+        self._held: dict[str, Sequence[int | str]] = {}
+
+    def hold(self, name: str, memory: Mapping[int | str, int], besides: int = 0) -> None:
+        for place, size in memory.items():
+            if not self._names[place]:
+                self._size[place] = size
+                self.now += size
+            self._names[place] += 1
+        self._held[name] = tuple(memory)
+        self.peak = max(self.peak, self.now + besides)
+
+    def drop(self, name: str) -> None:
+        for place in self._held.pop(name, ()):
+            self._names[place] -= 1
+            self.now -= 0 if self._names[place] else self._size[place]
+
+
+def _alive(schedule: Schedule) -> tuple[int, int]:
+    """The most bytes one schedule has allocated at a time, and those of its results."""
+    nodes = {n.name: n for n in schedule.graph.fx.nodes}
+    given = {place for n in nodes.values() if n.op in ("placeholder", "get_attr") for place in storages(n)}
+    alive = _Alive()
+    for step in schedule.steps:
+        if isinstance(step, Allocate):
+            node = nodes.get(step.buffer.name)
+            alive.hold(step.buffer.name, {step.buffer.name if node is None else min(storages(node)): _size(step.buffer)})
+        elif isinstance(step, Launch):
+            alive.hold(step.name, {}, step.arena.nbytes)
+        elif isinstance(step, Call):
+            if step.into is not None:
+                alive.drop(step.into.name)
+            memory = _memory(value_of(step.node))
+            alive.hold(step.node.name, {place: size for place, size in memory.items() if place not in given})
+        else:
+            for name in step.names:
+                alive.drop(name)
+    return alive.peak, alive.now
+
+
+def _memory(value: Any) -> dict[int, int]:
+    """The memory a call's results lie in, by identity."""
+    tensors = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
+    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors}
+
+
+def _size(buffer: Buffer) -> int:
+    return math.prod(buffer.shape) * buffer.dtype.itemsize
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Bytes that PyTorch allocated at the worst moment of one call, above what was there before it, its result included."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        result = call()
+    del result
+    on_gpu = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else 0
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    current = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        current += event.nbytes()
+        peak = max(peak, current)
+    return max(peak, on_gpu)
+
+
+def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], Any]) -> int:
+    """Run a call and, where the program has a backward half, its backward pass with respect to ``inputs`` and what is captured. Scratch
+    memory of kernels, which PyTorch does not see, is added: the largest arena of a launch."""
+    wrt = [t for t in (*inputs, *(c.read() for c in program.facts.captured)) if isinstance(t, Tensor) and t.requires_grad]
+
+    def both() -> Any:
+        result = call()
+        roots = [t for t in flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
+        if len(program.schedule) == 1 or not roots:
+            return result
+        return result, torch.autograd.grad(roots, wrt, [torch.ones_like(t) for t in roots], allow_unused=True)
+
+    arenas = [step.arena.nbytes for schedule in program.schedule for step in schedule.steps if isinstance(step, Launch)]
+    return peak_bytes(both) + max(arenas, default=0)
+
+
+# ── operations and bytes ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cost_of(program: Program) -> Cost:
+    """What the steps of a program's schedules do. What a kernel computes again for each reader is counted once."""
+    total, moved, seconds = 0.0, 0, 0.0
+    for schedule in program.schedule:
+        lowering = lower(schedule.graph)
+        operations = {n.name: flops(n, lowering) for n in schedule.graph.fx.nodes}
+        total += sum(operations.values())
+        for step in schedule.steps:
+            if isinstance(step, Launch):
+                own = sum(operations.get(name, 0) for kernel in step.kernels for name in kernel.computes)
+                bytes_there = sum(map(_size, step.buffers))
+            elif isinstance(step, Call) and not is_view(step.node):
+                own = operations[step.node.name]
+                bytes_there = nbytes(value_of(step.node)) + sum(nbytes(value_of(n)) for n in step.node.all_input_nodes)
+            else:
+                continue
+            moved += bytes_there
+            seconds += max(own / _speeds()[0], bytes_there / _speeds()[1])
+    return Cost(program.name, total, moved, seconds)
+
+
+@functools.cache
+def _speeds() -> tuple[float, float]:
+    """Operations and bytes a second that this machine reaches: a matrix product in the default dtype, and a copy in memory."""
+    a, b, c = torch.ones(512, 512), torch.ones(2**24), torch.ones(2**24)
+    product = min(_seconds(lambda: a @ a) for _ in range(5))
+    copy = min(_seconds(lambda: c.copy_(b)) for _ in range(5))
+    return 2 * 512**3 / product, 2 * b.numel() * b.element_size() / copy
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

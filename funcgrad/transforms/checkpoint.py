@@ -1,0 +1,80 @@
+"""``checkpoint`` and ``checkpoint_name``: what a function need not keep for its backward pass, in eager PyTorch and compiled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import checkpoint as checkpoint_eager
+
+from ..capture.trace import active_trace
+from ..checkpoint_policies import Policy, naming, policy_of
+from ..errors import ArgumentError
+from ..torch_private import draws_random, is_operator, transform_active, writes_inputs
+from ..trees import tree_map
+
+
+def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
+    """``f`` whose intermediate values are not kept for backward but computed again, as ``policy`` says.
+
+    ``f`` takes and returns pytrees of tensors. ``policy`` is the name of a policy (``"dots_saveable"``), a function of
+    ``fg.checkpoint_policies``, any function that ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` takes, or a list of
+    operators to save; None saves nothing but the arguments. Random draws are made once: compiled, the draw is kept; in eager
+    PyTorch the generator is set back. Called outside of a compiled function, this is
+    ``torch.utils.checkpoint.checkpoint(f, ..., use_reentrant=False)``. Inside a ``torch.func`` transform that is not compiled, ``f``
+    is called as it is: torch.func allows no hooks on saved tensors, so the numbers are the same and nothing is computed again.
+
+    Raises ``OptionError`` for what is no policy, ``ArgumentError`` if ``f`` is no function, and where a policy demands that a value be
+    computed again that cannot be (a random draw, an operator with effects) ``PartitionError``.
+    """
+    if not callable(f):
+        raise ArgumentError(f"the first argument must be a function, got a {type(f).__name__}", fix="pass the function, not its result")
+    chosen = policy_of(policy)
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if active_trace() is None and transform_active():
+            return f(*args, **kwargs)
+        contexts: Callable[[], Any] = noop_context_fn
+        if chosen is not None:
+            asked = _in_eager(chosen) if active_trace() is None else chosen
+            contexts = functools.partial(create_selective_checkpoint_contexts, asked)
+        # the keywords of f by way of a partial function: some are keywords of torch's checkpoint, too
+        return checkpoint_eager(functools.partial(f, **kwargs), *args, use_reentrant=False, context_fn=contexts)
+
+    functools.update_wrapper(checkpointed, f, updated=())
+    return checkpointed
+
+
+_UNWRITTEN = frozenset(getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+
+
+def _in_eager(policy: Policy) -> Policy:
+    """A policy for torch's own contexts. They hand out a saved tensor in place of the call: a skipped draw would leave the generator
+    behind, and what is written in place is saved as it was before, or not at all."""
+
+    def ask(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy | bool:
+        if is_operator(op) and (draws_random(op) or writes_inputs(op) or op.overloadpacket in _UNWRITTEN):
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        return policy(ctx, op, *args, **kwargs)
+
+    return ask
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """``x``, a pytree of tensors, as values that a checkpoint policy knows by ``name``; the tensors returned are views of those given.
+
+    Raises ``ArgumentError`` if ``name`` is no string.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"checkpoint_name takes a name, got {name!r}", fix='checkpoint_name(x, "attention")')
+    with naming(name):
+        return tree_map(lambda leaf: _seen(leaf) if isinstance(leaf, Tensor) else leaf, x)
+
+
+def _seen(tensor: Tensor) -> Tensor:
+    """A view of a tensor as a whole: the call that a policy is asked about."""
+    return tensor.view_as(tensor)
