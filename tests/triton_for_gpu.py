@@ -11,6 +11,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).parent))
 
 from golden.test_kernels import CASES
+from triton_samples import FORWARD, column_totals, scans
 
 import funcgrad as fg
 from funcgrad.backends import triton, triton_language
@@ -31,10 +32,6 @@ def every_operation(x, w, half, truth):
     )  # fmt: skip
 
 
-def column_totals(x):
-    return (torch.softmax(x, 1).sum(0) ** 2).sum() + x.amax(0).sum() + (x * x).sum(0).sin().sum()
-
-
 def compile_all(program):
     backend = TritonBackend(torch.device("cpu"))
     for kernels in program.kernels:
@@ -48,7 +45,13 @@ def compile_all(program):
                 compile_one(module[f"{printed.name}_total{i}"], [p.dtype, dtypes[p.buffer]], 4)
 
 
+compiled_before = set()
+
+
 def compile_one(kernel, dtypes, warps):
+    if (kernel.__name__, *dtypes) in compiled_before:
+        return
+    compiled_before.add((kernel.__name__, *dtypes))
     signature = {name: f"*{NAMES[dtype]}" for name, dtype in zip(kernel.arg_names, dtypes, strict=True)}
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(dtypes))}
     source = ASTSource(fn=kernel, signature=signature, constexprs={}, attrs=aligned)
@@ -57,11 +60,16 @@ def compile_one(kernel, dtypes, warps):
 
 
 x = torch.zeros(6, 40)
+fg.jit(lambda x: x.sin() * 2, backend="c")(x)
+assert "funcgrad.backends.triton_functions" not in sys.modules  # Triton is none of the others' business
 compile_all(fg.jit(every_operation, backend="aten").program(x, x.to(torch.int16), x.bfloat16(), x > 0))
 for f, argument in CASES.values():
     compile_all(fg.grad_compiled(f, backend="aten").program(argument))
+for f, *arguments in FORWARD.values():
+    compile_all(fg.jit(f, backend="aten").program(*arguments))
 triton._LONGEST, triton._STEP, triton._STRIP, triton._TILE, triton._PROGRAMS = 8, 16, 16, 64, 2
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
+compile_all(fg.jit(scans, backend="aten").program(x))
 triton_language.WIDE_FROM = 0
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
 print("all compiled")
