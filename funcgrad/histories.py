@@ -97,3 +97,24 @@ def family_of(t: torch.Tensor) -> torch.Tensor:
     """
     base = view_base(t)
     return t if base is None or (t.requires_grad and not base.requires_grad) else base
+
+
+class _WithHistory(torch.autograd.Function):
+    """To autograd, its second argument; in memory, its first."""
+
+    @staticmethod
+    def forward(ctx: Any, look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
+        return look.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, gradient
+
+
+def with_history_of(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
+    """A tensor over the memory of ``look`` through which gradients flow to ``carrier``."""
+    if not carrier.requires_grad:
+        return look.detach()
+    with torch.enable_grad():
+        tensor: torch.Tensor = _WithHistory.apply(look, carrier)  # type: ignore[no-untyped-call]
+    return tensor

@@ -7,6 +7,7 @@ so that no option is ever accepted and ignored.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,23 @@ def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
     if not all(type(p) is int for p in positions):
         raise OptionError(f"{value!r} names no positions of arguments", fix="pass an int, or a tuple of ints")
     return positions  # type: ignore[return-value]
+
+
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _budget(value: int | float | str | None) -> int | float | None:
+    """Bytes as an int, a fraction as a float."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)\s*", value)
+        if found:
+            return int(float(found[1]) * _UNITS[found[2]])
+    elif value is None or (type(value) is int and value >= 0) or (type(value) is float and 0 < value <= 1):
+        return value
+    raise OptionError(
+        f"memory_budget={value!r} is neither bytes nor a fraction",
+        fix='pass bytes as an int, a text like "512MiB" or "2GB", or a fraction of what autograd needs as a float up to 1.0',
+    )
 
 
 BackwardAutocast = None | str | tuple[tuple[tuple[str, Any], ...], ...]
@@ -54,7 +72,9 @@ class Options:
     a CUDA device; under TRITON_INTERPRET=1 for those of the CPU too, slowly), ``"aten"`` (the graph as one Python function of ATen calls)
     or ``"auto"``, which picks the fastest one for the tensors of the call.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
-    rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed.
+    rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed. ``"philox"``: each call draws one number from
+    the default generator, and all that is random in it is a function of that (Philox4x32-10): fused into kernels, computed again in
+    backward instead of saved, the same on every backend. Of nested compiled functions the outermost one's option holds.
     numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats static. ``"fast"``: fused kernels, which round
     elsewhere; half precision is computed in float32 and rounded where it is stored, or cast to.
     dynamic: one program for each set of sizes. ``None``: a float argument becomes a symbol at its second value (then
@@ -64,14 +84,17 @@ class Options:
     ``AutocastWarning`` where autocast is on when a gradient is compiled.
     policy: what may be saved for backward, as if the whole function were one ``fg.checkpoint``: the name of a policy of
     ``fg.checkpoint_policies`` (``"dots_saveable"``), a function, or a list of operators to save. ``None``: whatever is fastest.
-    memory_budget, donate_argnums: reserved; any other value than the default raises ``OptionError``.
+    memory_budget: the most bytes a call may have allocated at a time, forward and backward together, above what is there before, results
+    included: an int, a text like ``"2GiB"``, or, as a float up to 1, a fraction of what it would be if everything were saved that autograd
+    saves. What does not fit is computed again. ``PartitionError`` where nothing keeps the budget. ``None``: whatever is fastest.
+    donate_argnums: reserved; any other value than the default raises ``OptionError``.
 
     Raises ``OptionError`` for an unknown value.
     """
 
     backend: str = "auto"
     dynamic: bool | None = None
-    memory_budget: int | float | str | None = None
+    memory_budget: int | float | None = field(default=None, converter=_budget)
     policy: Any = field(default=None, converter=_hashable)
     backward_autocast: BackwardAutocast = field(default=None, converter=_autocasts)
     static_argnums: tuple[int, ...] = field(default=(), converter=_positions)
@@ -82,7 +105,7 @@ class Options:
     def __attrs_post_init__(self) -> None:
         _check("backend", self.backend, now=("auto", "c", "triton", "aten"))
         _check("dynamic", self.dynamic, now=(None, False), later=(True,))
-        _check("rng", self.rng, now=("eager",), later=("philox",))
+        _check("rng", self.rng, now=("eager", "philox"))
         _check("numerics", self.numerics, now=("fast", "eager"))
         if self.numerics == "eager" and self.backend in ("c", "triton"):
             raise OptionError(
@@ -90,7 +113,6 @@ class Options:
             )
         if not isinstance(self.backward_autocast, tuple):
             _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
-        _check("memory_budget", self.memory_budget, now=(None,), rest_is_later=True)
         policy_of(self.policy)
         _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)
 

@@ -64,7 +64,17 @@ class InnerTensor:
         return f"{self.of}.{self.attr}"
 
 
-Input = Arg | Captured | Base | InnerTensor
+@frozen
+class Seed:
+    """A number drawn from the default generator of a device for one call: all that is random in the call is made of it."""
+
+    device: str
+
+    def __str__(self) -> str:
+        return f"seed({self.device})"
+
+
+Input = Arg | Captured | Base | InnerTensor | Seed
 """What can be an input of a forward pass."""
 
 
@@ -77,6 +87,16 @@ class Final:
 
     def __str__(self) -> str:
         return f"final({self.of}{'' if self.during == 'forward' else f', {self.during}'})"
+
+
+@frozen
+class NewMemory:
+    """What the function gave an input as its memory (``x.data = y``)."""
+
+    of: Input
+
+    def __str__(self) -> str:
+        return f"memory({self.of})"
 
 
 @frozen
@@ -119,7 +139,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | InnerTensor | Final | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import funcgrad as fg
 from funcgrad.partition.partition import partition
+from funcgrad.philox import philox
 from funcgrad.tags import Tag, tags_of
 from funcgrad.trees import flatten
 
@@ -87,6 +88,24 @@ AROUND = {
 }
 
 
+@pytest.mark.parametrize(
+    ("how", "backend", "again"), [("torch", "c", 3), ("torch", "aten", 3), ("names", "aten", 3), ("nested", "aten", 0)]
+)
+def test_philox_draws_the_same_numbers_again(how, backend, again):
+    """With ``rng="philox"`` a draw is computed again, too: as two halves and as one program, the gradients are those without regions."""
+    args = net_inputs()
+    f = functools.partial(net, around=AROUND[how])
+    plain = functools.partial(net, around=lambda b: lambda *a: b(*a) * 1.5) if how == "nested" else net
+    expected = differentiate(fg.jit(plain, rng="philox", backend="aten"), args, args[0])
+    c = fg.jit(f, rng="philox", backend=backend)
+    torch.testing.assert_close(differentiate(c, args, args[0]), expected)
+    partition = c.program(*args).partition
+    assert sum(n.target is philox for n in partition.backward.fx.nodes) == again  # none where the policy saves everything
+    assert [s.why for s in partition.saved if str(s.slot) == "seed(cpu)"] == (["what forward drew is made of it again"] if again else [])
+    torch.manual_seed(3)
+    torch.testing.assert_close(tuple(fg.grad_compiled(f, rng="philox", backend=backend)(*args)), expected)
+
+
 @pytest.mark.parametrize("how", AROUND)
 def test_gradients_under_checkpoint_are_those_of_eager(how):
     """Compiled as two halves and as one program; in eager PyTorch, too. The generator is left where eager leaves it."""
@@ -126,7 +145,7 @@ def test_gradients_are_equal_under_each_policy_and_saved_bytes_are_ordered(name)
 @settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_random_graphs_under_random_policies(data):
-    """Chains of ops in nested regions, each with a policy of its own, against eager PyTorch without any."""
+    """Chains of ops in nested regions, each with a policy of its own, against the same without any: eager PyTorch, or one seed."""
     ops = {
         "sin": torch.sin, "exp": lambda x: (x * 0.1).exp(), "mm": lambda x: x @ x.t() * 0.1 @ x, "relu": F.relu,
         "drop": lambda x: F.dropout(x, 0.3),
@@ -136,6 +155,7 @@ def test_random_graphs_under_random_policies(data):
     chunks = data.draw(st.lists(st.lists(st.sampled_from(list(ops)), min_size=1, max_size=4), min_size=1, max_size=4))
     policies = [data.draw(st.sampled_from([*POLICIES, None, "none at all"])) for _ in chunks]
     outer = data.draw(st.sampled_from([None, *POLICIES]))
+    rng = data.draw(st.sampled_from(["eager", "philox"]))
 
     def f(x, checkpointed=True):
         for chunk, policy in zip(chunks, policies, strict=True):
@@ -148,11 +168,12 @@ def test_random_graphs_under_random_policies(data):
         return x.sin().sum()
 
     x = torch.linspace(-1, 1, 24).view(4, 6).requires_grad_()
-    expected = differentiate(functools.partial(f, checkpointed=False), (x,), [x])
-    c = fg.jit(f, policy=outer, backend="aten")
+    plain = functools.partial(f, checkpointed=False)
+    expected = differentiate(plain if rng == "eager" else fg.jit(plain, rng=rng, backend="aten"), (x,), [x])
+    c = fg.jit(f, policy=outer, backend="aten", rng=rng)
     assert_rounded(differentiate(c, (x,), [x]), expected)
     torch.manual_seed(3)
-    assert_rounded([fg.grad_compiled(f, policy=outer, backend="aten")(x)], expected)
+    assert_rounded([fg.grad_compiled(f, policy=outer, backend="aten", rng=rng)(x)], expected)
 
 
 # ── how often, and how much ──────────────────────────────────────────────────────────────────────────────────────
@@ -261,8 +282,9 @@ def net_of_blocks(weights, x, around):
     return x.square().mean()
 
 
+@pytest.mark.parametrize("rng", ["eager", "philox"])
 @pytest.mark.parametrize("policy", [None, *POLICIES])
-def test_euler_homogeneity_with_dropout(policy):
+def test_euler_homogeneity_with_dropout(policy, rng):
     """A ReLU net is homogeneous of degree 1 in each layer: the sum of gradient times weight is the loss, for the masks drawn in forward."""
     weights = [(torch.randn(16, 16) / 4).requires_grad_() for _ in range(4)]
 
@@ -273,10 +295,10 @@ def test_euler_homogeneity_with_dropout(policy):
 
     x = torch.rand(8, 16)
     for backend in ("aten", "c"):
-        value = fg.jit(loss, policy=policy, backend=backend)(weights, x)
+        value = fg.jit(loss, policy=policy, backend=backend, rng=rng)(weights, x)
         for w, g in zip(weights, torch.autograd.grad(value, weights), strict=True):
             torch.testing.assert_close((w * g).sum(), value)
-        value, grads = fg.value_and_grad_compiled(loss, policy=policy, backend=backend)(weights, x)
+        value, grads = fg.value_and_grad_compiled(loss, policy=policy, backend=backend, rng=rng)(weights, x)
         for w, g in zip(weights, grads, strict=True):
             torch.testing.assert_close((w * g).sum(), value)
 
@@ -315,6 +337,8 @@ def test_a_policy_that_demands_a_draw_again_names_both_reasons():
     f = lambda x: checkpoint(lambda x: F.dropout(x.exp(), 0.5), x, use_reentrant=False, context_fn=selective(always)).sum()  # noqa: E731
     with pytest.raises(fg.PartitionError, match=r"(?s)a second draw would be another one.*says MUST_RECOMPUTE"):
         fg.jit(f)(torch.randn(4, requires_grad=True))
+    partition = fg.jit(f, rng="philox").program(torch.randn(4, requires_grad=True)).partition  # drawn from a seed, it is the same
+    assert {str(k.slot) for k in partition.saved} == {"seed(cpu)", "x"} and any("philox" in a.name for a in partition.again)
 
 
 def test_writes_in_a_region_happen_once():

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from closeness import assert_rounded
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import funcgrad as fg
 
@@ -38,6 +40,34 @@ def test_the_same_draws(f):
     for seed in range(3):
         both(f, c, X, seed=seed)
     assert c.cache_info().misses == 1
+
+
+CHOICES = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "in place": lambda x: x.clone().bernoulli_(0.3),
+    "of a tensor": lambda x: torch.empty_like(x).bernoulli_(x.sigmoid()),
+    "of a row": lambda x: torch.empty_like(x).bernoulli_(x.sigmoid()[..., :1]),
+    "not in place": lambda x: torch.bernoulli(x, 0.3) + torch.rand_like(x),
+    "of the argument": lambda x: x.mul_(2).bernoulli_(0.3),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_tensors_are_filled_in_the_order_of_memory(data):
+    sizes = data.draw(st.lists(st.sampled_from([1, 2, 5, 17]), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(sizes))))
+    step = data.draw(st.sampled_from([1, 2]))
+    f = CHOICES[data.draw(st.sampled_from(sorted(CHOICES)))]
+    whole = torch.randn([sizes[0] * step, *sizes[1:]])
+    c = fg.jit(f, backend=data.draw(st.sampled_from(["aten", "aten", "c"])))
+    torch.manual_seed(7)
+    expected, after = f(whole.clone()[::step].permute(order)), torch.rand(3)
+    torch.manual_seed(7)
+    found, found_after = c(whole.clone()[::step].permute(order)), torch.rand(3)
+    assert_rounded(found, expected)
+    assert torch.equal(found_after, after)
+    assert found.squeeze().stride() == expected.squeeze().stride()
 
 
 def test_a_draw_nobody_reads_still_advances_the_generator():

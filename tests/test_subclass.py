@@ -673,3 +673,24 @@ def test_a_cond_of_a_subclass_is_refused():
         return torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,))
 
     assert "torch.cond takes no tensor subclass" in refused(fg.UnsupportedTensorError, f, two(3))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.func.vmap(torch.sin)(x),
+        lambda x: torch.func.grad(lambda x: x.sin().sum())(x),
+        lambda x: torch.func.grad(lambda x: (torch.func.grad(lambda x: (x.sin() * x).sum())(x) * x).sum())(x),
+    ],
+)
+def test_a_transform_over_a_subclass_inside(f):
+    assert_like_eager(f, lambda: [TwoTensor(torch.arange(6.0).view(2, 3), torch.ones(2, 3))])
+
+
+def test_a_gradient_where_one_of_two_results_is_used():
+    """Incoming gradients of what is not used are zeros of their kind: the gradient of a plain tensor may be of that kind, too."""
+    w = torch.ones(3, requires_grad=True)
+    _, other = fg.jit(lambda x, w: (x * w, w * 2))(two(3), w)
+    other.sum().backward()
+    assert isinstance(w.grad, TwoTensor)  # eager: a plain tensor
+    assert torch.equal(w.grad.a, torch.full((3,), 2.0)) and torch.equal(w.grad.b, torch.full((3,), 2.0))

@@ -20,7 +20,7 @@ from test_op_table import TOLERANCES, wrong
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from triton_samples import FORWARD, GRADIENTS, column_totals, randn
+from triton_samples import FORWARD, GRADIENTS, column_totals, draws, randn
 
 import funcgrad as fg
 from funcgrad.backends import choose, triton, triton_language
@@ -30,6 +30,7 @@ from funcgrad.backends.fused import TritonBackend, wrong_index
 from funcgrad.backends.triton_language import Triton
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.table import TABLE
+from funcgrad.philox import philox
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in lanes that are masked
@@ -125,6 +126,17 @@ def test_scans_and_places_of_any_size(rows, columns, limits, dtype):
     with pytest.MonkeyPatch.context() as patch:
         limit(patch, limits)
         check(f, x.to(dtype), rtol=2e-2, atol=2e-2)
+
+
+def test_the_same_draws_as_every_backend():
+    def drawn(backend):
+        torch.manual_seed(3)
+        compiled = fg.jit(draws, backend=backend, rng="philox")
+        return compiled(randn(6, 5)), text_of(compiled.program(randn(6, 5)))
+
+    (ours, text), (theirs, _) = drawn("triton"), drawn("aten")
+    torch.testing.assert_close(ours, theirs)
+    assert all(f"philox_{kind}(" in text for kind in ("float", "double", "bits"))
 
 
 # ── indices ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -238,6 +250,7 @@ def _gradient_of(f, x):
 
 # ── the op table ─────────────────────────────────────────────────────────────────────────────────────────────────
 
+ATEN = [op for op in TABLE if op is not philox and "empty" not in str(op)]
 PARTS = 4
 
 
@@ -254,7 +267,7 @@ def some(op):
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_rows_of_the_op_table(part):
-    calls = [(op, call) for op in list(TABLE)[part::PARTS] if "empty" not in str(op) for call in some(op)]
+    calls = [(op, call) for op in ATEN[part::PARTS] for call in some(op)]
     flat = [tree_flatten(call) for _, call in calls]
     tensors = [t for leaves, _ in flat for t in leaves if isinstance(t, Tensor)]
 

@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).parent))
 
 from golden.test_kernels import CASES
-from triton_samples import FORWARD, column_totals, scans
+from triton_samples import FORWARD, column_totals, draws, scans
 
 import funcgrad as fg
 from funcgrad.backends import triton, triton_language
@@ -67,6 +67,7 @@ for f, argument in CASES.values():
     compile_all(fg.grad_compiled(f, backend="aten").program(argument))
 for f, *arguments in FORWARD.values():
     compile_all(fg.jit(f, backend="aten").program(*arguments))
+compile_all(fg.jit(draws, backend="aten", rng="philox").program(x))
 triton._LONGEST, triton._STEP, triton._STRIP, triton._TILE, triton._PROGRAMS = 8, 16, 16, 64, 2
 compile_all(fg.grad_compiled(column_totals, backend="aten").program(x))
 compile_all(fg.jit(scans, backend="aten").program(x))

@@ -78,6 +78,11 @@ def scatters(x, i, source):
     return *put, *rows, *elements, x.index_put((i % 5,), source, accumulate=True)
 
 
+def draws(x):
+    whole = torch.randint(0, 1000, (9,)), torch.randint(-(2**62), 2**62, (9,))
+    return F.dropout(x, 0.4), torch.rand(6, 5), torch.rand(3, dtype=torch.float64), torch.randn(7), *whole
+
+
 FORWARD = {
     "lookups": (lookups, randn(6, 5), torch.tensor([3, 0, 5, 2]), torch.tensor([1, 3, 0])),
     "scans": (scans, randn(5, 11)),

@@ -54,6 +54,11 @@ def _absolute(dtype: torch.dtype, args: Sequence[str]) -> str:
     return f"{args[0]} < 0 ? {_wrapping('-{}')(dtype, args)} : {args[0]}"  # type: ignore[operator]
 
 
+def _philox(half: int) -> Operation:
+    kinds = {torch.float32: "float", torch.float64: "double", torch.int64: "bits"}
+    return lambda dtype, args: f"fg_philox_{kinds[dtype]}({', '.join(args)}, {half})"
+
+
 HOW = "// compile with "
 """How the first line of a file begins that says with which flag, in the place of -O3, it is compiled."""
 
@@ -72,6 +77,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
     **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "remainder")},
     **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
+    "philox0": _philox(0), "philox1": _philox(1),
 }  # fmt: skip
 
 
@@ -80,6 +86,7 @@ def _prelude() -> str:
         "#include <stdint.h>", "#include <stdlib.h>", "#include <string.h>", "#include <math.h>", "#include <omp.h>",
         "typedef uint16_t bf16;",
         '#define SIMD __attribute__((simd("notinbranch"), const, nothrow))',
+        "#define ALWAYS static inline __attribute__((always_inline))",
     ]  # fmt: skip
     for name in _VECTOR_1:  # declared here because glibc offers its vector forms under -ffast-math only
         lines.append(f'SIMD double mv_{name}(double) __asm__("{name}"); SIMD float mv_{name}f(float) __asm__("{name}f");')
@@ -129,6 +136,29 @@ static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); ret
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 /* a number as the index of one of n elements, counted from the end where it is negative; 0 where there is none */
 static inline int64_t fg_at(int64_t i, int64_t n) { i += i < 0 ? n : 0; return (uint64_t)i < (uint64_t)n ? i : 0; }
+/* Philox4x32-10, as philox.py defines it: two of the four words at a counter */
+typedef struct { uint32_t low, high; } fg_words;
+ALWAYS fg_words fg_philox(uint64_t key, uint64_t counter, int half) {
+  uint32_t c0 = counter, c1 = counter >> 32, c2 = 0, c3 = 0, k0 = key, k1 = key >> 32;
+#pragma GCC unroll 10
+  for (int i = 0; i < 10; ++i) {
+    uint64_t p0 = (uint64_t)c0 * 0xD2511F53u, p1 = (uint64_t)c2 * 0xCD9E8D57u;
+    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0; c1 = (uint32_t)p1; c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1; c3 = (uint32_t)p0;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  return half ? (fg_words){c2, c3} : (fg_words){c0, c1};
+}
+ALWAYS float fg_philox_float(int64_t key, int64_t counter, int half) {
+  return (float)(int32_t)(fg_philox(key, counter, half).low >> 8) * 0x1p-24f;
+}
+ALWAYS double fg_philox_double(int64_t key, int64_t counter, int half) {
+  fg_words w = fg_philox(key, counter, half);
+  return (double)(((int64_t)(w.low >> 5) << 26) + (w.high >> 6)) * 0x1p-53;
+}
+ALWAYS int64_t fg_philox_bits(int64_t key, int64_t counter, int half) {
+  fg_words w = fg_philox(key, counter, half);
+  return (int64_t)((uint64_t)w.high << 32 | w.low);
+}
 #define CLAMP(x, low, high) ((x) < (low) ? (low) : (x) > (high) ? (high) : (x))
 #define FG_MAX(a, b) (((a) > (b) || (a) != (a)) ? (a) : (b))
 #define FG_MIN(a, b) (((a) < (b) || (a) != (a)) ? (a) : (b))

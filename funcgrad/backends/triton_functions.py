@@ -11,8 +11,9 @@ from triton.language.extra import libdevice
 from ..options import ENVIRONMENT
 
 __all__ = (
-    "all_of", "any_of", "element", "from_bfloat16", "largest", "libdevice", "maximum", "minimum", "product", "remainder", "running_max",
-    "running_min", "running_prod", "running_sum", "sigmoid", "smallest", "to_bfloat16",
+    "all_of", "any_of", "element", "from_bfloat16", "largest", "libdevice", "maximum", "minimum", "philox_bits", "philox_double",
+    "philox_float", "product", "remainder", "running_max", "running_min", "running_prod", "running_sum", "sigmoid", "smallest",
+    "to_bfloat16",
 )  # fmt: skip
 
 if ENVIRONMENT.interpret:
@@ -96,6 +97,43 @@ def element(i, n: tl.constexpr):
     i = i.to(tl.int64)
     i = tl.where(i < 0, i + n, i)
     return tl.where((i >= 0) & (i < n), i, 0)
+
+
+@triton.jit
+def _philox(key, counter, half: tl.constexpr):
+    """Philox4x32-10, as philox.py defines it: two of the four words at a counter, each in 64 bits, whose products are whole."""
+    key, counter = key.to(tl.uint64), counter.to(tl.uint64)
+    c0, c1 = counter & 0xFFFFFFFF, counter >> 32
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    c2, c3 = c0 * 0, c0 * 0
+    for _ in tl.static_range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1 = (p1 >> 32) ^ c1 ^ k0, p1 & 0xFFFFFFFF
+        c2, c3 = (p0 >> 32) ^ c3 ^ k1, p0 & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    if half == 0:
+        low, high = c0, c1
+    else:
+        low, high = c2, c3
+    return low, high
+
+
+@triton.jit
+def philox_float(key, counter, half: tl.constexpr):
+    low, _ = _philox(key, counter, half)
+    return (low >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def philox_double(key, counter, half: tl.constexpr):
+    low, high = _philox(key, counter, half)
+    return (((low >> 5) << 26) + (high >> 6)).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def philox_bits(key, counter, half: tl.constexpr):
+    low, high = _philox(key, counter, half)
+    return ((high << 32) | low).to(tl.int64)
 
 
 @triton.jit

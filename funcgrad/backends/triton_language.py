@@ -61,6 +61,11 @@ def _sign(dtype: torch.dtype, args: Sequence[str]) -> str:
     return f"({args[0]} > 0).to({TYPES[dtype]}) - ({args[0]} < 0).to({TYPES[dtype]})"
 
 
+def _philox(half: int) -> Operation:
+    kinds = {torch.float32: "float", torch.float64: "double", torch.int64: "bits"}
+    return lambda dtype, args: f"philox_{kinds[dtype]}({', '.join(args)}, {half})"
+
+
 _LIBDEVICE = "exp log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt".split()
 
 _OPERATIONS: Mapping[str, Operation] = {
@@ -72,7 +77,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "where": "tl.where({}, {}, {})", "relu": _relu, "sign": _sign, "abs": "tl.abs({})",
     "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
     "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "libdevice.rint({})", "sqrt": _by_precision("tl.sqrt_rn({})", "tl.sqrt({})"),
-    "sigmoid": "sigmoid({})", "remainder": "remainder({}, {})",
+    "sigmoid": "sigmoid({})", "remainder": "remainder({}, {})", "philox0": _philox(0), "philox1": _philox(1),
     **{name: f"libdevice.{name}({{}})" for name in _LIBDEVICE},
     **{name: f"libdevice.{name}({{}}, {{}})" for name in ("pow", "atan2", "hypot", "fmod", "copysign")},
 }  # fmt: skip

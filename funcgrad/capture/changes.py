@@ -14,7 +14,7 @@ from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import is_wrapper_subclass
 from .facts import Change, Source
-from .memory import Overlap, entangled
+from .memory import Overlap, entangled, neighbours
 from .outputs import OutputFact
 from .stand_ins import Mirrored
 from .trace import Trace
@@ -124,7 +124,7 @@ def refuse(
             )
         if any(map(trace.lineage.is_unknown, (own.seen, *own.inner))):
             raise MutationError(
-                f"the function changes the sizes of {slot} where the trace does not see it (in a custom autograd.Function)",
+                f"the function changes the sizes of {slot} where the trace does not follow it (resize_, or in a custom autograd.Function)",
                 where=str(slot),
                 fix="return a view instead",
             )
@@ -149,6 +149,36 @@ def refuse(
                 f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but {group.at_odds}",
                 where=str(group.base.of[0]),
                 fix="pass views of one tensor, or a clone",
+            )
+
+
+def refuse_stores(
+    stores: Mapping[Source, Any],
+    lineage: Lineage,
+    named: Sequence[tuple[Source, Tensor]],
+    mirrored: Mapping[int, Mirrored],
+    changes: Mapping[Source | Base, Change],
+    differentiable: bool,
+) -> None:
+    """Raise where an input is given other memory and something else goes by the memory it had."""
+    tensors = dict(named)
+    touched = {slot for key in changes for slot in (key.of if isinstance(key, Base) else (key,))}
+    shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
+    for slot in stores:
+        own, faults = mirrored[id(tensors[slot])].seen, []
+        if slot in changes:
+            faults.append("also writes to it, or changes how it looks")
+        if slot in shared:
+            faults.append("writes to one that shares that memory")
+        if differentiable:  # eager PyTorch's own backward may read the new values, or the old ones
+            faults.append("its result is differentiated")
+        if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
+            faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
+        if faults:
+            raise MutationError(
+                f"the function gives {slot} other memory (.data =) and {' and '.join(faults)}",
+                where=str(slot),
+                fix="return the new tensor, or copy_() its values; return results detached",
             )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from attrs import evolve, frozen
 
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Final, Slot
+from ..slots import Arg, Base, Captured, Final, NewMemory, Slot
 from .inputs import CapturedTensor
 from .memory import Overlap
 from .origins import Origin
@@ -36,6 +36,12 @@ class Change:
         return ", ".join(filter(None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]))
 
 
+def naming(out_slot: Callable[[str], Slot], stores: Iterable[Source]) -> Callable[[str], Slot]:
+    """What names an output by its path, the memory of inputs among them."""
+    memory = {str(NewMemory(slot)): NewMemory(slot) for slot in stores}
+    return lambda path: memory[path] if path in memory else out_slot(path)
+
+
 @frozen(eq=False)
 class Facts(Shown):
     """What the dry run showed.
@@ -60,6 +66,17 @@ class Facts(Shown):
     """The inputs that are wrapper subclasses."""
     differentiable: bool
     """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
+    stores: tuple[Source, ...]
+    """The inputs that are given other memory; these memories are the last of ``outputs``."""
+    gradless: tuple[Source, ...]
+    """The inputs whose ``.grad`` the function asked for, or dropped: they have none."""
+    draws: bool
+    """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
+
+    @property
+    def returned(self) -> tuple[OutputFact, ...]:
+        """The outputs that are leaves of the function's result."""
+        return self.outputs[: len(self.outputs) - len(self.stores)]
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
@@ -106,7 +123,8 @@ class Facts(Shown):
         kinds |= {c.slot: "captured" + (", requires grad" if c.requires_grad else "") for c in self.captured}
         types: dict[Source, str] = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}
         rows = tuple((str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds)
-        outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.outputs)
+        outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.returned)
+        outs += tuple((o.path, o.type, str(o)) for o in self.outputs[len(self.returned) :])
         parts: list[Text | Table] = [Text("inputs"), Table(("", "", ""), rows), Text("outputs"), Table(("", "", ""), outs)]
         shared = [(" is ".join(map(str, group)), "one object") for group in self.same]
         shared += [(str(o.base), f"overlap; the base has {in_bytes(o.base_bytes)}, they {in_bytes(o.member_bytes)}") for o in self.overlap]

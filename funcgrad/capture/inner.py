@@ -16,14 +16,15 @@ from torch import Tensor
 
 from ..checkpoint_policies import Policy
 from ..errors import TraceError
-from ..options import BackwardAutocast
-from ..slots import Arg, Captured, Final, Signature, Slot
+from ..histories import with_history_of
+from ..options import BackwardAutocast, Randomness
+from ..slots import Arg, Captured, Final, NewMemory, Seed, Signature, Slot
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
-from .facts import Facts
+from .facts import Facts, naming
 from .inputs import Inputs
 from .outputs import OutputFact, look_at_outputs
-from .stand_ins import fresh, with_history_of
+from .stand_ins import fresh
 from .trace import Trace, active_trace
 from .views import Step, take
 
@@ -52,12 +53,13 @@ class Inner:
     root: Callable[..., Any]
     backward_autocast: BackwardAutocast
     policy: Policy | None
+    rng: Randomness
 
     def run(self, *values: Any) -> Ran:
         """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""
         trace = active_trace()
         assert trace is not None, "an inner function runs only inside a trace"
-        seen, memory = self._outer(values)
+        seen, memory = self._outer(trace, values)
         for captured in self.facts.captured:
             trace.bind(captured.read(), seen[captured.slot])
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
@@ -70,18 +72,33 @@ class Inner:
         args, kwargs = self.inputs.rebuild(seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         leaves = [trace.named(v) for v in leaves]
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.out_slot, is_base)
+        for slot, value in seen.items():
+            new = trace.lineage.given(value) if isinstance(value, Tensor) else None
+            if (new is None) == (slot in self.facts.stores) and slot_of.get(id(value)) == slot:
+                raise TraceError(
+                    f"the function gives {slot} other memory in one of two runs",
+                    where=str(slot),
+                    fix="make it a pure function of its arguments: what it does to them must not depend on what ran before",
+                )
+        for slot in self.facts.stores:
+            leaves.append(trace.lineage.given(seen[slot]))
+            paths = [*paths, str(NewMemory(slot))]
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
         inner_of = {id(inner): slot for slot, tensor in tensors for inner in inner_tensors(tensor)}
         self._require_known_writes(trace, slot_of | inner_of)
-        values_of: dict[Slot, Any] = {self.out_slot(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
+        values_of: dict[Slot, Any] = {self.named(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
         values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tree)
+
+    def named(self, path: str) -> Slot:
+        """The slot of an output, by its path."""
+        return naming(self.out_slot, self.facts.stores)(path)
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:
         """What this run writes to, the dry run must have seen: else the write would be lost. (S2-10)"""
@@ -95,9 +112,11 @@ class Inner:
                     fix="make it a pure function of its arguments: what it writes to must not depend on what ran before",
                 )
 
-    def _outer(self, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
+    def _outer(self, trace: Trace, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
         """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""
         given: dict[Slot, Any] = dict(zip(self.signature.ins, values, strict=True))
+        for seed in [s for s in given if isinstance(s, Seed)]:
+            trace.draws.begin(given.pop(seed))
         seen: dict[Any, Any] = {}
         memory: dict[Slot, Tensor] = {}
         for overlap in self.facts.needed_overlaps():

@@ -31,7 +31,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     ``with_backward``: trace the gradients of all inputs that require grad, too, given a tangent for each output that has a
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
-    trace = Trace(record=True, backward_autocast=inner.backward_autocast)
+    trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)
@@ -53,8 +53,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
         Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
     )
     simplify(graph)
-    facts = inner.facts.outputs
-    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=True))
+    facts = inner.facts.returned
+    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=False))
     return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots(), trace.wrappings)
 
 

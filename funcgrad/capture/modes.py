@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError, UnsupportedTensorError
 from ..graphs import type_text
-from ..histories import bump_version
+from ..histories import bump_version, with_history_of
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -72,8 +72,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         if func is torch.ops.higher_order.cond:
             return trace.choice(*args)
-        trace.refuse_redraw(func)
         try:
+            drawn = trace.draws(func, args, kwargs)
+            if drawn is not NotImplemented:
+                return drawn
             out = func(*args, **kwargs)
         except DataDependentOutputException as error:
             trace.refused = error
@@ -111,12 +113,14 @@ class Lifter(TorchFunctionMode):
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
         original = args[0] if args else None
-        if getattr(func, "__self__", None) is Tensor.grad and func.__name__ == "__get__":
-            self._require_no_gradient(original)
+        if getattr(func, "__self__", None) is Tensor.grad:
+            self._require_no_gradient(original, func.__name__ == "__get__" or args[1:] != (None,))
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
+        if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
+            return self._give(original, *args)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             out = REWRITES.get(func, func)(*args, **kwargs)
@@ -125,10 +129,19 @@ class Lifter(TorchFunctionMode):
         finally:
             self._trace.checks = None
 
-    def _require_no_gradient(self, tensor: Any) -> None:
+    def _require_no_gradient(self, tensor: Any, reads: bool) -> None:
         """A stand-in has no gradient where the real tensor may have one."""
         real = self._trace.reals.get(id(tensor), tensor)
-        if not is_traced(real) and real.grad is not None:
+        if is_traced(real):
+            return
+        self._trace.asked_for_gradient.append(real)
+        if not reads and real.grad is not None:
+            raise MutationError(
+                f"the function drops the gradient of a tensor {type_text(real)} it was given (.grad = None, zero_grad())",
+                where=user_line(),
+                fix="drop it outside",
+            )
+        if real.grad is not None:
             raise UnsupportedTensorError(
                 f"the function reads the gradient of a tensor {type_text(real)} (.grad), which is no input of it",
                 where=user_line(),
@@ -167,6 +180,24 @@ class Lifter(TorchFunctionMode):
             self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
 
+    def _give(self, original: Any, tensor: Tensor, value: Any) -> None:
+        """A tensor that is given other memory (``x.data = y``) is replaced by one over that memory, with its history.
+
+        A functional tensor is not told of it: its sizes would change, and what it computes would not.
+        """
+        plain = isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor)
+        fits = plain and (tensor.dtype, tensor.device) == (value.dtype, value.device)
+        fits = fits and (not tensor.requires_grad or tensor.shape == value.shape)
+        if not fits:
+            raise MutationError(
+                f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
+                where=user_line(),
+                fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
+            )
+        own = original if is_traced(original) else self._trace.lift(original)
+        memory = value.detach()
+        self._trace.lineage.give(own, with_history_of(memory, tensor), memory)
+
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             traced = is_traced(value)
@@ -196,7 +227,7 @@ class Lifter(TorchFunctionMode):
     def _own_level(self, wrapper: Tensor) -> Tensor:
         """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
         inner = unwrap_transform(wrapper)
-        if isinstance(inner, (FunctionalTensor, FakeTensor)):
+        if isinstance(inner, FakeTensor) or is_traced(inner):
             return wrapper
         raise CapturedTransformError(
             f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",

@@ -14,11 +14,12 @@ from torch import Tensor
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import has_history, python_node_below
-from ..slots import Arg, Base, Captured, Slot
+from ..options import Randomness
+from ..slots import Arg, Base, Captured, NewMemory, Slot
 from ..torch_private import is_wrapper_subclass, storage_id, transform_active
 from ..trees import flatten
-from .changes import changes_of, refuse, refuse_gradient, refuse_inner_tensors
-from .facts import Facts, Source
+from .changes import changes_of, refuse, refuse_gradient, refuse_inner_tensors, refuse_stores
+from .facts import Facts, Source, naming
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
@@ -30,18 +31,25 @@ from .trace import Trace
 
 
 def observe(
-    function: Callable[..., Any], inputs: Inputs, grad: bool, root: Callable[..., Any], splits: bool, out_slot: Callable[[str], Slot]
+    function: Callable[..., Any],
+    inputs: Inputs,
+    grad: bool,
+    root: Callable[..., Any],
+    splits: bool,
+    out_slot: Callable[[str], Slot],
+    rng: Randomness,
 ) -> Facts:
     """Run ``function`` once on fakes and write down what it does.
 
     ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
+    ``rng``: see ``Options``.
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out.
     """
     known: list[Tensor] = []
     while True:
-        dry = _DryRun(inputs, grad, known, out_slot, splits)
+        dry = _DryRun(inputs, grad, known, out_slot, splits, rng)
         try:
             return dry.trace.run(dry.run, (function, root), {})  # type: ignore[no-any-return]
         except MetTooLate as met:
@@ -53,11 +61,13 @@ def observe(
 class _DryRun:
     """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
 
-    def __init__(self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool) -> None:
+    def __init__(
+        self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool, rng: Randomness
+    ) -> None:
         self._inputs, self._grad, self._out_slot, self._splits = inputs, grad, out_slot, splits
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
-        self.trace = Trace(record=False, backward_autocast=None, stand_in_for=self._meet)
+        self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
 
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
@@ -111,6 +121,10 @@ class _DryRun:
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
         return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
+    def _gradless(self, named: Sequence[tuple[Source, Tensor]]) -> tuple[Source, ...]:
+        asked = {id(self.trace.reals.get(id(t), t)) for t in self.trace.asked_for_gradient}
+        return tuple(slot for slot, tensor in named if id(tensor) in asked)
+
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
         written = [self._mirrored[key].family for key in self._written()]
@@ -127,7 +141,10 @@ class _DryRun:
         groups, lineage = overlaps(_plain(named)), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         is_base = (lambda _, root: has_history(root)) if self._splits else None
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, self._out_slot, is_base)
+        given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
+        stores = {slot: new for slot, new in given.items() if new is not None}
+        leaves, paths = [*leaves, *stores.values()], [*paths, *(str(NewMemory(slot)) for slot in stores)]
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, stores), is_base)
         in_forward = self._written()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
         if self._splits and self._grad:
@@ -146,9 +163,11 @@ class _DryRun:
         sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
+        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
+            tuple(stores), self._gradless(named), self.trace.draws.met,
         )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import TraceError, UnsupportedTensorError
+from ..errors import TraceError
 from ..graphs import getitem, scalar, storages
 from ..slots import Slot, identifier
 from ..torch_private import (
@@ -23,7 +23,7 @@ from ..torch_private import (
     without_modes,
 )
 from .regions import Region, mark
-from .where import not_an_operand, user_line
+from .where import not_an_operand, own_generator, user_line
 
 
 class Recorder:
@@ -105,11 +105,7 @@ class Recorder:
         if isinstance(value, dict):
             return {k: self._argument(v, op) for k, v in value.items()}
         if isinstance(value, torch.Generator):
-            raise UnsupportedTensorError(
-                f"{op} draws from a torch.Generator of its own",
-                where=user_line(),
-                fix="draw from the default generator (torch.manual_seed)",
-            )
+            raise own_generator(op)
         return value
 
     def _constant(self, value: Tensor) -> fx.Node:

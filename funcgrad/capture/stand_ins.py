@@ -43,18 +43,6 @@ class _Fresh(torch.autograd.Function):
         return gradient
 
 
-class _WithHistory(torch.autograd.Function):
-    """To autograd, its second argument; in memory, its first."""
-
-    @staticmethod
-    def forward(ctx: Any, look: Tensor, carrier: Tensor) -> Tensor:
-        return look.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        return None, gradient
-
-
 class _Computed(torch.autograd.Function):
     """The identity, on the same memory: makes a leaf look computed."""
 
@@ -81,15 +69,6 @@ def _copied(tensor: Tensor) -> Tensor:
     if wrapping is None:
         return to_functional(from_functional(tensor))
     return wrapping.build(to_functional(from_functional(inner)) for inner in inner_tensors(tensor)).requires_grad_(False)
-
-
-def with_history_of(look: Tensor, carrier: Tensor) -> Tensor:
-    """A tensor over the memory of ``look`` through which gradients flow to ``carrier``."""
-    if not carrier.requires_grad:
-        return look.detach()
-    with torch.enable_grad():
-        tensor: Tensor = _WithHistory.apply(look, carrier)  # type: ignore[no-untyped-call]
-    return tensor
 
 
 @frozen(eq=False)

@@ -19,7 +19,8 @@ from torch import Tensor, fx
 
 from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
 from ..graphs import Graph, choose, is_random, require_false, type_text, written_copies
-from ..options import BackwardAutocast
+from ..options import BackwardAutocast, Randomness
+from ..philox import philox
 from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -28,13 +29,11 @@ from ..torch_private import (
     FunctionalTensor,
     ShapeEnv,
     causal_mask_unknown,
-    draws_random,
     engine_inside,
     expression,
     from_functional,
     guard_expressions,
     is_exact,
-    is_operator,
     is_torchs_own,
     is_transform_wrapper,
     make_environment,
@@ -57,6 +56,7 @@ from .autocast import backward_under
 from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
 from .outside import cond
+from .random_operators import Draws
 from .recorder import Recorder
 from .regions import checkpointed
 from .replaced import apply_with, generator_kept, replace_checkpoint, replace_cond
@@ -80,7 +80,12 @@ class Trace(Recorder):
     """
 
     def __init__(
-        self, *, record: bool, backward_autocast: BackwardAutocast, stand_in_for: Callable[[Tensor], Tensor] | None = None
+        self,
+        *,
+        record: bool,
+        backward_autocast: BackwardAutocast,
+        rng: Randomness,
+        stand_in_for: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error."""
         super().__init__(record=record)
@@ -89,7 +94,8 @@ class Trace(Recorder):
         self.lineage = Lineage()
         self.writes = Writes(self.lineage)
         self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after, self._outer)
-        self._tracer = Tracer(self)
+        self.tracer = Tracer(self)
+        self.draws = Draws(self, rng, first_run=stand_in_for is not None)
         self._stand_in_for = stand_in_for
         self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
@@ -97,9 +103,9 @@ class Trace(Recorder):
         self.late: list[Slot] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
+        self.asked_for_gradient: list[Tensor] = []
         self.checks: str | None = None
         self.refused: Exception | None = None
-        self.reseeded = False
         self.inside_subclass = False
         self._depth = 0
 
@@ -266,10 +272,10 @@ class Trace(Recorder):
         try:
             with (
                 _one_at_a_time,  # some of what follows replaces functions of torch for the whole process
-                generator_kept(self._reseeded),
+                generator_kept(self.draws.reseed),
                 torch.autograd.set_multithreading_enabled(False),
                 self.fakes,
-                self._tracer,
+                self.tracer,
                 self.functional,
                 causal_mask_unknown(),
                 replace_cond(cond),
@@ -355,7 +361,14 @@ class Trace(Recorder):
 
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
-        one that writes to its arguments. ``NotImplemented`` for any other."""
+        one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
+        order = self.draws.order_of(op, args)
+        if order is not None:
+            self.writes.note(op, args, kwargs)
+            with self.functional:
+                target, p = args[0].permute(order), args[1] if len(args) > 1 else 0.5
+                op(target, p.expand_as(args[0]).permute(order) if isinstance(p, Tensor) else p, **kwargs)
+            return args[0]
         if op.namespace == "profiler":
             with without_modes():
                 return op(*args, **kwargs)
@@ -392,6 +405,7 @@ class Trace(Recorder):
 
     def choice(self, condition: Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Sequence[Any]) -> Any:
         """Trace both branches of a ``torch.cond`` into graphs of their own and record one call that chooses."""
+        operands = [*operands, *self.draws.operands]
         traced = [self._branch(name, branch, operands) for name, branch in (("if_true", if_true), ("if_false", if_false))]
         (first, out), (second, other) = traced
         if [type_text(v) for v in out] != [type_text(v) for v in other]:
@@ -400,7 +414,7 @@ class Trace(Recorder):
                 where=user_line(),
                 fix="return tensors of the same sizes and dtypes from both",
             )
-        draws = any(is_random(n) for graph in (first, second) for n in graph.fx.nodes)
+        draws = any(is_random(n) or n.target is philox for graph in (first, second) for n in graph.fx.nodes)
         if draws and running_sequence_number() is not None:
             raise UnsupportedTransformError(
                 "a branch of torch.cond draws random numbers and is differentiated: its backward pass would draw others",
@@ -418,24 +432,12 @@ class Trace(Recorder):
             slots = tuple(Arg(f"operand{i}") for i in range(len(operands)))
             for slot, operand in zip(slots, operands, strict=True):
                 self._placeholder(slot, operand)
-            with self._tracer:
-                out = tuple(branch(*operands))
+            with self.tracer:
+                out = tuple(branch(*operands[: len(operands) - len(self.draws.operands)]))
             self.graph.output(tuple(self.own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
             return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
         finally:
             self.graph, self._nodes, self.constants, self._scalars = outer
-
-    def _reseeded(self) -> None:
-        self.reseeded = True
-
-    def refuse_redraw(self, op: Any) -> None:
-        """A draw after the function set the state of the generator would not be the one eager PyTorch makes."""
-        if self.reseeded and is_operator(op) and draws_random(op):
-            raise UnsupportedTransformError(
-                f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
-                where=user_line(),
-                fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
-            )
 
     def require_false(self, condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""

@@ -206,6 +206,7 @@ class Lineage:
         self._replaced: dict[int, Tensor] = {}
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
+        self._given: dict[int, Tensor] = {}
         self._unknown: set[int] = set()
         self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
@@ -243,6 +244,17 @@ class Lineage:
         self._named[id(by)] = tensor
         self._alive += [tensor, by]
         self._restrides.setdefault(id(tensor), []).append(evolve(self._taken[id(by)][1], tracked=tracked))
+
+    def give(self, tensor: Tensor, by: Tensor, memory: Tensor) -> None:
+        """From now on ``tensor`` means ``by``, which has its history and looks at the memory of ``memory``."""
+        self._replaced[id(tensor)] = by
+        self._named[id(by)] = tensor
+        self._given[id(tensor)] = memory
+        self._alive += [tensor, by, memory]
+
+    def given(self, tensor: Tensor) -> Tensor | None:
+        """A tensor over the memory that this one was given in the place of its own, if it was."""
+        return self._given.get(id(tensor))
 
     def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
         """The changes of how a tensor looks, in order."""

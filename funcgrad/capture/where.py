@@ -61,6 +61,15 @@ def not_an_operand(where: str | None) -> FuncgradError:
     )
 
 
+def own_generator(op: object) -> FuncgradError:
+    """For a draw from another generator than the default one."""
+    return UnsupportedTensorError(
+        f"{op} draws from a torch.Generator of its own",
+        where=user_line(),
+        fix="draw from the default generator (torch.manual_seed)",
+    )
+
+
 def named_error(error: Exception) -> FuncgradError | None:
     """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
     where = user_line_of(error)

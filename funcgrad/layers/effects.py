@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..slots import Final, Slot
+from ..slots import Final, NewMemory, Slot
 from ..subclasses import HowWritten, Wrapping
 
 
@@ -42,6 +42,17 @@ class Restride:
 
 
 @frozen
+class SetStorage:
+    """The caller's tensor looks at other memory from now on."""
+
+    target: Slot
+    source: NewMemory
+
+    def __str__(self) -> str:
+        return f"{self.target}.data = {self.source}"
+
+
+@frozen
 class RequireGrad:
     """An output becomes a leaf that requires grad."""
 
@@ -51,7 +62,15 @@ class RequireGrad:
         return f"{self.target}.requires_grad_()"
 
 
-Effect = CopyBack | Restride | RequireGrad
+Effect = CopyBack | Restride | SetStorage | RequireGrad
+
+
+@frozen
+class Drawn:
+    """A number drawn from torch's default generator."""
+
+    def __str__(self) -> str:
+        return "drawn from the default generator"
 
 
 @frozen
@@ -76,4 +95,4 @@ class Wrapped:
         return f"{self.wrapping.kind.__name__}({', '.join(map(str, self.of))})"
 
 
-Recipe = BaseOf | View | InnerOf | Wrapped
+Recipe = BaseOf | View | Drawn | InnerOf | Wrapped

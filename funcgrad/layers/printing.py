@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..capture.memory import BaseOf
-from ..capture.stand_ins import with_history_of
 from ..capture.views import Step, View
-from ..histories import bump_version
+from ..histories import bump_version, with_history_of
+from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import below_autograd, direct, versions_kept
-from .effects import CopyBack, Effect, Recipe, RequireGrad, Restride, Wrapped
+from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, SetStorage, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -45,7 +45,7 @@ def print_layers(
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
-    views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in outer.outs and isinstance(v, View)}
+    views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in layer.outer.outs and isinstance(v, View)}
     early = {slot: view for slot, view in views.items() if view.when == "before"}
     for slot, view in early.items():
         if view.of in outer.ins:
@@ -135,6 +135,9 @@ class _Printer:
             self._take(slot, recipe)
         elif isinstance(recipe, BaseOf):
             self._variables[slot] = self._variables[recipe.of] if recipe.is_itself else self._base(slot, recipe)
+        elif isinstance(recipe, Drawn):
+            self._constants["draw_key"] = draw_key
+            self.lines.append(f"{self.name(slot)} = draw_key()")
         elif isinstance(recipe, Wrapped):
             text = self._wrap(recipe.wrapping, iter([self._variables[of] for of in recipe.of]))
             self.lines.append(f"{self.name(slot)} = {text}")
@@ -216,6 +219,8 @@ class _Printer:
             for step in effect.steps:
                 args = [*map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
                 self.lines.append(f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})")
+        elif isinstance(effect, SetStorage):
+            self.lines.append(f"{target}.data = {self._variables[effect.source]}")
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_()")
 

@@ -1,14 +1,17 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
-dedupe (names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are
-done) · synthetic base (no two inputs reach one memory) · mutation (no input is written to) · ambient state · subclass (none of
-them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer stands around each half of it).
+storage (nothing further in gives a tensor other memory) · dedupe (names one object once) · restride (nothing further in changes
+sizes) · outputs (views are taken when all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input
+is written to) · rng (nothing further in draws) · ambient state · subclass (none of them is seen by the kernel; where the call is
+differentiable, autograd sees them, and the layer stands around each half of it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ..capture.facts import Facts
 from ..capture.inputs import Inputs
@@ -17,21 +20,24 @@ from ..graphs import Joint
 from ..slots import Final, Signature, Slot
 from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
+from .effects import Drawn
 from .layer import Layer
 from .mutation import mutation
 from .outputs import alias_outputs
 from .restride import restride
+from .rng import rng
+from .storage import storage
 from .subclass import subclass
 from .synthetic_base import synthetic_base
 
-ORDER = (dedupe, restride, alias_outputs, synthetic_base, mutation)
+ORDER = (storage, dedupe, restride, alias_outputs, synthetic_base, mutation, rng)
 """The layers that facts ask for."""
 
 
 def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
     """What a call looks like from outside: its inputs, and the leaves of its result that are tensors or symbols."""
     ins: tuple[Slot, ...] = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
-    return Signature(ins, tuple(out_slot(o.path) for o in facts.outputs if o.is_dynamic))
+    return Signature(ins, tuple(out_slot(o.path) for o in facts.returned if o.is_dynamic))
 
 
 def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool) -> tuple[Layer, ...]:
@@ -73,6 +79,8 @@ def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, fa
         for slot, recipe in layer.makes.items():
             if isinstance(recipe, BaseOf):
                 values[slot] = recipe(values[recipe.of])
+            elif isinstance(recipe, Drawn):
+                values[slot] = torch.zeros((), dtype=torch.int64, device="cpu")  # any number: looking at a program draws none
     return [values[slot] for slot in inner_signature(outer, layers).ins]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..graphs import target_text
 from ..torch_private import aten_overloads
 from .table import TABLE
 
@@ -22,6 +23,7 @@ _KINDS = {
     "rows_views": "tensors made from numbers, and looks at tensors",
     "rows_gather": "elements at indices that are tensors",
     "rows_scatter": "elements put where tensors say",
+    "rows_random": "random numbers",
     "rows_put": "tensors put together from parts, and gradients of views",
 }
 """What the rows of each module are."""
@@ -51,7 +53,7 @@ def _module(rule: Callable[..., Any]) -> str:
 
 
 def _listed(overloads: Iterable[Any]) -> str:
-    return ", ".join(f"`{op}`" for op in sorted(str(op).removeprefix("aten.").removesuffix(".default") for op in overloads))
+    return ", ".join(f"`{op}`" for op in sorted(target_text(op).removeprefix("aten.") for op in overloads))
 
 
 def _core() -> list[Any]:

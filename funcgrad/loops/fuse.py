@@ -30,7 +30,8 @@ _ROW = 16
 
 EXPENSIVE = frozenset(
     (
-        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot"
+        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot "
+        "philox0 philox1"
     ).split()
 )
 """Operations that cost as much as some twenty additions."""

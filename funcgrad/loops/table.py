@@ -11,6 +11,7 @@ from . import (  # noqa: F401
     rows_norms,
     rows_pointwise,
     rows_put,
+    rows_random,
     rows_reduce,
     rows_scan,
     rows_scatter,

@@ -5,7 +5,7 @@ kernel that reads it, a whole call where the library computes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -17,6 +17,8 @@ from ..loops.values import Map, Reduce, Value, Within, below
 
 _BYTES = 0.25
 """How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of memory moves one."""
+_BYTES_OF_A_PRODUCT = 0.0625
+"""The same for an operation of a matrix product, four of which take the time of an addition elsewhere."""
 
 
 def fused_costs(graph: Graph) -> Mapping[fx.Node, float]:
@@ -30,6 +32,25 @@ def fused_costs(graph: Graph) -> Mapping[fx.Node, float]:
             if operations < math.inf:
                 costs[node] = _BYTES * operations + (nbytes(value_of(node)) if _is_read_by_library(node, lowering) else 0)
     return costs
+
+
+def costs_again(graph: Graph, fuses: bool) -> tuple[Mapping[fx.Node, float], Collection[fx.Node]]:
+    """For each forward value, whatever computes it: the cost of computing it again, in bytes that could be moved meanwhile; and the
+    values that take memory only where a library call reads them."""
+    lowering = lower(graph)
+    costs: dict[fx.Node, float] = {}
+    fused = {n for n in graph.fx.nodes if fuses and n in lowering.values and n not in lowering.externs}
+    for node in graph.fx.nodes:
+        if is_getitem(node):
+            costs[node] = 0.0
+        elif node.op == "call_function" and pass_of(node) == "forward" and not is_view(node):
+            moved = 0 if node in fused and not _is_read_by_library(node, lowering) else _moved(node)
+            costs[node] = moved + flops(node, lowering) * (_BYTES if node in lowering.values else _BYTES_OF_A_PRODUCT)
+    return costs, fused
+
+
+def _moved(node: fx.Node) -> int:
+    return nbytes(value_of(node)) + sum(nbytes(value_of(n)) for n in node.all_input_nodes)
 
 
 def _operations(node: fx.Node, lowering: Lowering) -> float:

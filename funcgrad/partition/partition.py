@@ -3,8 +3,8 @@
 A node of the joint graph is *backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of the
 function needs it, and *free* otherwise: a free node may stand in either half, and is computed in backward where that saves
 bytes (the classic case: save the mask, not the float it was compared from). A forward node is computed a second time in
-backward if it is a view, which costs nothing; if a checkpoint policy says so; or if it fuses into what reads it, and the bytes
-it would take are worth more than its operations.
+backward if it is a view, which costs nothing; if it is random numbers made of a seed, or made of them alone: no mask is saved;
+if a checkpoint policy says so; or if it fuses into what reads it, and the bytes it would take are worth more than its operations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import frozen
-from torch import Tensor, fx
+from torch import fx
 
 from ..errors import PartitionError
 from ..graphs import (
@@ -33,13 +33,13 @@ from ..graphs import (
     where_of,
 )
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Final, Input, Saved, Slot, of_backward
+from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut
+from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
-_RECOMPUTED = Tag.PREFER_RECOMPUTE | Tag.MUST_RECOMPUTE
-_RULES = "minimum cut 3"
-"""Part of every fingerprint: changed whenever the rules below choose differently."""
+_RULES = "minimum cut 5"
+"""Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
 
 
 @frozen
@@ -63,6 +63,23 @@ class Again:
     why: str
 
 
+@frozen
+class Limit:
+    """The budget that a partition keeps: ``peak`` is simulated; ``cost`` is what is computed again, as a part of forward, and no choice
+    costs less than ``bound``."""
+
+    nbytes: int
+    peak: int
+    cost: float
+    bound: float
+
+    def __str__(self) -> str:
+        return (
+            f"budget {in_bytes(self.nbytes)}, peak {in_bytes(self.peak)}: {self.cost:.1%} of forward is computed again "
+            f"(at least {self.bound:.1%} has to be)"
+        )
+
+
 @frozen(eq=False)
 class Partition(Shown):
     """Two graphs whose composition is the joint graph.
@@ -77,6 +94,7 @@ class Partition(Shown):
     again: tuple[Again, ...]
     kept: frozenset[str]
     """The names of the nodes the cut goes through."""
+    limit: Limit | None = None
 
     @property
     def saved_bytes(self) -> int:
@@ -88,6 +106,7 @@ class Partition(Shown):
         return Doc(
             f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}",
             (
+                *((Text(str(self.limit)),) if self.limit else ()),
                 Table(("saved", "type", "bytes", "from", "why"), rows) if rows else Text("nothing is saved"),
                 *((Table(("computed again", "type", "from", "why"), again),) if again else ()),
                 self.forward.doc(),
@@ -106,7 +125,7 @@ def partition(
     halves run apart, and the caller may write to tensors in between.
     """
     graph = joint.graph
-    roles = _Roles(graph, apart)
+    roles = Roles(graph, apart)
     by_name = {n.name: n for n in graph.fx.nodes}
     reuse = known is not None and by_name.keys() >= set(known)
     kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles, costs or {})
@@ -122,60 +141,19 @@ def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True
     return "\n".join([_RULES, str(joint.signature), f"apart: {apart}", *lines])
 
 
-class _Roles:
-    """Which nodes depend on incoming gradients, which the function's outputs need, and which the gradients need."""
-
-    def __init__(self, graph: Graph, apart: bool) -> None:
-        outs = list(zip(graph.signature.outs, graph.results, strict=True))
-        nodes = list(graph.fx.nodes)
-        self.incoming: set[fx.Node] = set()
-        for node in nodes:
-            if Tag.MUST_BE_IN_BACKWARD in tags_of(node).flags or any(i in self.incoming for i in node.all_input_nodes):
-                self.incoming.add(node)
-        pinned = [n for n in nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
-        # in a program that runs as one, an output may be a tensor that its own backward pass wrote to
-        late = {v for s, v in outs if isinstance(v, fx.Node) and v in self.incoming and pass_of(v) == "backward"}
-        self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)
-        self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late])
-        self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
-        self._apart = apart
-        self._callers = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
-        for node in self.forward & self.incoming:
-            because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
-            root = next((n for n in ancestors([node]) if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags), node)
-            raise PartitionError(
-                f"{node.name} must be in forward ({because}) but needs {root.name}, which must be in backward "
-                f"({tags_of(root).reason(Tag.MUST_BE_IN_BACKWARD)})",
-                where=where_of(node),
-            )
-
-    def is_callers(self, node: fx.Node) -> bool:
-        """Whether the caller may write to the value before backward runs: an input, or in the memory of an output."""
-        return self._apart and isinstance(value_of(node), Tensor) and (node.op == "placeholder" or storages(node) <= self._callers)
-
-
-def _is_read_late(node: fx.Node) -> bool:
-    """Whether eager PyTorch keeps the value: its backward pass reads it, or a call that it makes again."""
-    return any(
-        _is_read_late(user) if is_view(user) else pass_of(user) == "backward" or tags_of(user).flags & _RECOMPUTED
-        for user in node.users
-        if user.op != "output"
-    )
-
-
-def _choose(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
+def _choose(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
     """The values to save. What only backward needs is computed there, once, unless something that is saved is made of it: then it is of
     forward, and the choice is made again."""
     while True:
-        kept = _cut(graph, roles, costs)
+        kept = cut(graph, roles, costs)
         of_forward = ancestors(kept) - roles.forward
         if not of_forward:
             return kept
         roles.forward |= of_forward
 
 
-def _cut(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
-    """A minimum cut between what forward knows and what backward needs.
+def cut(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], price: float = 1.0) -> set[fx.Node]:
+    """A minimum cut between what forward knows and what backward needs, where a byte that is saved has a price.
 
     Each value is two nodes, *can be computed in backward* and *is there in backward*. The edge between them is cut where the
     value is saved, the edge from the source to the first where it is computed again.
@@ -193,10 +171,8 @@ def _cut(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.
 
     for node, into in entry.items():
         view = is_view(node)
-        # what forward writes to holds another value by the time backward runs; what eager PyTorch does not keep, the caller may write to
-        is_safe = node not in roles.written and (not roles.is_callers(node) or _is_read_late(node))
-        edge(into, into + 1, _price(node, view) if is_safe else math.inf)
-        again = math.inf if node.op == "placeholder" else _price_again(node, view, roles, costs)
+        edge(into, into + 1, price * price_of_saving(node, view) if roles.is_safe(node) else math.inf)
+        again = math.inf if node.op == "placeholder" else price_again(node, view, roles, costs)
         if again:
             edge(source, into, again)
         readers = {entry.get(user, sink) for user in node.users if user in roles.backward}
@@ -207,26 +183,6 @@ def _cut(graph: Graph, roles: _Roles, costs: Mapping[fx.Node, float]) -> set[fx.
     except ValueError as error:
         raise PartitionError(f"no value that may be saved separates forward from backward in {graph.name}") from error
     return {n for n, into in entry.items() if reached[into] and not reached[into + 1]}
-
-
-def _price(node: fx.Node, view: bool) -> float:
-    """Bytes that saving a node keeps alive: an input is alive anyway; a view is computed again from what it looks at."""
-    if node.op in ("placeholder", "get_attr"):
-        return 1
-    value = value_of(node)
-    if not isinstance(value, Tensor):
-        return 1 if not isinstance(value, (list, tuple)) else math.inf
-    return math.inf if view or Tag.MUST_RECOMPUTE in tags_of(node).flags else nbytes(value) + 1
-
-
-def _price_again(node: fx.Node, view: bool, roles: _Roles, costs: Mapping[fx.Node, float]) -> float:
-    """What computing a node in backward costs, in bytes: nothing where forward does not need it, infinity where it must run once."""
-    if node.op == "get_attr" or view or not isinstance(value_of(node), (Tensor, list, tuple)):
-        return 0
-    flags = tags_of(node).flags
-    if Tag.MUST_SAVE in flags:
-        return math.inf
-    return 0 if node not in roles.forward or flags & _RECOMPUTED else costs.get(node, math.inf)
 
 
 def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition:
@@ -241,7 +197,7 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     for node in graph.fx.nodes:  # in the order of the joint graph, so that printed halves are stable
         if node in kept and node in backward_nodes:
             own = slot_of.get(node)
-            saved.append((own if isinstance(own, (Arg, Captured, Base)) else Saved(node.name), node))
+            saved.append((own if isinstance(own, Input) else Saved(node.name), node))
     inputs = [(s, n) for s, n in ins if n not in incoming]
     forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
@@ -251,12 +207,12 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
     made_in_backward = backward_nodes - kept
     again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
-    tangents = [(s, n) for s, n in ins if n in incoming]
+    tangents, drawn = [(s, n) for s, n in ins if n in incoming], made_of_seeds(graph)
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
         verify(copy_nodes(graph, _in_time(graph, backward_nodes, incoming, kept), [*saved, *tangents], list(gradients), "backward")),
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
-        tuple(_again(n) for n in again if tensors_in(value_of(n)) and not is_view(n)),
+        tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),
     )
 
@@ -279,8 +235,10 @@ def _in_time(graph: Graph, nodes: set[fx.Node], incoming: set[fx.Node], kept: se
 def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
     """``outputs``: the memory of what the function returns."""
     value = value_of(node)
-    if isinstance(slot, Captured):
+    if isinstance(outer_slot(slot), Captured):
         why, size = "captured: alive anyway", 0
+    elif isinstance(slot, Seed):
+        why, size = "what forward drew is made of it again", nbytes(value)
     elif node.op == "placeholder":
         why, size = "an argument: alive anyway", 0
     elif storages(node) and storages(node) <= outputs:
@@ -291,6 +249,7 @@ def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
     return Kept(slot, type_text(value), size, where_of(node), why)
 
 
-def _again(node: fx.Node) -> Again:
-    why = tags_of(node).reason(_RECOMPUTED) or "it fuses into what reads it: cheaper than keeping it"
+def _again(node: fx.Node, drawn: set[fx.Node]) -> Again:
+    cheap = "made of the seed alone: the numbers of forward" if node in drawn else "it fuses into what reads it: cheaper than keeping it"
+    why = tags_of(node).reason(RECOMPUTED) or cheap
     return Again(node.name, type_text(value_of(node)), where_of(node), why)

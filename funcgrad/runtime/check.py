@@ -17,7 +17,9 @@ from ..errors import VerificationError
 from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
 from ..slots import Saved, Slot, Tangent
 
-_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+_ROUNDING = {
+    torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2,
+}  # fmt: skip
 """Of the largest element: far more than rounding, far less than a wrong value."""
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile
 
 from ..backends.backend import Allocate, Call, Launch, Schedule
@@ -21,8 +22,8 @@ from ..loops.ir import Buffer
 from ..loops.lower import lower
 from ..partition.cost import flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
-from ..torch_private import storage_id
-from ..trees import flatten
+from ..torch_private import is_operator, storage_id
+from ..trees import flatten, unflatten
 from .program import Program
 
 
@@ -67,10 +68,10 @@ class Cost(Shown):
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def predicted_peak(program: Program) -> int:
+def predicted_peak(schedules: Iterable[Schedule]) -> int:
     """The most bytes alive at a time, by the schedules: forward, then backward, which begins with what forward left."""
     peak = there = 0
-    for schedule in program.schedule:
+    for schedule in schedules:
         highest, left = _alive(schedule)
         peak, there = max(peak, there + highest), there + left
     return peak
@@ -115,11 +116,36 @@ def _alive(schedule: Schedule) -> tuple[int, int]:
             if step.into is not None:
                 alive.drop(step.into.name)
             memory = _memory(value_of(step.node))
-            alive.hold(step.node.name, {place: size for place, size in memory.items() if place not in given})
+            alive.hold(step.node.name, {place: size for place, size in memory.items() if place not in given}, _workspace(step.node))
         else:
             for name in step.names:
                 alive.drop(name)
     return alive.peak, alive.now
+
+
+_WITH_WORKSPACE = re.compile("conv|attention|cholesky|linalg|solve|sort|topk|fft|lstm|gru")
+
+
+def _workspace(node: fx.Node) -> int:
+    """Bytes that an operator of PyTorch allocates while it runs, besides its result: measured once, on zeros."""
+    if not is_operator(node.target) or not _WITH_WORKSPACE.search(str(node.target)):
+        return 0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    leaves, structure, _ = flatten((args, kwargs))
+    name = f"{node.target} " + " ".join(f"{tuple(v.shape)} {v.stride()} {v.dtype}" if isinstance(v, Tensor) else repr(v) for v in leaves)
+    if name not in _workspaces:
+        examples = [
+            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device).zero_() if isinstance(v, Tensor) else v for v in leaves
+        ]
+        args, kwargs = unflatten(examples, structure)
+        results: list[Any] = []
+        with torch.random.fork_rng(), torch.no_grad():
+            peak = peak_bytes(lambda: results.append(node.target(*args, **kwargs)))  # type: ignore[operator]
+        _workspaces[name] = max(0, peak - sum(_memory(results[-1]).values()))
+    return _workspaces[name]
+
+
+_workspaces: dict[str, int] = {}
 
 
 def _memory(value: Any) -> dict[int, int]:

@@ -50,6 +50,8 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
         found += [Difference(path, f"{guard} no longer holds") for path, guard in program.joint.broken_guards(values)]
+        known = dict(inputs.tensors) | dict(captured)
+        found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if known[slot].grad is not None]
     return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in captured}))
 
 

@@ -23,13 +23,13 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
 
     ``f`` takes and returns pytrees of tensors. ``policy`` is the name of a policy (``"dots_saveable"``), a function of
     ``fg.checkpoint_policies``, any function that ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` takes, or a list of
-    operators to save; None saves nothing but the arguments. Random draws are made once: compiled, the draw is kept; in eager
-    PyTorch the generator is set back. Called outside of a compiled function, this is
+    operators to save; None saves nothing but the arguments. Random draws are made once: compiled, the draw is kept
+    (with ``rng="philox"`` its seed is); in eager PyTorch the generator is set back. Called outside of a compiled function, this is
     ``torch.utils.checkpoint.checkpoint(f, ..., use_reentrant=False)``. Inside a ``torch.func`` transform that is not compiled, ``f``
     is called as it is: torch.func allows no hooks on saved tensors, so the numbers are the same and nothing is computed again.
 
     Raises ``OptionError`` for what is no policy, ``ArgumentError`` if ``f`` is no function, and where a policy demands that a value be
-    computed again that cannot be (a random draw, an operator with effects) ``PartitionError``.
+    computed again that cannot be (a draw with ``rng="eager"``, an operator with effects) ``PartitionError``.
     """
     if not callable(f):
         raise ArgumentError(f"the first argument must be a function, got a {type(f).__name__}", fix="pass the function, not its result")

@@ -31,8 +31,7 @@ from ..errors import AutocastWarning, RetraceError
 from ..graphs import verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
-from ..partition.cost import fused_costs
-from ..partition.partition import fingerprint, partition
+from ..partition.partition import Partition
 from ..partition.saved import SavedValues, saved_values
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
@@ -41,20 +40,18 @@ from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted
 from ..runtime.fit import key_of, why_not, with_symbols
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
-from ..runtime.store import Store, digest
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, outside_transforms
 from ..trees import flatten
 from .arguments import take_apart
 from .definition import Definition, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
+from .splitting import split_joint
 
 _AUTOCAST_UNSAID = (
     "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
     'Say backward_autocast="off" if that is meant, or "same_as_forward".'
 )
-
-_STORE = Store(ENVIRONMENT.cache_dir)
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 
@@ -118,7 +115,7 @@ class Compiled:
         """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one."""
         program = self.program(*args, **kwargs)
         measured = measured_peak(program, flatten((args, kwargs))[0], lambda: self(*args, **kwargs))
-        return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program), measured)
+        return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program.schedule), measured)
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """Operations, bytes moved, and the time both need at least on this machine. Does not run the function."""
@@ -194,7 +191,7 @@ class Compiled:
         stages = Stages(self.__name__)
         with stages.progress():
             with stages("observe"):
-                facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot)
+                facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, self._options.rng)
                 key = key_of(inputs, [(c.slot, c.read()) for c in facts.captured], facts.histories)
                 modules = watch_modules(facts, definition.root)
             with stages("layers"):
@@ -205,22 +202,23 @@ class Compiled:
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
                 inner = Inner(
                     definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-                    definition.root, self._options.backward_autocast, policy_of(self._options.policy),
+                    definition.root, self._options.backward_autocast, policy_of(self._options.policy), self._options.rng,
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
                 backend = choose_backend(self._options, joint.graph)
             with stages("tag"):
                 fuses = backend.fuses and definition.splits and facts.differentiable
-                joint = tag_joint(narrow(joint, fuses))
+                joint = tag_joint(narrow(joint, fuses or self._options.memory_budget is not None))
                 verify(joint.graph)
             with stages("partition"):
-                costs = fused_costs(joint.graph) if fuses else {}
-                name = digest(fingerprint(joint, costs, definition.splits))
-                known = _STORE.get(name)
-                split = partition(joint, costs, known, definition.splits)
-                if known is None:
-                    _STORE.put(name, sorted(split.kept))
+
+                def peak_of(split: Partition) -> int:
+                    return predicted_peak(
+                        backend.schedule(backend.lower(g)) for g in graphs_to_run(definition, inner, joint, split, refused)
+                    )
+
+                split = split_joint(joint, definition, self._options, backend, fuses, peak_of)
             with stages("lower"):
                 graphs = graphs_to_run(definition, inner, joint, split, refused)
                 kernels = tuple(backend.lower(graph) for graph in graphs)

@@ -138,7 +138,7 @@ class Gradient:
             if not -n <= i < n:
                 raise ArgumentError(
                     f"argnums={self.argnums!r}, but {name_of(self.root)} was called with {n} positional arguments",
-                    where=_definition_line(self.root),
+                    where=definition_line(self.root),
                     fix="name the argument to differentiate by its position; keyword arguments are not differentiated",
                 )
         positions = [i % n for i in wanted]
@@ -152,7 +152,7 @@ class Gradient:
             if not isinstance(result, tuple) or len(result) != 2:
                 raise AuxError(
                     f"has_aux=True, but {name_of(self.root)} returned {_describe(result)}",
-                    where=_definition_line(self.root),
+                    where=definition_line(self.root),
                     fix="return (loss, aux)",
                 )
             result, aux = result
@@ -160,7 +160,7 @@ class Gradient:
             advice = "has_aux=True for a pair (loss, aux), .sum() or .mean() for many losses"
             raise NonScalarOutputError(
                 f"only a scalar floating-point tensor has a gradient, but {name_of(self.root)} returned {_describe(result)}",
-                where=_definition_line(self.root),
+                where=definition_line(self.root),
                 fix=advice,
             )
         return result, aux
@@ -302,6 +302,6 @@ def _describe(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
 
 
-def _definition_line(function: Callable[..., Any]) -> str | None:
+def definition_line(function: Callable[..., Any]) -> str | None:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return None if code is None else f"{code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno} in {code.co_name}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
 from torch import Tensor, fx
 
 from ..backends.backend import Runnable
@@ -46,11 +45,9 @@ def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad
 def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
     """The whole joint graph (with what the partition computes again), or its two halves."""
     if definition.splits and inner.facts.differentiable and refused is None:
-        own = {n.name: slot for slot, n in zip(joint.signature.ins, joint.graph.placeholders, strict=True)}
-        saved = [s for s in split.forward.signature.outs if isinstance(s, Saved) and s.name not in own]
-        ins = tuple(own.get(s.name, s) if isinstance(s, Saved) else s for s in split.backward.signature.ins)
+        saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
         outs = [slot for outer in inner.signature.outs for slot in _inner_outs(joint, outer)]
-        return [restrict(split.forward, [*outs, *saved]), evolve(split.backward, signature=evolve(split.backward.signature, ins=ins))]
+        return [restrict(split.forward, [*outs, *saved]), split.backward]
     return [restrict(join(joint, split), [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
 
 
@@ -177,6 +174,6 @@ def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
     tangents = {outer_slot(s.of) for s in joint.signature.ins if isinstance(s, Tangent)}
     if tangents:
         return tuple(slot for slot in inner.signature.outs if slot in tangents)
-    facts = {inner.out_slot(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
+    facts = {inner.named(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
     facts |= dict.fromkeys(inner.facts.bases, True)
     return tuple(slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot)))

@@ -94,9 +94,19 @@ def subclass_in_two_halves():
     return lambda x, y: x * y, (TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_(), torch.ones(3))
 
 
+def other_memory():
+    """The memory of two tensors, swapped: both are looked at before one is changed."""
+
+    def f(x, y):
+        x.data, y.data = y, x.data
+        return x - y, x[1:]
+
+    return f, (torch.ones(3), torch.zeros(3))
+
+
 CASES = (
-    pure, duplicate, overlapping_views, metadata_and_data, buffer_in_both_passes, alias_output, order_of_effects, subclass,
-    subclass_in_two_halves,
+    pure, duplicate, overlapping_views, metadata_and_data, buffer_in_both_passes, alias_output, order_of_effects, other_memory,
+    subclass, subclass_in_two_halves,
 )  # fmt: skip
 
 

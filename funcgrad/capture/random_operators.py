@@ -1,0 +1,297 @@
+"""Random operators while tracing: as they are (``rng="eager"``), or as pure functions of a key (``rng="philox"``).
+
+Then each takes as many counters as its result has elements, and is made of uniform numbers and ordinary tensor code, so that nothing in
+the graph draws: it may be computed again, elsewhere, or fused. A rule is given the ``Draw`` and the operator's own arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..errors import TraceError, UnsupportedTransformError
+from ..philox import philox
+from ..torch_private import argument_names, draws_random, from_functional, is_operator, without_function_modes, without_modes
+from .where import own_generator, user_line
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+aten = torch.ops.aten
+_DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+_SWITCHES = ("dropout_p", "dropout", "training")
+"""Arguments of random operators that are false, by default or said so, where nothing is drawn."""
+_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+class Draws:
+    """What becomes of the random operators of one run."""
+
+    def __init__(self, trace: Trace, rng: str, first_run: bool) -> None:
+        self._trace = trace
+        self._is_pure = rng == "philox"
+        self._first_run = first_run
+        self._key: Tensor | None = None
+        self._used = 0
+        self._reseeded = False
+        self.met = False
+        """Whether the function drew without a key: its program needs one."""
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """What a graph within the graph needs to draw."""
+        return [] if self._key is None else [self._key]
+
+    def begin(self, key: Tensor) -> None:
+        """From here on numbers are made of ``key``, from the first on: a function that runs again gets the same."""
+        self._key, self._used = from_functional(key), 0
+
+    def reseed(self) -> None:
+        """The function set the state of the generator."""
+        self._reseeded = True
+
+    def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
+        """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
+        order, but in the functional form, ``bernoulli``, in the order of the dimensions. None where they agree, for any other operator,
+        and where numbers are made of a key."""
+        if self._is_pure or op not in (aten.bernoulli_.float, aten.bernoulli_.Tensor):
+            return None
+        shape, stride = args[0].shape, args[0].stride()
+        order = sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -stride[d]))
+        moving = [d for d in order if shape[d] != 1]
+        return None if moving == sorted(moving) else order
+
+    def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a random operator; ``NotImplemented`` for one that is recorded as it is."""
+        if not is_operator(op) or not draws_random(op):
+            return NotImplemented
+        if self._reseeded:
+            raise UnsupportedTransformError(
+                f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
+                where=user_line(),
+                fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
+            )
+        arguments = dict(zip(argument_names(op), args, strict=False)) | kwargs
+        if not self._is_pure or _is_off(op, arguments):
+            return NotImplemented
+        if arguments.pop("generator", None) is not None:
+            raise own_generator(op)
+        if op not in RULES:
+            raise UnsupportedTransformError(
+                f'{op} is not made of counter-based numbers: rng="philox" has no rule for it', where=user_line(), fix='rng="eager"'
+            )
+        if self._key is None and not self._first_run:
+            raise TraceError(
+                "the function draws random numbers in its second run and did not in its first",
+                where=user_line(),
+                fix="make it a pure function of its arguments: what it draws must not depend on what ran before",
+            )
+        _require_accepted(op, args, kwargs)
+        like = op(*args, **kwargs)
+        if self._key is None:
+            self.met = True
+            return NotImplemented
+        first = like[0] if isinstance(like, tuple) else like
+        start, self._used = self._used, self._used + first.numel()
+        with self._trace.tracer:
+            return RULES[op](Draw(self._trace, self._key, start, first), **arguments)
+
+
+def _is_off(op: Any, arguments: dict[str, Any]) -> bool:
+    """Whether a call that could draw does not: attention without dropout, ``rrelu`` in evaluation."""
+    return any(name in _SWITCHES and not arguments.get(name) for name in argument_names(op))
+
+
+def _require_accepted(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what eager PyTorch raises of a probability, or a range, that makes no sense: by a call for no elements."""
+    if op in (aten.randperm.default, aten.randperm.generator) or any(isinstance(a, torch.SymFloat) for a in args):
+        return
+    with without_modes(), without_function_modes():
+        op(*(torch.empty(0, dtype=a.dtype) if isinstance(a, Tensor) else [0] if isinstance(a, list) else a for a in args), **kwargs)
+
+
+@frozen(eq=False)
+class Draw:
+    """The numbers of one call: two for each element of ``like``, independent of each other."""
+
+    _trace: Trace
+    _key: Tensor
+    _start: int
+    like: Tensor
+
+    @property
+    def kind(self) -> torch.dtype:
+        """The dtype in which a result of several steps is computed: that of the result, or float32."""
+        kind = _PARTS.get(self.like.dtype, self.like.dtype)
+        return kind if kind == torch.float64 else torch.float32
+
+    def bits(self, dtype: torch.dtype, half: int = 0) -> Tensor:
+        """What ``philox`` makes."""
+        like, trace = self.like, self._trace
+        size, stride = tuple(like.shape), tuple(like.stride())
+        with without_modes(), trace.fakes:
+            made = torch.empty_strided(size, stride, dtype=dtype, device=like.device)
+        if trace.graph is not None:
+            trace.record(philox, (self._key, self._start, half, size, stride, dtype, like.device), {}, made)
+        return made
+
+    def uniform(self, half: int = 0) -> Tensor:
+        """Numbers in [0, 1) of which the dtype of the result holds each, computed in ``kind``."""
+        found, digits = self.bits(self.kind, half), _DIGITS.get(self.like.dtype, 24)
+        return found if digits >= 24 else torch.floor(found * 2.0**digits) * 2.0**-digits
+
+    def normal(self) -> tuple[Tensor, Tensor]:
+        """Two independent numbers of the standard normal distribution (Box and Muller): within 5.8 of 0 in single precision."""
+        radius = torch.sqrt(torch.log(1 - self.bits(self.kind, 0)) * -2)
+        angle = self.bits(self.kind, 1) * (2 * math.pi)
+        return radius * torch.cos(angle), radius * torch.sin(angle)
+
+    def exponential(self) -> Tensor:
+        """Numbers of the exponential distribution, none of them 0."""
+        return torch.clamp_min(-torch.log(1 - self.bits(self.kind)), 2.0 ** -(_DIGITS[self.kind] + 1))
+
+    def result(self, value: Tensor) -> Tensor:
+        """A value as the operator returns it."""
+        return _cast(value, self.like.dtype)
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    found: Tensor = value if value.dtype == dtype else aten._to_copy.default(value, dtype=dtype)
+    return found
+
+
+Rule = Callable[..., Any]
+
+RULES: dict[Any, Rule] = {}
+"""Random operator → what it returns, given its draw and its arguments by name."""
+
+
+def _rule(*overloads: Any) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(overloads, rule))
+        return rule
+
+    return add
+
+
+# ── real numbers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_rule(aten.rand.default, aten.rand.generator, aten.rand_like.default, aten.rand_like.generator)
+def _rand(draw: Draw, **_: Any) -> Tensor:
+    if draw.like.dtype in _PARTS:
+        return torch.complex(draw.uniform(0), draw.uniform(1))
+    return draw.result(draw.uniform())
+
+
+@_rule(aten.uniform.default)
+def _uniform(draw: Draw, self: Tensor, **limits: float) -> Tensor:
+    low, high = limits.get("from", 0.0), limits.get("to", 1.0)
+    return draw.result(draw.uniform() if (low, high) == (0.0, 1.0) else draw.uniform() * (high - low) + low)
+
+
+@_rule(aten.randn.default, aten.randn.generator, aten.randn_like.default, aten.randn_like.generator)
+def _randn(draw: Draw, **_: Any) -> Tensor:
+    if draw.like.dtype in _PARTS:  # the two parts share a variance of 1
+        return torch.complex(*(part * math.sqrt(0.5) for part in draw.normal()))
+    return draw.result(draw.normal()[0])
+
+
+@_rule(
+    aten.normal_functional.default, aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float,
+)  # fmt: skip
+def _normal(draw: Draw, mean: Any = 0.0, std: Any = 1.0, **_: Any) -> Tensor:
+    return draw.result(_scaled(draw.normal()[0], mean, std))
+
+
+@_rule(aten.log_normal.default)
+def _log_normal(draw: Draw, self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return draw.result(torch.exp(_scaled(draw.normal()[0], mean, std)))
+
+
+def _scaled(value: Tensor, mean: Any, std: Any) -> Tensor:
+    scaled: Tensor = value * std + mean
+    return scaled
+
+
+@_rule(aten.exponential.default)
+def _exponential(draw: Draw, self: Tensor, lambd: float = 1.0) -> Tensor:
+    return draw.result(draw.exponential() / lambd)
+
+
+@_rule(aten.cauchy.default)
+def _cauchy(draw: Draw, self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    return draw.result(median + sigma * torch.tan((draw.bits(draw.kind) - 0.5) * math.pi))
+
+
+@_rule(aten.rrelu_with_noise_functional.default)
+def _rrelu(draw: Draw, self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+    slope = torch.where(self <= 0, draw.result(draw.uniform() * (upper - lower) + lower), 1.0)
+    return self * slope, slope
+
+
+# ── choices ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_rule(aten.bernoulli.default, aten.bernoulli.p, aten.bernoulli.Tensor)
+def _bernoulli(draw: Draw, self: Tensor, p: Any = None) -> Tensor:
+    p = self if p is None else p
+    wide = isinstance(p, Tensor) and p.dtype == torch.float64
+    return draw.result(draw.bits(torch.float64 if wide else torch.float32) < p)
+
+
+@_rule(aten.native_dropout.default)
+def _native_dropout(draw: Draw, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    if train is False or p == 0:
+        return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    mask = draw.bits(torch.float32) < 1 - p
+    return input * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+@_rule(aten.geometric.default)
+def _geometric(draw: Draw, self: Tensor, p: float) -> Tensor:
+    return draw.result(torch.clamp_min(torch.ceil(torch.log(1 - draw.bits(torch.float64)) / math.log1p(-p)), 1))
+
+
+# ── whole numbers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _between(draw: Draw, low: int, high: int) -> Tensor:
+    """Whole numbers from ``low`` to ``high - 1``; those of a span beyond 2^53 are, as in ATen, remainders of 64 bits."""
+    span = high - low
+    if span <= 2**53:
+        return draw.result(_cast(torch.floor(draw.bits(torch.float64) * span), torch.int64) + low)
+    bits = draw.bits(torch.int64)
+    if span & (span - 1) == 0:
+        return draw.result((bits & (span - 1) if span < 2**64 else bits) + low)
+    if span < 2**63:
+        return draw.result(torch.remainder(bits, span) + low)
+    raise UnsupportedTransformError(f"a draw of whole numbers from {low} to {high - 1}", where=user_line(), fix='rng="eager"')
+
+
+@_rule(
+    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator, aten.randint_like.default,
+    aten.randint_like.generator, aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype,
+)  # fmt: skip
+def _randint(draw: Draw, high: int, low: int = 0, **_: Any) -> Tensor:
+    return _between(draw, low, high)
+
+
+@_rule(aten.random.default, aten.random.to, getattr(aten.random, "from"))
+def _random(draw: Draw, self: Tensor, to: int | None = None, **limits: Any) -> Tensor:
+    dtype = draw.like.dtype
+    if to is None and dtype.is_floating_point:
+        to = 2 ** _DIGITS[dtype] + 1
+    elif to is None:
+        to = 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
+    return _between(draw, limits.get("from") or 0, to)
+
+
+@_rule(aten.randperm.default, aten.randperm.generator)
+def _randperm(draw: Draw, n: int, **_: Any) -> Tensor:
+    return draw.result(torch.sort(draw.bits(torch.int64), stable=True).indices)

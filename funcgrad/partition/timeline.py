@@ -1,0 +1,234 @@
+"""Memory over time: what is alive while forward runs and then backward, for any choice of what backward computes again.
+
+The model of the search for a budget: calls in the order of the graph, each value freed after its last reader, what is computed again
+computed when it is first needed. A value that fuses into all its readers takes no memory. What the schedule of a backend really
+takes is simulated for the few choices that the search proposes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+from attrs import frozen
+from torch import fx
+
+from ..graphs import Graph, is_getitem, is_view, pass_of, storages, tensors_in, value_of
+from ..slots import of_backward
+from ..tags import Tag, tags_of
+from ..torch_private import storage_id
+from .roles import Roles, price_of_saving
+
+
+@frozen(eq=False)
+class Piece:
+    """Memory of one value: from the moment its node makes it to the moment of its last reader. ``left`` and ``read``: the last moment of
+    forward that needs it, and the first of backward."""
+
+    node: int
+    place: int
+    is_again: bool
+    start: int
+    left: int
+    read: int
+    end: int
+    nbytes: int
+
+
+@frozen(eq=False)
+class Timeline:
+    """One choice, run in the model. ``cost``: of all that is computed again; ``alive``: bytes at each moment."""
+
+    again: frozenset[int]
+    saved: tuple[int, ...]
+    cost: float
+    alive: np.ndarray
+    pieces: tuple[Piece, ...]
+    border: int
+    """The moment at which backward begins."""
+
+    @property
+    def peak(self) -> int:
+        return int(self.alive.max(initial=0))
+
+    def excess(self, budget: float) -> float:
+        """By how much the budget is exceeded, summed over the moments."""
+        return float(np.maximum(self.alive - budget, 0).sum())
+
+
+class Model:
+    """A joint graph by numbers: nodes are known by their position."""
+
+    def __init__(self, graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], fused: Collection[fx.Node]) -> None:
+        """``costs``: what it takes to compute a node again, for those for which that is possible. ``fused``: the nodes that take memory
+        only where another kernel reads them."""
+        self.nodes: list[fx.Node] = [n for n in graph.fx.nodes if n.op != "output"]
+        number = {n: i for i, n in enumerate(self.nodes)}
+        outs = list(zip(graph.signature.outs, graph.results, strict=True))
+        self.parents = [tuple(number[p] for p in n.all_input_nodes) for n in self.nodes]
+        self._late = [n in roles.incoming or pass_of(n) == "backward" for n in self.nodes]
+        self._given = [n.op in ("placeholder", "get_attr") for n in self.nodes]
+        self._fused = [n in fused for n in self.nodes]
+        self._views = [n.op == "call_function" and is_view(n) for n in self.nodes]
+        self._costs = [costs.get(n, math.inf) for n in self.nodes]
+        self._places = [tuple(storages(n)) for n in self.nodes]
+        self._sizes: dict[int, int] = {}
+        given = {place for places, g in zip(self._places, self._given, strict=True) if g for place in places}
+        for n in self.nodes:
+            for t in tensors_in(value_of(n)):
+                self._sizes[storage_id(t)] = 0 if storage_id(t) in given else t.untyped_storage().nbytes()
+        self._gradients = [number[v] for s, v in outs if of_backward(s) and isinstance(v, fx.Node)]
+        self._returned = [number[v] for s, v in outs if isinstance(v, fx.Node)]
+        first = [number[v] for s, v in outs if not of_backward(s) and isinstance(v, fx.Node)]
+        pinned = [i for i, n in enumerate(self.nodes) if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
+        self._first = [i for i in (*first, *pinned) if not self._late[i]]
+        self._savable = [self._is_savable(n, roles) for n in self.nodes]
+        self._repeatable = [
+            n.op == "call_function" and not late and Tag.MUST_SAVE not in tags_of(n).flags and (view or cost < math.inf or not savable)
+            for n, late, view, cost, savable in zip(self.nodes, self._late, self._views, self._costs, self._savable, strict=True)
+        ]
+        self.always = frozenset(
+            i
+            for i, n in enumerate(self.nodes)
+            if not self._late[i] and (n.op == "get_attr" or (self._repeatable[i] and not self._savable[i]))
+        )
+
+    def _is_savable(self, node: fx.Node, roles: Roles) -> bool:
+        return price_of_saving(node, is_view(node)) < math.inf and roles.is_safe(node)
+
+    def evictable(self, i: int) -> bool:
+        """Whether the node may be computed again instead of being saved."""
+        return self._repeatable[i]
+
+    def unsaved(self, i: int, timeline: Timeline) -> frozenset[int]:
+        """A saved node, and what it is computed from, back to what is saved or computed again anyway."""
+        there = {*timeline.saved, *(timeline.again - self.always)} - {i}
+        found, pending = set[int](), [i]
+        while pending:
+            j = pending.pop()
+            if j not in found and j not in there and self._repeatable[j]:
+                found.add(j)
+                pending += self.parents[j]
+        return frozenset(found - self.always)
+
+    def cost(self, i: int) -> float:
+        """Of computing a node again; for one of several results, of the call that makes them."""
+        own = self.parents[i][0] if is_getitem(self.nodes[i]) else i
+        return self._costs[own] if self._costs[own] < math.inf else 0.0
+
+    def places(self, i: int) -> tuple[int, ...]:
+        """The storages that hold a node's value."""
+        return self._places[i]
+
+    def size(self, place: int) -> int:
+        """Bytes of a storage that a call makes; 0 for those that are there before."""
+        return self._sizes[place]
+
+    def sources(self, i: int, inside: Collection[int]) -> Iterator[int]:
+        """What a node is computed from, outside of some nodes: views are seen through."""
+        for p in self.parents[i]:
+            if p in self.always and p not in inside:
+                yield from self.sources(p, inside)
+            elif p not in inside:
+                yield p
+
+    def start(self, kept: Collection[str]) -> frozenset[int]:
+        """The choice that keeps the values of these names."""
+        seen, pending = set[int](), list(self._gradients)
+        while pending:
+            i = pending.pop()
+            if i not in seen and (self._late[i] or self.nodes[i].name not in kept):
+                seen.add(i)
+                pending += self.parents[i]
+        return self.always | {i for i in seen if not self._late[i] and self._repeatable[i]}
+
+    def run(self, again: frozenset[int]) -> Timeline | None:
+        """``None`` where what is left to be saved cannot be."""
+        backward, saved = set[int](), set[int]()
+        pending = list(self._gradients)
+        while pending:
+            i = pending.pop()
+            if self._late[i] or i in again:
+                if i not in backward:
+                    backward.add(i)
+                    pending += self.parents[i]
+            elif not self._savable[i]:
+                return None
+            else:
+                saved.add(i)
+        forward, pending = set[int](), [*self._first, *saved]
+        while pending:
+            i = pending.pop()
+            if i not in forward:
+                forward.add(i)
+                pending += self.parents[i]
+        order = [(i, False) for i in sorted(forward) if not self._given[i]]
+        border = len(order)
+        order += [(i, True) for i in self._in_time(backward, saved) if not self._given[i]]
+        cost = sum(self._costs[i] for i in forward & backward if not self._views[i] and self._costs[i] < math.inf)
+        pieces = self._pieces(order, border, backward - saved, saved)
+        change = np.zeros(len(order) + 1, dtype=np.int64)
+        for p in pieces:
+            change[p.start] += p.nbytes
+            change[p.end + 1] -= p.nbytes
+        return Timeline(again, tuple(sorted(saved)), cost, np.cumsum(change)[:-1], pieces, border)
+
+    def _in_time(self, backward: set[int], saved: set[int]) -> Iterable[int]:
+        """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
+        done = set(saved)
+        for late in sorted(i for i in backward if self._late[i]):
+            before, pending = list[int](), list(self.parents[late])
+            while pending:
+                i = pending.pop()
+                if i not in done and not self._late[i]:
+                    done.add(i)
+                    before.append(i)
+                    pending += self.parents[i]
+            yield from sorted(before)
+            yield late
+
+    def _pieces(self, order: Sequence[tuple[int, bool]], border: int, second: Collection[int], saved: Collection[int]) -> tuple[Piece, ...]:
+        """``second``: the nodes of which backward reads its own copy."""
+        made: list[tuple[int, int, bool, int]] = []  # node, storage, whether in backward, moment
+        left: list[int] = []
+        read: list[int] = []
+        last: list[int] = []
+        in_memory: list[bool] = []  # what another kernel reads, or is saved or returned
+        held: dict[tuple[int, bool], dict[int, int]] = {}  # the pieces of a node, by their storage
+        for moment, (i, is_second) in enumerate(order):
+            inherited: dict[int, int] = {}
+            for p in self.parents[i]:
+                pieces = held.get((p, is_second and p in second), _NOTHING)
+                inherited.update(pieces)
+                for piece in pieces.values():
+                    last[piece] = moment
+                    if moment < border:
+                        left[piece] = moment
+                    elif read[piece] > moment:
+                        read[piece] = moment
+                    in_memory[piece] |= not self._fused[i] and not self._views[i]
+            own: dict[int, int] = {}
+            for place in self._places[i]:
+                own[place] = inherited.get(place, len(made))
+                if own[place] == len(made):
+                    made.append((i, place, is_second, moment))
+                    last.append(moment)
+                    left.append(moment)
+                    read.append(len(order))
+                    in_memory.append(not self._fused[i])
+            held[i, is_second] = own
+            if i in saved and not is_second:
+                for piece in own.values():
+                    in_memory[piece] = True
+        for i in self._returned:
+            for piece in held.get((i, False), held.get((i, True), _NOTHING)).values():
+                last[piece], in_memory[piece] = len(order) - 1, True
+        return tuple(
+            Piece(i, place, is_second, start, left[k], read[k], last[k], self._sizes[place])
+            for k, (i, place, is_second, start) in enumerate(made)
+            if in_memory[k] and self._sizes[place]
+        )
+
+
+_NOTHING: Mapping[int, int] = {}

@@ -1,0 +1,199 @@
+"""A budget in bytes is kept by what is measured, at the least cost that oracles know, and never changes a number."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closeness import assert_rounded
+from functions import CASES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import funcgrad as fg
+from funcgrad.partition.budget import frontier
+from funcgrad.partition.cost import costs_again
+from funcgrad.partition.roles import Roles
+from funcgrad.partition.timeline import Model
+from funcgrad.runtime.figures import predicted_peak
+from funcgrad.trees import flatten
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def weights(n, *shape):
+    return [torch.randn(shape) / math.sqrt(shape[0]) for _ in range(n)]
+
+
+def chain(ws, x):
+    for w in ws:
+        x = torch.tanh(x @ w)
+    return x.sum()
+
+
+def dropped(ws, x):
+    for w in ws:
+        x = x + F.dropout(F.relu(x @ w), 0.3)
+    return x.square().mean()
+
+
+def transformer(ws, x):
+    b, t, d = x.shape
+    for qkv, out, up, down in itertools.batched(ws, 4) if hasattr(itertools, "batched") else zip(*[iter(ws)] * 4, strict=True):
+        q, k, v = (F.layer_norm(x, (d,)) @ qkv).view(b, t, 3, 2, d // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.dropout((q @ k.transpose(-1, -2) / 4).softmax(-1), 0.1) @ v
+        x = x + mixed.transpose(1, 2).reshape(b, t, d) @ out
+        x = x + F.gelu(F.layer_norm(x, (d,)) @ up) @ down
+    return x.square().mean()
+
+
+def convolutions(ws, x):
+    for w in ws:
+        x = F.relu(F.conv2d(x, w, padding=1))
+        x = F.batch_norm(x, None, None, training=True)
+    return F.max_pool2d(x, 2).mean()
+
+
+def recurrent(ws, x):
+    w, u = ws
+    h = c = x.new_zeros(x.shape[1], u.shape[0])
+    for step in x.unbind(0):
+        i, f, o, g = (step @ w + h @ u).chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    return h.sum()
+
+
+def transformer_inputs(layers, d=32):
+    shapes = [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d)] * layers
+    return [torch.randn(s) / math.sqrt(s[0]) for s in shapes], torch.randn(2, 16, d)
+
+
+NETS = {
+    "chain": (chain, lambda: (weights(12, 32, 32), torch.randn(64, 32))),
+    "dropped": (dropped, lambda: (weights(8, 32, 32), torch.randn(64, 32))),
+    "transformer": (transformer, lambda: transformer_inputs(3)),
+    "convolutions": (convolutions, lambda: ([torch.randn(8, 8, 3, 3) / 8 for _ in range(4)], torch.randn(4, 8, 12, 12))),
+    "recurrent": (recurrent, lambda: ([torch.randn(8, 64) / 4, torch.randn(16, 64) / 4], torch.randn(10, 4, 8))),
+}
+SMALL_CHANGE = 6 * 1024
+"""Bytes beside the tensors of a program: the state of the generator, which a differentiable program with draws keeps, and scalars."""
+MODELS = {**NETS, **{name: CASES[name] for name in CASES}}
+
+
+def smallest_peak(make_compiled, args):
+    """What the error says that has to be allowed."""
+    with pytest.raises(fg.PartitionError, match="keeps the peak within") as caught:
+        make_compiled(memory_budget=1).program(*args)
+    return int(caught.value.fix.split("allow at least ")[1].split(" bytes")[0])
+
+
+def laws_hold(f, make, backend, transform, steps):
+    """Gradients equal at budgets from the smallest to the whole; predicted and measured peaks stay within, and grow with the budget."""
+    args = make()
+    leaves = [t.requires_grad_() for t in flatten(args[0])[0] if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+    def compiled(**options):
+        return getattr(fg, transform)(f, backend=backend, **options)
+
+    def gradients(c):
+        torch.manual_seed(5)
+        if transform == "jit":
+            return torch.autograd.grad(c(*args), leaves, allow_unused=True)
+        return [t for t in flatten(c(*args))[0] if isinstance(t, torch.Tensor)]
+
+    free = compiled()
+    expected = gradients(free)
+    most = predicted_peak(free.program(*args).schedule)
+    least = smallest_peak(compiled, args)
+    before = None
+    for k in range(steps):
+        budget = least + round((max(most, least) - least) * k / (steps - 1))
+        c = compiled(memory_budget=budget)
+        assert_rounded(gradients(c), expected)
+        limit, memory = c.program(*args).partition.limit, c.memory(*args)
+        assert limit.peak == memory.predicted_peak <= limit.nbytes == budget
+        assert memory.measured_peak <= budget * 1.02 + SMALL_CHANGE
+        assert 0 <= limit.bound <= limit.cost + 1e-9
+        if before is not None:
+            assert (limit.peak, memory.measured_peak) >= (before[0].peak, before[1]) and limit.cost <= before[0].cost
+        before = limit, memory.measured_peak
+
+
+@pytest.mark.parametrize("transform", ["grad_compiled", "jit"])
+@pytest.mark.parametrize("name", NETS)
+def test_peaks_stay_within_budgets(name, transform):
+    laws_hold(*NETS[name], "aten", transform, 4)
+
+
+@pytest.mark.parametrize("name", ["dropped", "transformer"])
+def test_peaks_of_fused_programs_stay_within_budgets(name):
+    laws_hold(*NETS[name], "c", "grad_compiled", 3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("transform", ["grad_compiled", "jit"])
+@pytest.mark.parametrize("name", MODELS)
+def test_eleven_budgets_of_every_model(name, transform, backend):
+    laws_hold(*MODELS[name], backend, transform, 11)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.sampled_from(["mm", "tanh", "drop", "norm", "residual", "wide", "cat"]), min_size=2, max_size=6), st.floats(0.4, 1))
+def test_random_graphs_within_a_fraction(ops, fraction):
+    makes = {
+        "mm": lambda x: x @ x.t() @ x / 24, "tanh": torch.tanh, "drop": lambda x: F.dropout(x, 0.4),
+        "norm": lambda x: F.layer_norm(x, (8,)),
+        "residual": lambda x: x + x.sin() * x.exp().reciprocal(), "wide": lambda x: (x.unsqueeze(1) - x).tanh().sum(1),
+        "cat": lambda x: torch.cat([x.cos(), x * 2], 0)[: len(x)],
+    }  # fmt: skip
+
+    def f(x):
+        return functools.reduce(lambda x, op: makes[op](x), ops, x).square().sum()
+
+    x = torch.linspace(-1, 1, 48 * 8).view(48, 8)
+    torch.manual_seed(1)
+    expected = fg.grad_compiled(f, backend="aten")(x)
+    c = fg.grad_compiled(f, backend="aten", memory_budget=fraction)
+    try:
+        torch.manual_seed(1)
+        assert_rounded([c(x)], [expected])
+    except fg.PartitionError as error:
+        assert "the smallest found is" in str(error)
+    else:
+        limit = c.program(x).partition.limit
+        assert c.memory(x).measured_peak <= 1.02 * limit.nbytes + SMALL_CHANGE
+
+
+# ── oracles ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def model_of(f, args):
+    joint = fg.value_and_grad_compiled(f, backend="aten").program(*args).joint
+    costs, _ = costs_again(joint.graph, False)
+    return Model(joint.graph, Roles(joint.graph, False), costs, ())
+
+
+SMALL = {
+    "chain": lambda w, x: (x @ w).tanh().exp().sum(),
+    "two": lambda w, x: ((x @ w).tanh() @ w).sigmoid().sum(),
+    "wide": lambda w, x: (torch.cat([x, x @ w], 1).sin() * 2).exp().mean(),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_best_of_all_choices_in_tiny_graphs(name):
+    """Every set of values, counted by a simulation of its own: dictionaries, moment by moment."""
+    model = model_of(SMALL[name], (torch.randn(16, 16), torch.randn(24, 16)))
+    assert len(model.nodes) <= 18
+    free = [i for i in range(len(model.nodes)) if model.evictable(i) and i not in model.always]
+    every = [
+        (t.peak, t.cost) for k in range(len(free) + 1) for s in itertools.combinations(free, k) if (t := model.run(model.always | set(s)))
+    ]
+    points = [(t.peak, t.cost) for t in frontier(model, model.run(model.always))]
+    for peak, _ in every:
+        within = [cost for p, cost in points if p <= peak]
+        assert min(within) == min(cost for p, cost in every if p <= peak)

@@ -1,0 +1,213 @@
+"""Other memory: ``x.data = y`` in a compiled function leaves the caller's tensors as eager PyTorch does. And gradients it asks for."""
+
+import pytest
+import torch
+from closeness import assert_rounded
+
+import funcgrad as fg
+
+
+def computed(x, y):
+    x.data = x * 2
+    return x.sum()
+
+
+def returned(x, y):
+    x.data = x * 2
+    return x
+
+
+def a_view_of_the_new(x, y):
+    x.data = x * 2
+    return x[1:]
+
+
+def a_view_of_the_old(x, y):
+    old = x[1:]
+    x.data = x * 3
+    return old
+
+
+def of_another_input(x, y):
+    x.data = y
+    return x + 1
+
+
+def written_through(x, y):
+    x.data = y
+    x.mul_(2)
+    return x + 1
+
+
+def a_part_of_another(x, y):
+    x.data = y[1:]
+    return x
+
+
+def swapped(x, y):
+    x.data, y.data = y.data, x.data
+    return x - y
+
+
+def of_an_output(x, y):
+    z = x * 2
+    x.data = z
+    z.add_(1)
+    return z[1:], z
+
+
+def twice(x, y):
+    x.data = torch.ones(3)
+    x.data = x * 5
+    return x + 0
+
+
+def of_other_sizes(x, y):
+    x.data = torch.arange(4.0).view(2, 2).t()
+    return x * 2, x.t()
+
+
+def shrunk(x, y):
+    x.data = x[1:]
+    return x + 0
+
+
+def in_the_function(x, y):
+    z = x * y
+    z.data = torch.arange(3.0)
+    v = z[1:]
+    v.data = x[:2]
+    return z, v, x
+
+
+def with_a_write_and_a_restride_elsewhere(x, y):
+    m = y.view(1, 3)
+    y.mul_(2)
+    x.data = m.t()
+    return m, x
+
+
+CASES = (
+    computed, returned, a_view_of_the_new, a_view_of_the_old, of_another_input, written_through, a_part_of_another, swapped, of_an_output,
+    twice, of_other_sizes, shrunk, in_the_function, with_a_write_and_a_restride_elsewhere,
+)  # fmt: skip
+
+
+ONCE = (written_through, of_other_sizes, a_part_of_another, with_a_write_and_a_restride_elsewhere)
+"""After one call, x has other sizes or lies in memory that is written to."""
+
+
+def seen(f, calls):
+    """Results, arguments, and who shares memory with whom, after each call on the same arguments."""
+    x, y = torch.ones(3), torch.arange(3.0) + 1
+    first_memory, found = x.view(-1), []
+    for _ in range(calls):
+        out = f(x, y)
+        tensors = [x, y, first_memory, *(out if isinstance(out, tuple) else (out,))]
+        memory = [t.untyped_storage().data_ptr() for t in tensors]
+        looks = [(t.shape, t.stride(), t.storage_offset(), t is x, t is y) for t in tensors]
+        found.append(([t.clone() for t in tensors], looks, [memory.index(m) for m in memory]))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("f", CASES, ids=lambda f: f.__name__)
+def test_as_in_eager(f, backend):
+    calls = 1 if f in ONCE else 2
+    for expected, ours in zip(seen(f, calls), seen(fg.jit(f, backend=backend), calls), strict=True):
+        assert_rounded(ours[0], expected[0])
+        assert ours[1:] == expected[1:]
+
+
+def test_the_printed_call():
+    program = fg.jit(swapped).program(torch.ones(3), torch.ones(3))
+    assert [str(e) for layer in program.layers for e in layer.effects] == ["x.data = memory(x)", "y.data = memory(y)"]
+    assert program.call.text.index("memory_y = ") < program.call.text.index("x.data = memory_x")  # both are read before one is set
+    assert "memory(x)" in str(program.facts)
+
+
+def test_the_history_stays():
+    """What is computed with the new values has the gradient of the old tensor, as in eager PyTorch."""
+
+    def step(w, x):
+        (g,) = torch.autograd.grad(((x * w) ** 2).sum(), w)
+        w.data = w - 0.1 * g
+        (after,) = torch.autograd.grad(((x * w) ** 2).sum(), w)
+        return g, after.detach()
+
+    made = [(torch.ones(3, requires_grad=True), torch.arange(3.0)) for _ in range(2)]
+    results = []
+    for f, (w, x) in zip((step, fg.jit(step)), made, strict=True):
+        results.append([*f(w, x), *f(w, x), w.detach()])
+        assert w.requires_grad and w.is_leaf
+    assert_rounded(results[1], results[0])
+
+
+def test_captured_tensors():
+    average, weight = torch.ones(3), torch.nn.Parameter(torch.ones(3))
+
+    def f(x):
+        average.data = average * 0.9 + x * 0.1
+        weight.data = weight.data * 0.5
+        return average + weight.detach()
+
+    c = fg.jit(f)
+    assert_rounded(c(torch.zeros(3)), torch.full((3,), 1.4))
+    assert_rounded(c(torch.zeros(3)), torch.full((3,), 0.81 + 0.25))
+    assert isinstance(weight, torch.nn.Parameter) and c.cache_info().misses == 1
+
+
+def test_one_object_twice():
+    def f(p, q):
+        p.data = p * 2
+        return q + 1
+
+    x = torch.ones(3)
+    assert_rounded(fg.jit(f)(x, x), torch.full((3,), 3.0))
+    assert_rounded(x, torch.full((3,), 2.0))
+
+
+def test_a_write_to_the_memory_it_had_is_refused():
+    base = torch.ones(6)
+    x, y = base[:3], base[3:]
+    assert_rounded(fg.jit(of_another_input)(x, y), y + 1)
+    assert x.data_ptr() == y.data_ptr()
+    with pytest.raises(fg.MutationError, match="shares that memory"):
+        fg.jit(written_through)(x, y)
+
+
+def test_another_run_that_sets_other_memory_is_refused():
+    runs = iter([0, 1])
+
+    def f(x):
+        if next(runs):
+            x.data = x * 2
+        return x + 1
+
+    with pytest.raises(fg.TraceError, match="in one of two runs"):
+        fg.jit(f)(torch.ones(3))
+
+
+def test_a_leaf_made_in_the_function():
+    def f(x):
+        y = (x * 2).detach().requires_grad_()
+        (y * y * x).sum().backward()
+        return y.grad
+
+    assert_rounded(fg.jit(f)(torch.arange(3.0)), f(torch.arange(3.0)))
+
+
+def test_a_gradient_that_was_not_there_is_asked_for_again():
+    def f(x):
+        if x.grad is not None:
+            x.grad.zero_()
+        x.grad = None
+        return x * 2
+
+    c, x = fg.jit(f), torch.ones(3, requires_grad=True)
+    c(x).sum().backward()
+    assert c.explain_miss(x) == "x: has a gradient"
+    with pytest.raises(fg.UnsupportedTensorError, match=r"reads the gradient.*\n.*test_storage.py"):
+        c(x)
+    x.grad = None
+    assert torch.equal(c(x), x * 2) and c.cache_info().misses == 1
