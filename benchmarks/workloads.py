@@ -42,7 +42,7 @@ def leaves(count: int) -> Workload:
 
 def lennard_jones(x: Tensor) -> Tensor:
     d = x[:, None] - x[None, :]
-    r2 = (d * d).sum(-1) + torch.eye(x.shape[0])
+    r2 = (d * d).sum(-1) + torch.eye(x.shape[0], device=x.device)
     s = 1 / (r2 * r2 * r2)
     return 2 * (s * s - s).sum()
 
@@ -180,7 +180,7 @@ def embedding_inputs(small: bool) -> tuple[Tree, ...]:
 
 
 def transformer(p: dict[str, Any], x: Tensor, target: Tensor) -> Tensor:
-    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
     for k in p["blocks"]:
         h = F.layer_norm(x, x.shape[-1:], k["w1"], k["b1"])
         q, key, v = (t.unflatten(-1, (-1, 32)).transpose(1, 2) for t in (h @ k["qkv"]).chunk(3, -1))
@@ -239,7 +239,7 @@ def conv_net_inputs(small: bool) -> tuple[Tree, ...]:
 
 
 def lstm(p: dict[str, Tensor], x: Tensor, target: Tensor) -> Tensor:
-    h = c = torch.zeros(x.shape[1], p["u"].shape[0])
+    h = c = torch.zeros(x.shape[1], p["u"].shape[0], device=x.device)
     for step in x:
         i, f, g, o = (step @ p["w"] + h @ p["u"] + p["b"]).chunk(4, -1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -268,7 +268,7 @@ def lstm_inputs(small: bool) -> tuple[Tree, ...]:
 def gaussian_process(p: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
     z = x / p["log_length"].exp()
     r2 = ((z[:, None] - z[None, :]) ** 2).sum(-1)
-    k = (2 * p["log_scale"]).exp() * torch.exp(-0.5 * r2) + p["log_noise"].exp() * torch.eye(len(y))
+    k = (2 * p["log_scale"]).exp() * torch.exp(-0.5 * r2) + p["log_noise"].exp() * torch.eye(len(y), device=x.device)
     root = torch.linalg.cholesky(k)
     alpha = torch.cholesky_solve(y[:, None], root)[:, 0]
     return 0.5 * (y @ alpha) + root.diagonal().log().sum() + 0.5 * len(y) * math.log(2 * math.pi)

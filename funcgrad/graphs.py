@@ -219,6 +219,12 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [v for v in value if isinstance(v, Tensor)] if isinstance(value, (list, tuple)) else []
 
 
+def device_of(graph: Graph) -> torch.device:
+    """The first CUDA device of its tensors; else the CPU."""
+    tensors = (t for node in graph.fx.nodes for t in tensors_in(node.meta.get("val")))
+    return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
+
+
 def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
     value = node.meta.get("val")

@@ -68,8 +68,9 @@ def _hashable(value: Any) -> Any:
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
 
-    backend: ``"c"`` (fused kernels, compiled by the system's C compiler), ``"aten"`` (the graph as one Python function of ATen calls) or
-    ``"auto"``, which picks the fastest one here.
+    backend: ``"c"`` (fused kernels, compiled by the system's C compiler, for tensors of the CPU), ``"triton"`` (fused kernels for those of
+    a CUDA device; under TRITON_INTERPRET=1 for those of the CPU too, slowly), ``"aten"`` (the graph as one Python function of ATen calls)
+    or ``"auto"``, which picks the fastest one for the tensors of the call.
     static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
     rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed. ``"philox"``: each call draws one number from
     the default generator, and all that is random in it is a function of that (Philox4x32-10): fused into kernels, computed again in
@@ -102,12 +103,14 @@ class Options:
     numerics: Numerics = "fast"
 
     def __attrs_post_init__(self) -> None:
-        _check("backend", self.backend, now=("auto", "c", "aten"), later=("triton",))
+        _check("backend", self.backend, now=("auto", "c", "triton", "aten"))
         _check("dynamic", self.dynamic, now=(None, False), later=(True,))
         _check("rng", self.rng, now=("eager", "philox"))
         _check("numerics", self.numerics, now=("fast", "eager"))
-        if self.numerics == "eager" and self.backend == "c":
-            raise OptionError('numerics="eager" runs the kernels of eager PyTorch, backend="c" its own', fix="leave one of the two out")
+        if self.numerics == "eager" and self.backend in ("c", "triton"):
+            raise OptionError(
+                f'numerics="eager" runs the kernels of eager PyTorch, backend="{self.backend}" its own', fix="leave one of the two out"
+            )
         if not isinstance(self.backward_autocast, tuple):
             _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
         policy_of(self.policy)
@@ -141,11 +144,12 @@ class Environment:
     compiler: str | None
     verify: bool
     fuel: int | None
+    interpret: bool
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """Read ``FUNCGRAD_LOG`` (0..5), ``FUNCGRAD_CACHE_DIR`` (a folder, or ``off``), ``FUNCGRAD_BACKEND``,
-    ``FUNCGRAD_VERIFY`` (0 or 1), ``FUNCGRAD_FUEL`` (a number) and ``CC``.
+    ``FUNCGRAD_VERIFY`` (0 or 1), ``FUNCGRAD_FUEL`` (a number), ``CC``, and ``TRITON_INTERPRET``, as Triton reads it.
 
     Raises ``OptionError`` where a value makes no sense.
     """
@@ -169,6 +173,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         compiler=variables.get("CC"),
         verify=verify == "1",
         fuel=None if fuel is None else int(fuel),
+        interpret=variables.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y"),
     )
 
 

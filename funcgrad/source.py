@@ -29,10 +29,20 @@ class Source(Shown):
 
 def compile_function(source: Source) -> Any:
     """The function ``source.name`` that Python source defines. Tracebacks, debuggers and ``inspect.getsource`` show its text."""
-    filename = f"<funcgrad {source.name} {next(_numbers)}>"
-    namespace = dict(source.names)
-    exec(compile(source.text, filename, "exec"), namespace)
+    filename, namespace = _run(source)
     function = namespace[source.name]
-    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return function
+
+
+def compile_module(source: Source) -> dict[str, Any]:
+    """All that Python source defines, by name. Its text stays known to ``inspect.getsource`` for good."""
+    return _run(source)[1]
+
+
+def _run(source: Source) -> tuple[str, dict[str, Any]]:
+    filename = f"<funcgrad {source.name} {next(_numbers)}>"
+    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)  # Triton looks for it at once
+    namespace = dict(source.names)
+    exec(compile(source.text, filename, "exec"), namespace)
+    return filename, namespace

@@ -6,7 +6,13 @@ import tempfile
 from hypothesis import settings
 
 os.environ.setdefault("FUNCGRAD_CACHE_DIR", tempfile.mkdtemp(prefix="funcgrad-tests-"))
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
 # A first example may import or compile; how long it takes says nothing about what is tested.
 settings.register_profile("funcgrad", deadline=None)
 settings.load_profile("funcgrad")
+
+
+def pytest_configure(config):
+    """Here and not in pyproject.toml, as pytest would import funcgrad for it before the environment above is set."""
+    config.addinivalue_line("filterwarnings", "error::funcgrad.errors.UnresolvedCaptureWarning")

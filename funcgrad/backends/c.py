@@ -15,12 +15,12 @@ import torch
 
 from ..loops.fuse import EXPENSIVE
 from ..loops.index import Axis, Index
-from ..loops.ir import Expr, Kernel, Load, Op, Put, Reduced, Scanned, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
 from .c_language import stored as _stored
 from .c_scatter import scatter_function
-from .emitter import index_text, print_expressions
+from .emitter import index_text, print_expressions, row_parts
 
 _STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
@@ -251,7 +251,7 @@ class _Printer:
 
     def _stage(self, stage: Stage, names: dict[Expr, str]) -> list[str]:
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in stage.effects]
-        lines = print_expressions(self._language, _row_parts(roots), names, lambda e: not e.full)
+        lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
         for effect in stage.effects:
             if isinstance(effect, Store) and not effect.full:
                 lines.append(_stored(self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype))
@@ -335,24 +335,6 @@ class _Printer:
         for axis in self._kernel.columns:
             text = axis.name if text == "0" else f"({text}) * {axis.size} + {axis.name}"
         return text
-
-
-def _row_parts(roots: Sequence[Expr]) -> list[Expr]:
-    """What is the same in all columns of a row, of what some expressions need."""
-    found: dict[Expr, None] = {}
-    seen: set[Expr] = set()
-    pending = list(roots)
-    while pending:
-        expr = pending.pop()
-        if expr in seen:
-            continue
-        seen.add(expr)
-        if not expr.full:
-            if not isinstance(expr, Reduced):
-                found[expr] = None
-        else:
-            pending += expr.args
-    return list(found)
 
 
 def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:

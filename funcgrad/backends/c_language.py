@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..loops.ir import Const, Expr, Load, Scanned
+from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
+from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE
-from .emitter import Operation
+from .emitter import Operation, index_text
 
 TYPES = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float", torch.int64: "int64_t",
@@ -178,35 +179,29 @@ class C:
         self._parameters = parameters
         self.running: dict[Scanned, str] = {}  # the variables in which scans go on
 
-    def type(self, dtype: torch.dtype) -> str:
-        return TYPES[dtype]
-
     def define(self, name: str, expr: Expr, text: str) -> str:
         return f"const {TYPES[expr.dtype]} {name} = {text};"
 
     def const(self, expr: Const) -> str:
         return number(expr.value, expr.dtype)
 
-    def load(self, expr: Load, at: str) -> str:
-        element = f"{self._parameters[expr.buffer]}[{at}]"
+    def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str:
+        element = f"{self._parameters[expr.buffer]}[{_inside(at, guard)}]"
         return f"from_bf16({element})" if expr.dtype == torch.bfloat16 else element
 
-    def clamp(self, axis: str, low: int, high: int) -> str:
-        return f"CLAMP({axis}, {low}, {high})"
+    def position(self, at: Index) -> str:
+        return index_text(at)
 
-    def element(self, number: str, size: int) -> str:
-        return f"fg_at({number}, {size})"
+    def element(self, number: Expr, text: str, size: int) -> Axis:
+        return Axis(f"fg_at({text}, {size})", size)
 
     def scanned(self, expr: Scanned, element: str) -> str:
         how = self.operations[PAIRWISE[expr.kind]]
         so_far = self.running[expr]
         return f"({so_far} = {how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))})"
 
-    def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str:
-        return f"({' && '.join(f'{i} >= {low} && {i} < {high}' for i, low, high in tests)}) ? {at} : 0"
-
-    def position(self, at: str) -> str:
-        return at
+    def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]:
+        return texts
 
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str:
         if wanted == torch.bool:
@@ -214,6 +209,23 @@ class C:
         if wanted == torch.bfloat16:
             return f"from_bf16(to_bf16((float){text}))"
         return f"(float)(_Float16){text}" if wanted == torch.float16 else f"({TYPES[wanted]}){text}"
+
+
+def _inside(at: Index, guard: Sequence[Bound]) -> str:
+    """The address of a load, which is a good one also where the guard does not hold: then the number is not used.
+
+    A load under a condition would do, too; but compilers vectorise that with masks, and GCC 12 gets the masks wrong.
+    """
+    if not all(is_shifted_axis(i) for i, _, _ in guard):
+        tests = " && ".join(f"{index_text(i)} >= {low} && {index_text(i)} < {high}" for i, low, high in guard)
+        return f"({tests}) ? {index_text(at)} : 0"
+    limits: dict[Axis, tuple[int, int]] = {}
+    for i, low, high in guard:
+        if isinstance(axis := i.terms[0][0], Axis):
+            least, most = limits.get(axis, axis.range)
+            limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
+    axes = {axis: at_axis(Axis(f"CLAMP({axis.name}, {low}, {high})", axis.size)) for axis, (low, high) in limits.items()}
+    return index_text(substitute(at, axes))
 
 
 def stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:

@@ -7,34 +7,34 @@ from typing import Protocol
 
 import torch
 
-from ..loops.index import Atom, Axis, Index, Quotient, at_axis, is_shifted_axis, substitute
+from ..loops.index import Atom, Axis, Bound, Index, Quotient, at_axis, substitute
 from ..loops.ir import Const, Expr, Found, Load, Op, Position, Reduced, Scanned, walk
 
 Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 
 
 class Language(Protocol):
-    """A language: how it writes types, numbers, loads and operations."""
+    """A language: how it writes numbers, loads and operations.
+
+    ``load`` is given where, with numbers the kernel computes in the place of the axes that stand for them. ``element``: such a number as an
+    axis that is in bounds whatever the number is. ``operands``: an operation's arguments, given as text, as it takes them.
+    """
 
     operations: Mapping[str, Operation]
-
-    def type(self, dtype: torch.dtype) -> str: ...
 
     def define(self, name: str, expr: Expr, text: str) -> str: ...
 
     def const(self, expr: Const) -> str: ...
 
-    def load(self, expr: Load, at: str) -> str: ...
+    def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str: ...
 
-    def position(self, at: str) -> str: ...
+    def position(self, at: Index) -> str: ...
 
-    def clamp(self, axis: str, low: int, high: int) -> str: ...
-
-    def element(self, number: str, size: int) -> str: ...
+    def element(self, number: Expr, text: str, size: int) -> Axis: ...
 
     def scanned(self, expr: Scanned, element: str) -> str: ...
 
-    def choose(self, tests: Sequence[tuple[str, int, int]], at: str) -> str: ...
+    def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]: ...
 
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str: ...
 
@@ -58,16 +58,18 @@ def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Exp
 def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
     match expr:
         case Load():
-            return language.load(expr, _inside(language, expr, elements(language, expr.found, names)))
+            found = elements(language, expr.found, names)
+            guard = [(substitute(i, found), low, high) for i, low, high in expr.guard]
+            return language.load(expr, substitute(expr.at, found), guard)
         case Position():
-            return language.position(index_text(substitute(expr.at, elements(language, expr.found, names))))
+            return language.position(substitute(expr.at, elements(language, expr.found, names)))
         case Scanned():
             return language.scanned(expr, names[expr.body])
-        case Op(name="cast"):
-            return language.cast(names[expr.operands[0]], expr.operands[0].dtype, expr.dtype)
         case Op():
+            args = language.operands(expr, [names[a] for a in expr.operands])
+            if expr.name == "cast":
+                return language.cast(args[0], expr.operands[0].dtype, expr.dtype)
             how = language.operations[expr.name]
-            args = [names[a] for a in expr.operands]
             kind = expr.operands[-1].dtype if expr.dtype == torch.bool else expr.dtype
             return how.format(*args) if isinstance(how, str) else how(kind, args)
     raise AssertionError(expr)
@@ -75,34 +77,36 @@ def _text(language: Language, expr: Expr, names: Mapping[Expr, str]) -> str:
 
 def elements(language: Language, found: Found, names: Mapping[Expr, str]) -> dict[Axis, Index]:
     """Axes that stand for numbers, as the text of an index that is in bounds whatever the number is."""
-    return {axis: at_axis(Axis(language.element(names[number], axis.size), axis.size)) for axis, number in found}
+    return {axis: at_axis(language.element(number, names[number], axis.size)) for axis, number in found}
 
 
-def _inside(language: Language, load: Load, found: Mapping[Axis, Index]) -> str:
-    """The address of a load, which is a good one also where the guard does not hold: then the number is not used.
+def row_parts(roots: Sequence[Expr]) -> list[Expr]:
+    """What is the same in all columns of a row, of what some expressions need."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    pending = list(roots)
+    while pending:
+        expr = pending.pop()
+        if expr in seen:
+            continue
+        seen.add(expr)
+        if not expr.full:
+            if not isinstance(expr, Reduced):
+                found[expr] = None
+        else:
+            pending += expr.args
+    return list(found)
 
-    A load under a condition would do, too; but compilers vectorise that with masks, and GCC 12 gets the masks wrong.
-    """
-    limits: dict[Axis, tuple[int, int]] = {}
-    at, guard = substitute(load.at, found), [(substitute(i, found), low, high) for i, low, high in load.guard]
-    for i, low, high in guard:
-        if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
-            least, most = limits.get(axis, axis.range)
-            limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
-    if not all(is_shifted_axis(i) for i, _, _ in guard):
-        return language.choose([(index_text(i), low, high) for i, low, high in guard], index_text(at))
-    axes = {axis: at_axis(Axis(language.clamp(axis.name, *limit), axis.size)) for axis, limit in limits.items()}
-    return index_text(substitute(at, axes))
 
-
-def index_text(index: Index) -> str:
-    """An index as C and Python both write it, given that it is not negative (the verifier has seen to that)."""
-    terms = [_term_text(atom, by) for atom, by in index.terms]
+def index_text(index: Index, divide: str = "/") -> str:
+    """An index as C and Python both write it, but for division, given that it is not negative (the verifier has seen to that)."""
+    terms = [_term_text(atom, by, divide) for atom, by in index.terms]
     return " + ".join([*terms, *([str(index.const)] if index.const or not terms else [])])
 
 
-def _term_text(atom: Atom, by: int) -> str:
+def _term_text(atom: Atom, by: int, divide: str) -> str:
     if isinstance(atom, Axis):
         return f"{atom.name} * {by}" if by != 1 else atom.name
-    text = f"(({index_text(atom.of)}) {'/' if isinstance(atom, Quotient) else '%'} {atom.by})"
+    of = index_text(atom.of, divide)
+    text = f"({of if of.isidentifier() else f'({of})'} {divide if isinstance(atom, Quotient) else '%'} {atom.by})"
     return f"{text} * {by}" if by != 1 else text

@@ -1,6 +1,7 @@
 """The backend that fuses: values become kernels, library calls stay library calls, and a printed Python function runs both in order.
 
-Kernels that follow one another are one launch: one C function, called with the addresses of the tensors it reads and writes.
+Kernels that follow one another are one launch: one C function, called with the addresses of the tensors it reads and writes, or one
+Python function that starts Triton kernels.
 """
 
 from __future__ import annotations
@@ -9,24 +10,24 @@ import ctypes
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, fx
 
-from ..graphs import Graph, is_getitem, is_view, value_of
+from ..graphs import Graph, call_text, device_of, is_getitem, is_view, value_of, where_of
 from ..loops.fuse import Decision, ExternTask, Fused, Group, fuse
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
 from ..loops.kernel import kernels_of
-from ..loops.lower import Lowering, lower
+from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
 from ..source import Source, compile_function
 from ..torch_private import empty_cpu
-from . import c
+from . import c, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
@@ -39,33 +40,86 @@ _KERNELS_IN_A_FILE = 4
 
 
 class CBackend:
-    """See the module's docstring."""
+    """C, for tensors of the CPU."""
 
     name = "c"
     fuses = True
 
     def lower(self, graph: Graph) -> Kernels:
-        lowering = lower(graph)
-        fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
-        return Kernels(graph, tuple(_steps(graph, lowering, fused)))
+        return _lowered(graph, torch.device("cpu"))
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _launched(kernels))))
+        return _scheduled(kernels)
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
         counts = {launch.name: (len(launch.buffers), bool(launch.checks)) for launch in launches}
         files = c.print_files(launches, _KERNELS_IN_A_FILE) if launches else []
-        return (_python(schedule), *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
+        python = _python(schedule, _empty_cpu, _address)
+        return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         python, *others = sources
-        names = dict(python.names)
-        if others:
-            library = load([source.text for source in others])
-            names |= {name: function(library, name, *takes) for name, takes in others[0].names.items()}
-        built: Runnable = compile_function(Source(python.name, python.language, python.text, names))
-        return built
+        if not others:
+            return _built(python, {})
+        library = load([source.text for source in others])
+        return _built(python, {name: function(library, name, *takes) for name, takes in others[0].names.items()})
+
+
+class TritonBackend:
+    """Triton, for tensors of one CUDA device; for those of the CPU where Triton interprets kernels."""
+
+    name = "triton"
+    fuses = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def lower(self, graph: Graph) -> Kernels:
+        return _lowered(graph, self._device, triton_scatter.refuse)
+
+    def schedule(self, kernels: Kernels) -> Schedule:
+        return _scheduled(kernels)
+
+    def emit(self, schedule: Schedule) -> tuple[Source, ...]:
+        launches = [s for s in schedule.steps if isinstance(s, Launch)]
+        python = _python(schedule, self._empty, self._tensor)
+        names = dict.fromkeys(launch.name for launch in launches)
+        return (python, Source("kernels", "triton", triton_launches.print_file(launches), names)) if launches else (python,)
+
+    def build(self, sources: Sequence[Source]) -> Runnable:
+        python, *others = sources
+        return _built(python, {name: found for source in others for name, found in triton_build.load(source, self._device).items()})
+
+    def _empty(self, printer: Printer, b: Buffer) -> str:
+        empty, device = printer.name("empty_strided", torch.empty_strided), printer.argument(self._device)
+        return f"{empty}({b.shape}, {b.strides}, dtype={printer.argument(b.dtype)}, device={device})"
+
+    def _tensor(self, printer: Printer, node: fx.Node | None, name: str) -> str:
+        """A buffer as a tensor; a Python number, and a tensor of the CPU that holds but one, are copied to the device."""
+        device = printer.argument(self._device)
+        if node is None:
+            return name
+        value = value_of(node)
+        if node.op != "get_attr" and not isinstance(value, Tensor):
+            return f"{printer.name('full', torch.full)}((), {name}, dtype={printer.argument(torch.float64)}, device={device})"
+        text = printer.argument(node) if node.op == "get_attr" else name
+        return text if value.device == self._device else f"{text}.to({device})"
+
+
+def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -> Kernels:
+    lowering = lower(graph, device, refuse)
+    fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
+    return Kernels(graph, tuple(_steps(graph, lowering, fused)))
+
+
+def _scheduled(kernels: Kernels) -> Schedule:
+    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _launched(kernels))))
+
+
+def _built(python: Source, launches: Mapping[str, Any]) -> Runnable:
+    built: Runnable = compile_function(Source(python.name, python.language, python.text, {**python.names, **launches}))
+    return built
 
 
 # ── kernels ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +244,8 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _python(schedule: Schedule) -> Source:
+def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed: Callable[[Printer, fx.Node | None, str], str]) -> Source:
+    """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one."""
     graph = schedule.graph
     names: dict[str, Any] = {}
     printer = Printer(names, graph)
@@ -200,11 +255,10 @@ def _python(schedule: Schedule) -> Source:
     kernels_read: dict[str, str] = {}
     for step in schedule.steps:
         if isinstance(step, Allocate):
-            b = step.buffer
-            lines.append(f"    {b.name} = {printer.name('empty', empty_cpu)}({b.shape}, {b.strides}, {printer.argument(b.dtype)})")
+            lines.append(f"    {step.buffer.name} = {empty(printer, step.buffer)}")
         elif isinstance(step, Launch):
-            addresses = [_address(printer, by_name.get(b.name), kernels_read.get(b.name, b.name), names) for b in step.buffers]
-            call = f"{step.name}({', '.join(addresses)})"
+            buffers = [passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name)) for b in step.buffers]
+            call = f"{step.name}({', '.join(buffers)})"
             if step.checks:
                 otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
                 call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
@@ -222,7 +276,13 @@ def _python(schedule: Schedule) -> Source:
 
 
 def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
-    """A kernel found an index that is out of bounds. Nothing is written to yet: run the graph as ATen, which raises what it raises."""
+    """A kernel found an index that is out of bounds. Nothing is written to yet: run the graph as ATen, which raises what it raises.
+
+    On a GPU that would end all work of the process there: the calls that may be wrong are named instead.
+    """
+    if device_of(graph).type != "cpu":
+        calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in lower(graph).checks]
+        raise IndexError("\n  ".join(["an index is out of bounds, in one of", *calls]))
     with torch.random.fork_rng(devices=()), torch.no_grad():
         graph.run(*inputs)
     raise IndexError("an index is out of bounds")
@@ -243,11 +303,14 @@ def as_expected(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
     return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(tensor.reshape(shape))
 
 
-def _address(printer: Printer, node: fx.Node | None, name: str, names: dict[str, Any]) -> str:
+def _empty_cpu(printer: Printer, b: Buffer) -> str:
+    return f"{printer.name('empty', empty_cpu)}({b.shape}, {b.strides}, {printer.argument(b.dtype)})"
+
+
+def _address(printer: Printer, node: fx.Node | None, name: str) -> str:
     """The address of a buffer; that of a Python number is the one of a copy."""
     if node is None or (node.op != "get_attr" and isinstance(value_of(node), Tensor)):
         return f"{name}.data_ptr()"
     if node.op == "get_attr":
         return f"{printer.argument(node)}.data_ptr()"
-    names.update(byref=ctypes.byref, c_double=ctypes.c_double)
-    return f"byref(c_double({name}))"
+    return f"{printer.name('byref', ctypes.byref)}({printer.name('c_double', ctypes.c_double)}({name}))"

@@ -14,7 +14,7 @@ from .gather import Gather
 from .index import Axis, Bound, Index, at_axis, flat, substitute
 from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Position, Put, Stage, Store, Total, computed, walk
 from .scan import Scan
-from .scatter import Scatter
+from .scatter import Scatter, in_order
 from .stages import stages_of
 from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
 
@@ -62,11 +62,7 @@ def _build_scatter(
 ) -> Kernel:
     domain = Domain(core(value.arg.shape))
     axes = list(domain.axes)
-    dims = [axis for axis, n in zip(axes_of(value.arg.shape), value.arg.shape, strict=True) if n != 1]
-    # along such a dimension each element is put elsewhere
-    apart = [any(w == at_axis(axis) + w.const for w in value.where) for axis in dims]
-    first = min([i for i, is_apart in enumerate(apart) if not is_apart], default=max(0, len(axes) - 1))
-    last = max([i + 1 for i, is_apart in enumerate(apart) if not is_apart], default=first)
+    first, last = in_order(value)
     indices = _indices(_puts(value, domain, {axis: at_axis(axis) for axis in axes}, loads, buffers, (), 0))
     loops: dict[Axis, Index] = {}
     parts = (axes[:first], "r"), (axes[first:last], "s"), (axes[last:], "c")

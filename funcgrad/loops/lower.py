@@ -5,7 +5,7 @@ This is the only module of ``loops`` that looks into fx graphs (``fuse`` carries
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,14 +13,19 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graphs import Graph, again, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from ..graphs import Graph, again, device_of, is_getitem, is_view, scalar, target_text, tensors_in, value_of
 from .gather import Checked
 from .table import TABLE
-from .values import Count, Memory, MixedDtypesError, Number, Value, View, memory, number, pointwise, reduce
+from .values import Count, Memory, MixedDtypesError, Number, Value, View, below, memory, number, pointwise, reduce
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
+
+Refuse = Callable[[Value], str | None]
+"""Why a backend has no kernel for a value; None where it has."""
+
+_CPU = torch.device("cpu")
 
 
 @frozen(eq=False)
@@ -39,8 +44,12 @@ class Lowering:
     checks: Mapping[fx.Node, tuple[Value, ...]]
 
 
-def lower(graph: Graph) -> Lowering:
-    """Take the rows of the op table for the nodes that have one, and see which tensors must exist."""
+def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | None = None) -> Lowering:
+    """Take the rows of the op table for the nodes that have one, and see which tensors must exist.
+
+    Kernels run on ``device`` (None: that of the graph); what the backend refuses is left to the library.
+    """
+    device = device or device_of(graph)
     values: dict[fx.Node, Any] = {}
     externs: dict[fx.Node, str] = {}
     checks: dict[fx.Node, tuple[Value, ...]] = {}
@@ -50,7 +59,7 @@ def lower(graph: Graph) -> Lowering:
         elif node.op == "get_attr":
             values[node] = _constant(graph.constants[str(node.target)], node)
         elif node.op == "call_function":
-            found = _value(node, values)
+            found = _value(node, values, device, refuse)
             if isinstance(found, str):
                 externs[node] = found
                 found = _exists(node, value_of(node))
@@ -61,7 +70,7 @@ def lower(graph: Graph) -> Lowering:
     return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs), checks)
 
 
-def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, refuse: Refuse | None) -> Any:
     """The value of a call, or the reason why there is none."""
     if is_getitem(node):
         of = values[node.args[0]]  # type: ignore[index]
@@ -70,9 +79,10 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     rule = TABLE.get(node.target)
     if rule is None:
         return "Python" if node.target in (scalar, again) else f"{target_text(node.target)} has no row in the op table"
-    everything = [*tensors_in(out), *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))]
-    for t in everything:
-        if t.device.type != "cpu" or t.dtype not in SUPPORTED:
+    made = list(tensors_in(out))
+    for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):
+        is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))
+        if not is_there or t.dtype not in SUPPORTED:
             return f"a tensor of dtype {t.dtype} on {t.device}"
         if t.numel() == 0:
             return "there is nothing to compute: a tensor is empty"
@@ -86,8 +96,17 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         return f"mixed dtypes: {error}"
     if found is NotImplemented:
         return f"this call of {target_text(node.target)} has no loop form"
-    _check(node, found.result if isinstance(found, Checked) else found, out)
-    return found
+    result = found.result if isinstance(found, Checked) else found
+    _check(node, result, out)
+    return (refuse and _refused(node, result, values, refuse)) or found
+
+
+def _refused(node: fx.Node, result: Any, values: Mapping[fx.Node, Any], refuse: Refuse) -> str | None:
+    """Of what a call makes, and was not there before."""
+    known = {values[n] for n in node.all_input_nodes if isinstance(values[n], Value)}
+    made = [v for v in (result if isinstance(result, tuple) else (result,)) if isinstance(v, Value)]
+    reasons = (refuse(v) for v in below(made, stop=known.__contains__) if v not in known)
+    return next((reason for reason in reasons if reason), None)
 
 
 def _argument(value: Any) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from .gather import Numbers, found_along
-from .index import Index
-from .values import Value, made
+from .index import Index, at_axis
+from .values import Value, axes_of, made
 
 
 @frozen(eq=False)
@@ -35,3 +35,12 @@ def scatter(into: Value, arg: Value, where: Sequence[Index | Value], kind: str |
     numbers of this shape."""
     index, numbers = found_along(into.shape, where)
     return made(Scatter, into.shape, into.dtype, into, arg, index, numbers, kind)  # type: ignore[no-any-return]
+
+
+def in_order(value: Scatter) -> tuple[int, int]:
+    """The dimensions of ``value.arg``, of those larger than 1, along which elements may be put in one place: from the first of them to the
+    end of the last. Along the others each element is put elsewhere."""
+    dims = [axis for axis, n in zip(axes_of(value.arg.shape), value.arg.shape, strict=True) if n != 1]
+    together = [i for i, axis in enumerate(dims) if not any(w == at_axis(axis) + w.const for w in value.where)]
+    first = min(together, default=max(0, len(dims) - 1))
+    return first, max((i + 1 for i in together), default=first)

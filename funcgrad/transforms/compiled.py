@@ -18,10 +18,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..backends.aten import AtenBackend
-from ..backends.backend import Backend
-from ..backends.build import compiler
-from ..backends.fused import CBackend
+from ..backends.choose import choose_backend
 from ..capture.draws import narrow
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic
@@ -30,7 +27,7 @@ from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..checkpoint_policies import policy_of
-from ..errors import AutocastWarning, BuildError, MissingCompilerWarning, RetraceError
+from ..errors import AutocastWarning, RetraceError
 from ..graphs import verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
@@ -189,7 +186,7 @@ class Compiled:
 
     def _compile(self, inputs: Inputs) -> Program:
         """flatten → key → observe → layers → capture → tag → partition → lower → schedule → emit → build."""
-        definition, grad, backend = self._definition, torch.is_grad_enabled(), _choose_backend(self._options)
+        definition, grad = self._definition, torch.is_grad_enabled()
         baked = plain_values(definition.root)
         stages = Stages(self.__name__)
         with stages.progress():
@@ -209,6 +206,7 @@ class Compiled:
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
+                backend = choose_backend(self._options, joint.graph)
             with stages("tag"):
                 fuses = backend.fuses and definition.splits and facts.differentiable
                 joint = tag_joint(narrow(joint, fuses or self._options.memory_budget is not None))
@@ -248,28 +246,6 @@ class Compiled:
             self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules,
             tuple(itertools.chain(*sources)), call, run, stages.seconds,
         )  # fmt: skip
-
-
-def _choose_backend(options: Options) -> Backend:
-    """The backend an option names; the environment may name one for ``"auto"``."""
-    name = ENVIRONMENT.backend or "auto" if options.backend == "auto" else options.backend
-    if name == "auto":
-        name = "aten" if options.numerics == "eager" or _is_missing_compiler() else "c"
-    if name == "c" and compiler() is None:
-        raise BuildError(
-            'backend="c" needs a C compiler, and there is none', fix='install gcc, name a compiler in CC, or use backend="aten"'
-        )
-    backends: dict[str, Callable[[], Backend]] = {"aten": AtenBackend, "c": CBackend}
-    return backends[name]()
-
-
-def _is_missing_compiler() -> bool:
-    if compiler() is None:
-        warnings.warn(
-            "funcgrad finds no C compiler (gcc, cc or CC): calls run as ATen, unfused and slower", MissingCompilerWarning, stacklevel=2
-        )
-        return True
-    return False
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""The C of some kernels, as text: what fuses with what, in which stages, and what is kept.
+"""The C and the Triton of some kernels, as text: what fuses with what, in which stages, and what is kept.
 
 ``python -m tests.golden.test_kernels`` writes the files anew.
 """
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import funcgrad as fg
-from funcgrad.backends.c import print_kernel
+from funcgrad.backends import c, triton
 from funcgrad.loops.ir import Kernel
 
 
@@ -32,29 +32,43 @@ def put_together(x):
     return torch.cat([x[1:], x[:1].flip(1) * 2]).cos().sum()
 
 
+AT = torch.zeros(7, dtype=torch.int64)
+
+
+def looked_up(table):
+    found = torch.nn.functional.embedding(AT, table)
+    return (found.cumsum(1) * found.argmax(1, keepdim=True)).sum()
+
+
 CASES = {
     "softmax_and_layer_norm": (softmax_and_layer_norm, {"x": torch.zeros(8, 64), "w": torch.zeros(64)}),
     "pairwise": (pairwise, torch.zeros(40, 3)),
     "chain": (chain, torch.zeros(1000)),
     "put_together": (put_together, torch.zeros(5, 30)),
+    "looked_up": (looked_up, torch.zeros(50, 16)),
 }
 
 
-def text_of(name):
+PRINTERS = {"c": lambda kernel: c.print_kernel(kernel)[1], "triton": lambda kernel: triton.print_kernel(kernel).text}
+
+
+def text_of(name, language):
     f, argument = CASES[name]
-    program = fg.grad_compiled(f).program(argument)
-    return "\n\n".join(print_kernel(s)[1] for s in program.kernels[0].steps if isinstance(s, Kernel)) + "\n"
+    program = fg.grad_compiled(f, backend="c").program(argument)
+    return "\n\n".join(PRINTERS[language](s) for s in program.kernels[0].steps if isinstance(s, Kernel)) + "\n"
 
 
-def file_of(name):
-    return Path(__file__).with_name(f"{name}.c")
+def file_of(name, language):
+    return Path(__file__).with_name(f"{name}.{language}")
 
 
+@pytest.mark.parametrize("language", PRINTERS)
 @pytest.mark.parametrize("name", CASES)
-def test_kernel(name):
-    assert text_of(name) == file_of(name).read_text()
+def test_kernel(name, language):
+    assert text_of(name, language) == file_of(name, language).read_text()
 
 
 if __name__ == "__main__":
     for case in CASES:
-        file_of(case).write_text(text_of(case))
+        for printer in PRINTERS:
+            file_of(case, printer).write_text(text_of(case, printer))

@@ -1,0 +1,55 @@
+"""Launches as a Python module: the Triton kernels they start, each once, and a function for each launch that takes its buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..loops.ir import Kernel
+from .backend import Launch
+from .triton import Printed, print_kernel
+
+_HEAD = """import torch
+import triton
+import triton.language as tl
+
+from funcgrad.backends.triton_functions import *
+"""
+
+
+def print_file(launches: Sequence[Launch]) -> str:
+    """The text of the module."""
+    kernels: dict[str, str] = {}
+    functions: list[str] = []
+    for launch in launches:
+        names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
+        lines = [f"def {launch.name}({', '.join(names.values())}):"]
+        arena = launch.arena
+        if arena.nbytes:
+            lines.append(f"    arena = torch.empty({arena.nbytes}, dtype=torch.uint8, device=a0.device)")
+        for i, b in enumerate(launch.scratch):
+            begin = arena.offsets[b.name]
+            end = begin + math.prod(b.shape) * b.dtype.itemsize
+            names[b.name] = f"t{i}"
+            lines.append(f"    t{i} = arena[{begin}:{end}].view({b.dtype})")
+        for kernel in launch.kernels:
+            printed = print_kernel(kernel)
+            kernels[printed.name] = printed.text
+            lines += [f"    {line}" for line in _calls(kernel, printed, names)]
+        if launch.checks:
+            lines.append(f"    return bool({' | '.join(names[b.name] for b in launch.checks)})")
+        functions += ["", "", *lines]
+    return "\n".join([_HEAD, *(f"\n{text}\n" for text in kernels.values()), *functions[1:]]) + "\n"
+
+
+def _calls(kernel: Kernel, printed: Printed, names: Mapping[str, str]) -> list[str]:
+    partials = [f"s{i}" for i in range(len(printed.partials))]
+    lines = [
+        f"{name} = torch.empty(({p.programs}, {p.size}), dtype={p.dtype}, device=a0.device)"
+        for name, p in zip(partials, printed.partials, strict=True)
+    ]
+    takes = ", ".join([*(names[b.name] for b in (*kernel.reads, *kernel.writes)), *partials])
+    lines.append(f"{printed.name}[{printed.grid}]({takes}, num_warps={printed.warps})  # {kernel.name}")
+    for i, (name, p) in enumerate(zip(partials, printed.partials, strict=True)):
+        lines.append(f"{printed.name}_total{i}[({p.blocks},)]({name}, {names[p.buffer]}, num_warps=4)")
+    return lines
