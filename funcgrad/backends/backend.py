@@ -73,13 +73,15 @@ class Allocate:
 class Launch:
     """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena.
 
-    ``checks``: bools among the scratch that the kernels leave; the call returns whether one of them is true.
+    ``room``: the memory of the arena, where the stack does not do. ``checks``: bools among the scratch that the kernels leave; the call
+    returns whether one of them is true.
     """
 
     name: str
     kernels: tuple[Kernel, ...]
     scratch: tuple[Buffer, ...]
     checks: tuple[Buffer, ...] = ()
+    room: Buffer | None = None
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -92,6 +94,11 @@ class Launch:
     @property
     def arena(self) -> Arena:
         return plan(self.kernels, self.scratch, self.checks)
+
+    @property
+    def takes(self) -> tuple[Buffer, ...]:
+        """All it is called with: its buffers, and the room for its scratch."""
+        return (*self.buffers, *([self.room] if self.room else ()))
 
 
 Step = Call | Free | Allocate | Launch

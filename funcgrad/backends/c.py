@@ -22,7 +22,7 @@ from .c_language import stored as _stored
 from .c_scatter import scatter_function
 from .emitter import index_text, print_expressions, row_parts
 
-_STACK = 1 << 16
+STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
 
 _FEW = 64
@@ -73,15 +73,11 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
     small: set[str] = set()
     for launch in launches:
         names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
-        takes = ", ".join(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers)
+        takes = ", ".join([*(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers), *(["char* arena"] if launch.room else ())])
         arena, begin, end = launch.arena, [], []
-        if arena.nbytes:
-            on_stack = arena.nbytes <= _STACK
+        if arena.nbytes and not launch.room:
             begin = [f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"]
-            if not on_stack:
-                begin = [f"  char* arena = aligned_alloc(64, {arena.nbytes});"]
-            end = [] if on_stack else ["  free(arena);"]
-            names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
+        names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
         calls = []
         for kernel in launch.kernels:
             name, text = print_kernel(kernel)
@@ -184,7 +180,7 @@ class _Printer:
             own = f"{'d' if self._is_blocked(total) else 't'}_{name}"
             if not self._is_parallel:
                 lines.append(f"for (int64_t i = 0; i < {size}; ++i) {_stored(name, 'i', f'{own}[i]', total.value.dtype)}")
-            if size > _STACK // 8:
+            if size > STACK // 8:
                 lines += [f"free(t_{name});"] if self._is_blocked(total) or not self._is_parallel else []
                 lines += [f"free({own});"] if self._is_blocked(total) and not self._is_parallel else []
         return lines
@@ -339,7 +335,7 @@ class _Printer:
 
 def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:
     """An array of the thread, ``at`` an address, or of its own, with a start in each place."""
-    if at is None and size <= _STACK // 8:
+    if at is None and size <= STACK // 8:
         declared = f"{kind} {name}[{size}] __attribute__((aligned(64)));"
     else:
         declared = f"{kind}* restrict {name} = {at or f'malloc({size} * sizeof({kind}))'};"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from attrs import evolve
 from torch import Tensor, fx
 
 from ..graphs import Graph, call_text, device_of, is_getitem, is_view, value_of, where_of
@@ -49,11 +50,11 @@ class CBackend:
         return _lowered(graph, torch.device("cpu"))
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        return _scheduled(kernels)
+        return _scheduled(kernels, c.STACK)
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
-        counts = {launch.name: (len(launch.buffers), bool(launch.checks)) for launch in launches}
+        counts = {launch.name: (len(launch.takes), bool(launch.checks)) for launch in launches}
         files = c.print_files(launches, _KERNELS_IN_A_FILE) if launches else []
         python = _python(schedule, _empty_cpu, _address)
         return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
@@ -79,7 +80,7 @@ class TritonBackend:
         return _lowered(graph, self._device, triton_scatter.refuse)
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        return _scheduled(kernels)
+        return _scheduled(kernels, 0)
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
@@ -113,8 +114,9 @@ def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -
     return Kernels(graph, tuple(_steps(graph, lowering, fused)))
 
 
-def _scheduled(kernels: Kernels) -> Schedule:
-    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _launched(kernels))))
+def _scheduled(kernels: Kernels, stack: int) -> Schedule:
+    """``stack``: so many bytes of scratch need no memory of their own."""
+    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _launched(kernels, stack))))
 
 
 def _built(python: Source, launches: Mapping[str, Any]) -> Runnable:
@@ -177,13 +179,14 @@ class _Buffers:
 # ── schedule ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _launched(kernels: Kernels) -> Iterable[Step]:
+def _launched(kernels: Kernels, stack: int) -> Iterable[Step]:
     """Calls and launches in order, and before each the views and the memory it needs."""
     graph = kernels.graph
     externs = {s.node for s in kernels.steps if isinstance(s, Extern)}
     by_name = {n.name: n for n in graph.fx.nodes}
     readers = Counter(b.name for k in kernels.steps if isinstance(k, Kernel) for b in k.reads)
     numbers = itertools.count()
+    arenas = (i for i in itertools.count() if f"arena{i}" not in by_name)
     there = {by_name[b.name] for k in kernels.steps if isinstance(k, Kernel) for b in k.writes if b.name in by_name}
     pending: list[Kernel] = []
 
@@ -202,7 +205,9 @@ def _launched(kernels: Kernels) -> Iterable[Step]:
             checks = [b for b in scratch if b.name.startswith(CHECK)]
             launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch), tuple(checks))
             pending.clear()
-            yield from (Allocate(b) for b in launched.buffers if b.name in written)
+            if launched.arena.nbytes > stack:
+                launched = evolve(launched, room=Buffer(f"arena{next(arenas)}", (launched.arena.nbytes,), torch.uint8, (1,)))
+            yield from (Allocate(b) for b in launched.takes if b.name in written or b is launched.room)
             yield from views(by_name[b.name] for b in launched.buffers if b.name in by_name and is_getitem(by_name[b.name]))
             yield launched
 
@@ -238,7 +243,7 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
     if not isinstance(step, Launch):
         return []
     # where a check fails, all is computed once more
-    return [*(b.name for b in step.buffers), *(n.name for n in graph.placeholders if step.checks)]
+    return [*(b.name for b in step.takes), *(n.name for n in graph.placeholders if step.checks)]
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,7 +262,7 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
         if isinstance(step, Allocate):
             lines.append(f"    {step.buffer.name} = {empty(printer, step.buffer)}")
         elif isinstance(step, Launch):
-            buffers = [passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name)) for b in step.buffers]
+            buffers = [passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name)) for b in step.takes]
             call = f"{step.name}({', '.join(buffers)})"
             if step.checks:
                 otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))

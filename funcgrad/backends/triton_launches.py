@@ -23,10 +23,8 @@ def print_file(launches: Sequence[Launch]) -> str:
     functions: list[str] = []
     for launch in launches:
         names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
-        lines = [f"def {launch.name}({', '.join(names.values())}):"]
         arena = launch.arena
-        if arena.nbytes:
-            lines.append(f"    arena = torch.empty({arena.nbytes}, dtype=torch.uint8, device=a0.device)")
+        lines = [f"def {launch.name}({', '.join([*names.values(), *(['arena'] if launch.room else [])])}):"]
         for i, b in enumerate(launch.scratch):
             begin = arena.offsets[b.name]
             end = begin + math.prod(b.shape) * b.dtype.itemsize

@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile
 
-from ..backends.backend import Allocate, Call, Launch, Schedule
+from ..backends.backend import Allocate, Call, Free, Launch, Schedule
 from ..graphs import is_view, nbytes, storages, value_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower
@@ -110,14 +110,12 @@ def _alive(schedule: Schedule) -> tuple[int, int]:
         if isinstance(step, Allocate):
             node = nodes.get(step.buffer.name)
             alive.hold(step.buffer.name, {step.buffer.name if node is None else min(storages(node)): _size(step.buffer)})
-        elif isinstance(step, Launch):
-            alive.hold(step.name, {}, step.arena.nbytes)
         elif isinstance(step, Call):
             if step.into is not None:
                 alive.drop(step.into.name)
             memory = _memory(value_of(step.node))
             alive.hold(step.node.name, {place: size for place, size in memory.items() if place not in given}, _workspace(step.node))
-        else:
+        elif isinstance(step, Free):
             for name in step.names:
                 alive.drop(name)
     return alive.peak, alive.now
@@ -178,8 +176,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 
 def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], Any]) -> int:
-    """Run a call and, where the program has a backward half, its backward pass with respect to ``inputs`` and what is captured. Scratch
-    memory of kernels, which PyTorch does not see, is added: the largest arena of a launch."""
+    """Run a call and, where the program has a backward half, its backward pass with respect to ``inputs`` and what is captured."""
     wrt = [t for t in (*inputs, *(c.read() for c in program.facts.captured)) if isinstance(t, Tensor) and t.requires_grad]
 
     def both() -> Any:
@@ -189,8 +186,7 @@ def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], An
             return result
         return result, torch.autograd.grad(roots, wrt, [torch.ones_like(t) for t in roots], allow_unused=True)
 
-    arenas = [step.arena.nbytes for schedule in program.schedule for step in schedule.steps if isinstance(step, Launch)]
-    return peak_bytes(both) + max(arenas, default=0)
+    return peak_bytes(both)
 
 
 # ── operations and bytes ─────────────────────────────────────────────────────────────────────────────────────────
