@@ -82,6 +82,8 @@ class Graph(Shown):
     fx: FxGraph
     constants: Mapping[str, Tensor]
     name: str = "graph"
+    is_boxed: bool = False
+    """Whether a program of it takes its values as one list, and empties it: so each is freed after its last reader."""
 
     @property
     def placeholders(self) -> list[Node]:
@@ -229,6 +231,11 @@ def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
     value = node.meta.get("val")
     return {storage_id(value)} if isinstance(value, Tensor) else set(map(storage_id, tensors_in(value)))
+
+
+def memory_of(value: Any) -> dict[int, int]:
+    """The memory that tensors lie in, by identity, with its bytes."""
+    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}
 
 
 def is_expanded(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from .chart import Chart, chart_svg
 from .draw import Drawing, svg
 
 
@@ -35,7 +36,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-Part = Text | Code | Table | Drawing
+Part = Text | Code | Table | Drawing | Chart
 
 
 @frozen
@@ -114,6 +115,8 @@ def _section(doc: Doc) -> str:
                 inside.append(_html_table(part))
             case Drawing():
                 inside.append(f'<div style="overflow:auto">{svg(part)}</div>')
+            case Chart():
+                inside.append(f'<div style="overflow:auto">{chart_svg(part)}</div>')
             case Doc():
                 inside.append(f"<section>{_section(part)}</section>")
     return f"<details open><summary>{html.escape(doc.title)}</summary>{''.join(inside)}</details>"

@@ -6,6 +6,7 @@ reader. Nothing is fused, so the results are bit-equal to eager PyTorch's.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -149,8 +150,12 @@ class Printer:
     def head(self) -> list[str]:
         """The first lines of the function."""
         graph = self._graph
-        takes = ", ".join(n.name for n in graph.placeholders)
-        return [f"def {graph.name}({takes}):", f'    """{_escape(str(graph.signature))}"""']
+        names = [n.name for n in graph.placeholders]
+        if not graph.is_boxed:
+            return [f"def {graph.name}({', '.join(names)}):", f'    """{_escape(str(graph.signature))}"""']
+        box = next(name for name in itertools.chain(["values"], map("values_{}".format, itertools.count())) if name not in self._taken)
+        takes = [f"    {', '.join(names)}, = {box}"] if names else []
+        return [f"def {graph.name}({box}):", f'    """{_escape(str(graph.signature))}"""', *takes, f"    {box}.clear()"]
 
     def step(self, step: Step) -> list[str]:
         """The lines of a call, or of values dropped."""

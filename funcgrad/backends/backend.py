@@ -10,10 +10,12 @@ from typing import Any, Protocol
 from attrs import frozen
 from torch import fx
 
-from ..graphs import Graph, call_text, nbytes, type_text, where_of
+from ..alive import Alive, chart_of
+from ..graphs import Graph, call_text, memory_of, nbytes, storages, type_text, value_of, where_of
 from ..loops.ir import Buffer, Kernel
 from ..loops.memory import Arena, plan
 from ..show import Doc, Shown, Table, in_bytes
+from ..slots import Saved
 from ..source import Source
 
 
@@ -117,7 +119,7 @@ class Schedule(Shown):
             if isinstance(step, Free):
                 rows.append(("free", ", ".join(step.names), "", ""))
             elif isinstance(step, Allocate):
-                rows.append(("allocate", step.buffer.name, "", in_bytes(math.prod(step.buffer.shape) * step.buffer.dtype.itemsize)))
+                rows.append(("allocate", step.buffer.name, "", in_bytes(size_of(step.buffer))))
             elif isinstance(step, Launch):
                 arena = f"{len(step.scratch)} buffers in an arena" if step.scratch else ""
                 rows.append(("launch", ", ".join(k.name for k in step.kernels), arena, in_bytes(step.arena.nbytes) if arena else ""))
@@ -127,8 +129,44 @@ class Schedule(Shown):
         calls = sum(isinstance(s, Call) for s in self.steps)
         reused = sum(isinstance(s, Call) and s.into is not None for s in self.steps)
         return Doc(
-            f"schedule of {self.graph.name}: {calls} calls, {reused} in place", (Table(("", "what", "memory", "bytes"), tuple(rows)),)
+            f"schedule of {self.graph.name}: {calls} calls, {reused} in place",
+            (chart_of(alive_in([self]).history), Table(("", "what", "memory", "bytes"), tuple(rows))),
         )
+
+
+def alive_in(schedules: Sequence[Schedule], workspace: Callable[[fx.Node], int] = lambda node: 0) -> Alive:
+    """What is allocated as schedules go on, one after the other; in the end, the memory of their results. What one has saved for the next
+    is freed after its last reader there. ``workspace``: bytes that a library call takes besides its result, while it runs."""
+    alive = Alive()
+    given = {place for n in schedules[0].graph.fx.nodes if n.op in ("placeholder", "get_attr") for place in storages(n)}
+    for k, schedule in enumerate(schedules):
+        nodes = {n.name: n for n in schedule.graph.fx.nodes}
+        for slot, node in zip(schedule.graph.signature.ins, schedule.graph.placeholders, strict=True):
+            if isinstance(slot, Saved) and k:
+                alive.hold((k, node.name), {p: size for p, size in memory_of(value_of(node)).items() if p not in given})
+        for before, outs in ((k - 1, schedules[k - 1].graph.signature.outs),) if k else ():
+            for slot, node in zip(outs, schedules[before].graph.results, strict=True):
+                if isinstance(slot, Saved) and isinstance(node, fx.Node):
+                    alive.drop((before, node.name))
+        for step in schedule.steps:
+            if isinstance(step, Allocate):
+                own = nodes.get(step.buffer.name)
+                place = (k, step.buffer.name) if own is None else min(storages(own))
+                alive.hold((k, step.buffer.name), {place: size_of(step.buffer)})
+            elif isinstance(step, Call):
+                if step.into is not None:
+                    alive.drop((k, step.into.name))
+                memory = {p: size for p, size in memory_of(value_of(step.node)).items() if p not in given}
+                alive.hold((k, step.node.name), memory, workspace(step.node))
+            elif isinstance(step, Free):
+                for name in step.names:
+                    alive.drop((k, name))
+    return alive
+
+
+def size_of(buffer: Buffer) -> int:
+    """Bytes of a buffer."""
+    return math.prod(buffer.shape) * buffer.dtype.itemsize
 
 
 Runnable = Callable[..., Sequence[Any]]

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 from torch import fx
 
+from ..alive import Alive, chart_of
+from ..chart import Chart
 from ..errors import PartitionError
 from ..graphs import (
     Graph,
@@ -23,6 +25,7 @@ from ..graphs import (
     call_text,
     copy_nodes,
     is_view,
+    memory_of,
     nbytes,
     pass_of,
     storages,
@@ -38,7 +41,7 @@ from ..tags import Tag, tags_of
 from .cut import minimum_cut
 from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
-_RULES = "minimum cut 5"
+_RULES = "minimum cut 6"
 """Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
 
 
@@ -107,6 +110,7 @@ class Partition(Shown):
             f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}",
             (
                 *((Text(str(self.limit)),) if self.limit else ()),
+                _memory_over_time(self),
                 Table(("saved", "type", "bytes", "from", "why"), rows) if rows else Text("nothing is saved"),
                 *((Table(("computed again", "type", "from", "why"), again),) if again else ()),
                 self.forward.doc(),
@@ -230,6 +234,30 @@ def _in_time(graph: Graph, nodes: set[fx.Node], incoming: set[fx.Node], kept: se
         if node in nodes:
             yield node
             done.add(node)
+
+
+def _memory_over_time(split: Partition) -> Chart:
+    """Call by call, each value dropped after its last reader, before anything is fused."""
+    alive, border = Alive(), 0
+    given = {place for n in split.forward.placeholders for place in storages(n)}
+    for half in (split.forward, split.backward):
+        border = len(alive.history)
+        results = {r for r in half.results if isinstance(r, fx.Node)}
+        gone: dict[fx.Node, list[fx.Node]] = {}
+        seen = set(results)
+        for node in reversed(half.fx.nodes):
+            if node.op == "call_function":
+                gone[node] = [n for n in dict.fromkeys((node, *node.all_input_nodes)) if n not in seen]
+                seen.update(gone[node])
+        for node in half.fx.nodes:
+            if node.op == "placeholder" and half is split.backward:
+                alive.drop((split.forward, node.name))
+            if node.op in ("placeholder", "call_function"):
+                memory = memory_of(value_of(node))
+                alive.hold((half, node.name), {place: size for place, size in memory.items() if place not in given})
+                for n in gone.get(node, ()):
+                    alive.drop((half, n.name))
+    return chart_of(alive.history, border, split.limit.nbytes if split.limit else None)
 
 
 def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:

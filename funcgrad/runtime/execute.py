@@ -29,9 +29,9 @@ class Differentiable:
     """The two halves of a program and how their values are laid out. All ints are positions.
 
     ``forward`` returns ``n_outs`` outputs, then saved values; ``differentiable`` are the outputs that require grad.
-    ``backward`` takes the inputs at ``kept_inputs``, the saved values, one incoming gradient per differentiable output (laid out
-    as ``tangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of the
-    inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
+    ``backward`` takes, in a list that it empties, the inputs at ``kept_inputs``, the saved values, one incoming gradient per
+    differentiable output (laid out as ``tangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of
+    the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
     ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
     every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, which
@@ -118,13 +118,15 @@ class _Apply(torch.autograd.Function):
                 gradients = program.pullback(values, tangents)
         else:
             laid_out = [layout(t) for layout, t in zip(program.tangents, tangents, strict=True)]
-            n_outs = len(program.writes_outs)
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
-            results = program.backward(*kept[: len(kept) - n_outs], *laid_out, *ctx.late)
+            n_kept = len(kept) - len(program.writes_outs)
+            written = (*ctx.written, *kept[n_kept:])
+            values = [*kept[:n_kept], *laid_out, *ctx.late]
+            del saved, kept, tangents, laid_out, incoming
+            ctx.maybe_clear_saved_tensors()  # unless the graph is kept: then the list holds all there is, and backward empties it
+            results = program.backward(values)
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
-            for target, (_, i) in zip(
-                (*ctx.written, *kept[len(kept) - n_outs :]), program.writes_inputs + program.writes_outs, strict=True
-            ):
+            for target, (_, i) in zip(written, program.writes_inputs + program.writes_outs, strict=True):
                 _write(target, results[i])
         result: list[Any] = [None] * (1 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):

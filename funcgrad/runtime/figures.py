@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
-import math
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +14,12 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile
 
-from ..backends.backend import Allocate, Call, Free, Launch, Schedule
-from ..graphs import is_view, nbytes, storages, value_of
-from ..loops.ir import Buffer
+from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
+from ..graphs import is_view, memory_of, nbytes, value_of
 from ..loops.lower import lower
 from ..partition.cost import flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
-from ..torch_private import is_operator, storage_id
+from ..torch_private import is_operator
 from ..trees import flatten, unflatten
 from .program import Program
 
@@ -68,57 +65,9 @@ class Cost(Shown):
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def predicted_peak(schedules: Iterable[Schedule]) -> int:
-    """The most bytes alive at a time, by the schedules: forward, then backward, which begins with what forward left."""
-    peak = there = 0
-    for schedule in schedules:
-        highest, left = _alive(schedule)
-        peak, there = max(peak, there + highest), there + left
-    return peak
-
-
-class _Alive:
-    """Which pieces of memory are alive, each under the names that look at it."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-        self._size: dict[int | str, int] = {}
-        self._names: Counter[int | str] = Counter()
-        self._held: dict[str, Sequence[int | str]] = {}
-
-    def hold(self, name: str, memory: Mapping[int | str, int], besides: int = 0) -> None:
-        for place, size in memory.items():
-            if not self._names[place]:
-                self._size[place] = size
-                self.now += size
-            self._names[place] += 1
-        self._held[name] = tuple(memory)
-        self.peak = max(self.peak, self.now + besides)
-
-    def drop(self, name: str) -> None:
-        for place in self._held.pop(name, ()):
-            self._names[place] -= 1
-            self.now -= 0 if self._names[place] else self._size[place]
-
-
-def _alive(schedule: Schedule) -> tuple[int, int]:
-    """The most bytes one schedule has allocated at a time, and those of its results."""
-    nodes = {n.name: n for n in schedule.graph.fx.nodes}
-    given = {place for n in nodes.values() if n.op in ("placeholder", "get_attr") for place in storages(n)}
-    alive = _Alive()
-    for step in schedule.steps:
-        if isinstance(step, Allocate):
-            node = nodes.get(step.buffer.name)
-            alive.hold(step.buffer.name, {step.buffer.name if node is None else min(storages(node)): _size(step.buffer)})
-        elif isinstance(step, Call):
-            if step.into is not None:
-                alive.drop(step.into.name)
-            memory = _memory(value_of(step.node))
-            alive.hold(step.node.name, {place: size for place, size in memory.items() if place not in given}, _workspace(step.node))
-        elif isinstance(step, Free):
-            for name in step.names:
-                alive.drop(name)
-    return alive.peak, alive.now
+def predicted_peak(schedules: Sequence[Schedule]) -> int:
+    """The most bytes alive at a time, by the schedules: forward, then backward, which frees what forward left as it goes on."""
+    return alive_in(schedules, _workspace).peak
 
 
 _WITH_WORKSPACE = re.compile("conv|attention|cholesky|linalg|solve|sort|topk|fft|lstm|gru")
@@ -139,21 +88,11 @@ def _workspace(node: fx.Node) -> int:
         results: list[Any] = []
         with torch.random.fork_rng(), torch.no_grad():
             peak = peak_bytes(lambda: results.append(node.target(*args, **kwargs)))  # type: ignore[operator]
-        _workspaces[name] = max(0, peak - sum(_memory(results[-1]).values()))
+        _workspaces[name] = max(0, peak - sum(memory_of(results[-1]).values()))
     return _workspaces[name]
 
 
 _workspaces: dict[str, int] = {}
-
-
-def _memory(value: Any) -> dict[int, int]:
-    """The memory a call's results lie in, by identity."""
-    tensors = [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
-    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors}
-
-
-def _size(buffer: Buffer) -> int:
-    return math.prod(buffer.shape) * buffer.dtype.itemsize
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
@@ -202,7 +141,7 @@ def cost_of(program: Program) -> Cost:
         for step in schedule.steps:
             if isinstance(step, Launch):
                 own = sum(operations.get(name, 0) for kernel in step.kernels for name in kernel.computes)
-                bytes_there = sum(map(_size, step.buffers))
+                bytes_there = sum(map(size_of, step.buffers))
             elif isinstance(step, Call) and not is_view(step.node):
                 own = operations[step.node.name]
                 bytes_there = nbytes(value_of(step.node)) + sum(nbytes(value_of(n)) for n in step.node.all_input_nodes)

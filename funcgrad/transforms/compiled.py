@@ -214,9 +214,8 @@ class Compiled:
             with stages("partition"):
 
                 def peak_of(split: Partition) -> int:
-                    return predicted_peak(
-                        backend.schedule(backend.lower(g)) for g in graphs_to_run(definition, inner, joint, split, refused)
-                    )
+                    halves = graphs_to_run(definition, inner, joint, split, refused)
+                    return predicted_peak([backend.schedule(backend.lower(half)) for half in halves])
 
                 split = split_joint(joint, definition, self._options, backend, fuses, peak_of)
             with stages("lower"):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, fx
 
 from ..backends.backend import Runnable
@@ -47,7 +48,7 @@ def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Par
     if definition.splits and inner.facts.differentiable and refused is None:
         saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
         outs = [slot for outer in inner.signature.outs for slot in _inner_outs(joint, outer)]
-        return [restrict(split.forward, [*outs, *saved]), split.backward]
+        return [restrict(split.forward, [*outs, *saved]), evolve(split.backward, is_boxed=True)]
     return [restrict(join(joint, split), [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
 
 
