@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import matplotlib
 
+from .frontier import Spot
 from .held_out import HELD_OUT
 from .steady import PEERS, Result, ratio
 
@@ -44,3 +45,20 @@ def save(results: Sequence[Result], path: str) -> None:
     figure.tight_layout(rect=(0, 0.35 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def save_frontier(spots: Sequence[Spot], path: str) -> None:
+    """One panel per model: time over peak of torch.compile under its budgets, and of funcgrad within the same peaks."""
+    keys = list(dict.fromkeys((s.model, s.compiler) for s in spots))
+    figure, panels = plt.subplots(1, len(keys), figsize=(3.2 * len(keys), 3), squeeze=False)
+    for panel, key in zip(panels[0], keys, strict=True):
+        own = [s for s in spots if (s.model, s.compiler) == key]
+        kept = [s for s in own if not s.why]
+        panel.scatter([s.torch_bytes / 2**20 for s in own], [s.torch_seconds * 1e3 for s in own], label=f"torch.compile ({key[1]})", s=22)
+        panel.scatter([s.bytes / 2**20 for s in kept], [s.seconds * 1e3 for s in kept], label="funcgrad", s=22)
+        panel.set_title(key[0])
+        panel.set_xlabel("peak, MiB")
+    panels[0][0].set_ylabel("ms")
+    panels[0][0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)

@@ -51,12 +51,13 @@ _IN_USE = 3600.0
 
 def bound(folder: Path, limit: int = _BOUND) -> None:
     """Remove the files that were not used for the longest time, until the others take at most ``limit`` bytes."""
-    files = [(f.stat(), f) for f in folder.iterdir() if f.is_file()]
+    with os.scandir(folder) as entries:
+        files = [(entry.stat(), entry.path) for entry in entries if entry.is_file()]
     excess = sum(s.st_size for s, _ in files) - limit
     for state, file in sorted(files, key=lambda pair: pair[0].st_mtime):
         if excess <= 0 or time.time() - state.st_mtime < _IN_USE:
             return
-        file.unlink(missing_ok=True)
+        Path(file).unlink(missing_ok=True)
         excess -= state.st_size
 
 
