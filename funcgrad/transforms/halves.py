@@ -20,6 +20,7 @@ from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError
 from ..graphs import Graph, Joint, is_random, restrict, value_of
+from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
 from ..partition.partition import Partition
@@ -77,7 +78,7 @@ def differentiable(
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for."""
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
-    runnables = [r if layer is None else layer(r) for layer, r in zip(wrapped, runnables, strict=True)]
+    runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, runnables, strict=True)]
     signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
     backward = signatures[1] if len(graphs) == 2 else None
     needed, tangents = _needed(joint, graphs), _tangents(joint, active)
@@ -119,6 +120,14 @@ def differentiable(
         refused=refused,
         draws=any(is_random(n) for n in joint.graph.fx.nodes),
     )
+
+
+def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable:
+    """A half with the subclass layer around it; one that takes a list still does."""
+    if layer is None or not graph.is_boxed:
+        return runnable if layer is None else layer(runnable)
+    around = layer(lambda *values: runnable(list(values)))
+    return lambda values: around(*values)
 
 
 def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]:
