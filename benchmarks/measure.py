@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,9 @@ def budgeted_medians(
     contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, turn: float = 0.01, budget: float = 1.0
 ) -> dict[str, float]:
     """As ``interleaved_medians``, of contestants that may be far apart: a turn repeats a call for about ``turn`` seconds, and one
-    whose turns would take more than ``budget`` seconds in all takes part in fewer rounds (at least five), spread over all."""
+    whose turns would take more than ``budget`` seconds in all takes part in fewer rounds (at least five), spread over all. The order is
+    another one in each round, and before a turn all rest for a moment: threads of one that wait by spinning would take the time of the
+    next (a third of a call after ``jax.jit``, where it always was the same one that came next)."""
     calls, share = {}, {}
     for name, call in contestants.items():
         call()
@@ -34,14 +37,19 @@ def budgeted_medians(
         calls[name] = max(1, round(turn / seconds))
         share[name] = max(5, min(rounds, int(budget / (seconds * calls[name]))))
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    shuffle = random.Random(0)
     for i in range(rounds):
-        for name, call in contestants.items():
+        for name, call in shuffle.sample(sorted(contestants.items()), len(contestants)):
             if (i * share[name]) // rounds == ((i + 1) * share[name]) // rounds:
                 continue
+            time.sleep(_REST)
             if calls[name] > 1:
-                call()  # what ran before has left its own data in the caches, and its threads may still be spinning
+                call()  # what ran before has left its own data in the caches
             times[name].append(_timed(call, calls[name]))
     return {name: statistics.median(t) for name, t in times.items()}
+
+
+_REST = 0.03
 
 
 def _timed(call: Callable[[], Any], calls: int) -> float:
