@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from closeness import assert_rounded
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
@@ -76,13 +76,14 @@ def make(steps):
             new = step(stack, *one)
             if new.numel() < 20_000:
                 stack.append(new)
-        return sum(wave(t).sum() for t in stack[2:]), stack[-1]
+        return sum(wave(t).sum() for t in stack[2:] or [a]), stack[-1]
 
     return f
 
 
-@settings(max_examples=60)
+@settings(max_examples=50)
 @given(programs())
+@example(([5, 17, 17, 17], [("unary", 0, 0, 0)]))  # too large to be kept: what is differentiated is the input
 def test_fused_is_eager(program):
     shape, steps = program
     torch.manual_seed(0)
