@@ -17,11 +17,12 @@ from rich.console import Console
 
 import funcgrad as fg
 
-from .contestants import Call, contestant, difference
-from .steady import TOLERANCE, Result, available, failures, table
+from .contestants import Call
+from .steady import Result, available, checked, failures, table
 from .workload import Workload
 from .workloads import WORKLOADS
 
+_REASON = 320  # characters
 _ROUNDS = 20
 _TURN = 0.02
 """Seconds of calls that are queued before they are waited for."""
@@ -29,26 +30,10 @@ _TURN = 0.02
 
 def run(workload: Workload, contestants: Sequence[str], device: torch.device) -> Result:
     """Check and time one workload. A contestant that raises or disagrees is in ``fails``, with the reason."""
-    torch.compiler.reset()
     inputs = fg.tree_map(lambda t: t.to(device), workload.inputs(False))
-    expected = contestant("eager" if workload.transform == "plain" else "torch.func", workload, inputs)()
-    calls: dict[str, Call] = {}
-    differences: dict[str, float] = {}
-    fails: dict[str, str] = {}
-    for name in contestants:
-        if name == "torch.func" and workload.transform == "plain":
-            continue  # that is eager
-        try:
-            call = contestant(name, workload, inputs)
-            differences[name] = difference(call(), expected)
-            torch.cuda.synchronize(device)
-        except Exception as error:
-            fails[name] = f"{type(error).__name__}: {str(error).strip()[:300]}"
-            continue
-        calls[name] = call
-        if differences[name] > TOLERANCE:
-            fails[name] = f"differs from torch.func by {differences[name]:.1e} of the largest element"
-    return {"name": workload.name, "threads": 0, "seconds": medians(calls, device), "difference": differences, "fails": fails}
+    calls, differences, fails = checked(workload, contestants, inputs, after=lambda: torch.cuda.synchronize(device))
+    reasons = {name: why[:_REASON] for name, why in fails.items()}
+    return {"name": workload.name, "threads": 0, "seconds": medians(calls, device), "difference": differences, "fails": reasons}
 
 
 def medians(calls: Mapping[str, Call], device: torch.device) -> dict[str, float]:

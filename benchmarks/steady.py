@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from .contestants import NAMES, contestant, difference
+from .contestants import NAMES, Call, contestant, difference
 from .held_out import HELD_OUT
 from .measure import budgeted_medians
 from .processes import lines
-from .workload import Workload, jax
+from .workload import Tree, Workload, jax
 from .workloads import WORKLOADS
 
 ALL = (*WORKLOADS, *HELD_OUT)
@@ -74,24 +74,40 @@ def measure(threads: int, contestants: Sequence[str], names: Sequence[str], cons
 
 def run(workload: Workload, contestants: Sequence[str]) -> Result:
     """Check and time one workload in this process. A contestant that raises or disagrees is in ``fails``, with the reason."""
+    calls, differences, fails = checked(workload, contestants, workload.inputs(False), lambda name: print(f"{_TRYING}{name}", flush=True))
+    reasons = {name: why.splitlines()[0] for name, why in fails.items()}
+    return {"name": workload.name, "seconds": budgeted_medians(calls), "difference": differences, "fails": reasons}
+
+
+def checked(
+    workload: Workload,
+    contestants: Sequence[str],
+    inputs: tuple[Tree, ...],
+    before: Callable[[str], object] = lambda name: None,
+    after: Callable[[], object] = lambda: None,
+) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
+    """The calls of the contestants that do not raise, called once; how far each is from torch.func; why one raises or disagrees.
+    ``before`` and ``after``: around each of these first calls."""
     torch.compiler.reset()
-    inputs = workload.inputs(False)
     expected = contestant("eager" if workload.transform == "plain" else "torch.func", workload, inputs)()
-    calls, differences, fails = {}, {}, {}
+    calls: dict[str, Call] = {}
+    differences: dict[str, float] = {}
+    fails: dict[str, str] = {}
     for name in contestants:
         if name == "torch.func" and workload.transform == "plain":
             continue  # that is eager
-        print(f"{_TRYING}{name}", flush=True)
+        before(name)
         try:
             call = contestant(name, workload, inputs)
             differences[name] = difference(call(), expected)
+            after()
         except Exception as error:
-            fails[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            fails[name] = f"{type(error).__name__}: {str(error).strip()}"
             continue
         calls[name] = call
         if differences[name] > TOLERANCE:
             fails[name] = f"differs from torch.func by {differences[name]:.1e} of the largest element"
-    return {"name": workload.name, "seconds": budgeted_medians(calls), "difference": differences, "fails": fails}
+    return calls, differences, fails
 
 
 def available(no_jax: bool = False, no_compile: bool = False) -> list[str]:

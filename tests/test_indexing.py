@@ -26,12 +26,17 @@ def same(f, *args):
     return [s.node.target for k in compiled.program(*args).kernels for s in k.steps if isinstance(s, Extern)]
 
 
+def places(data):
+    """A shape, one of its dimensions, and the shape of indices along it."""
+    shape = data.draw(SHAPES)
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    return shape, dim, [data.draw(st.integers(1, n + 3 * (d == dim))) for d, n in enumerate(shape)]
+
+
 @FEW
 @given(st.data())
 def test_gather(data):
-    shape = data.draw(SHAPES)
-    dim = data.draw(st.integers(0, len(shape) - 1))
-    at = [data.draw(st.integers(1, n + 3 * (d == dim))) for d, n in enumerate(shape)]
+    shape, dim, at = places(data)
     x, i = torch.randn(shape), indices(data, shape[dim], at)
     assert not same(lambda x, i: (x.exp().gather(dim, i) * 2, x.index_select(dim, i.flatten())), x, i)
 
@@ -54,9 +59,7 @@ def test_advanced_indexing(data):
 @FEW
 @given(st.data())
 def test_scatter(data):
-    shape = data.draw(SHAPES)
-    dim = data.draw(st.integers(0, len(shape) - 1))
-    at = [data.draw(st.integers(1, n + 3 * (d == dim))) for d, n in enumerate(shape)]
+    shape, dim, at = places(data)
     i, source = indices(data, shape[dim], at), torch.randn(at)
     few = indices(data, shape[dim], [at[dim]])
     slices = torch.randn([at[d] if d == dim else n for d, n in enumerate(shape)])
