@@ -44,12 +44,13 @@ def costs_again(graph: Graph, fuses: bool) -> tuple[Mapping[fx.Node, float], Col
         if is_getitem(node):
             costs[node] = 0.0
         elif node.op == "call_function" and pass_of(node) == "forward" and not is_view(node):
-            moved = 0 if node in fused and not _is_read_by_library(node, lowering) else _moved(node)
+            moved = 0 if node in fused and not _is_read_by_library(node, lowering) else bytes_moved(node)
             costs[node] = moved + flops(node, lowering) * (_BYTES if node in lowering.values else _BYTES_OF_A_PRODUCT)
     return costs, fused
 
 
-def _moved(node: fx.Node) -> int:
+def bytes_moved(node: fx.Node) -> int:
+    """Bytes that a call of the library reads and writes, each tensor once."""
     return nbytes(value_of(node)) + sum(nbytes(value_of(n)) for n in node.all_input_nodes)
 
 

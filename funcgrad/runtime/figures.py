@@ -15,9 +15,9 @@ from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile
 
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
-from ..graphs import is_view, memory_of, nbytes, value_of
+from ..graphs import is_view, memory_of, value_of
 from ..loops.lower import lower
-from ..partition.cost import flops
+from ..partition.cost import bytes_moved, flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
 from ..torch_private import is_operator
 from ..trees import flatten, unflatten
@@ -79,7 +79,8 @@ def _workspace(node: fx.Node) -> int:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     leaves, structure, _ = flatten((args, kwargs))
-    name = f"{node.target} " + " ".join(f"{tuple(v.shape)} {v.stride()} {v.dtype}" if isinstance(v, Tensor) else repr(v) for v in leaves)
+    kinds = [f"{tuple(v.shape)} {v.stride()} {v.dtype} {v.device}" if isinstance(v, Tensor) else repr(v) for v in leaves]
+    name = f"{node.target} {' '.join(kinds)}"
     if name not in _workspaces:
         examples = [
             torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device).zero_() if isinstance(v, Tensor) else v for v in leaves
@@ -144,7 +145,7 @@ def cost_of(program: Program) -> Cost:
                 bytes_there = sum(map(size_of, step.buffers))
             elif isinstance(step, Call) and not is_view(step.node):
                 own = operations[step.node.name]
-                bytes_there = nbytes(value_of(step.node)) + sum(nbytes(value_of(n)) for n in step.node.all_input_nodes)
+                bytes_there = bytes_moved(step.node)
             else:
                 continue
             moved += bytes_there
