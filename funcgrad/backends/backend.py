@@ -144,10 +144,11 @@ def alive_in(schedules: Sequence[Schedule], workspace: Callable[[fx.Node], int] 
         for slot, node in zip(schedule.graph.signature.ins, schedule.graph.placeholders, strict=True):
             if isinstance(slot, Saved) and k:
                 alive.hold((k, node.name), {p: size for p, size in memory_of(value_of(node)).items() if p not in given})
-        for before, outs in ((k - 1, schedules[k - 1].graph.signature.outs),) if k else ():
-            for slot, node in zip(outs, schedules[before].graph.results, strict=True):
-                if isinstance(slot, Saved) and isinstance(node, fx.Node):
-                    alive.drop((before, node.name))
+        if k:  # from here on it lives for those that read it here
+            before = schedules[k - 1].graph
+            for slot, result in zip(before.signature.outs, before.results, strict=True):
+                if isinstance(slot, Saved):
+                    alive.drop((k - 1, result.name))
         for step in schedule.steps:
             if isinstance(step, Allocate):
                 own = nodes.get(step.buffer.name)

@@ -97,30 +97,26 @@ class Op(Expr):
 
 
 @frozen(eq=False)
-class Reduced(Expr):
-    """``kind`` of ``body`` over the columns: one number for the row, known in the stage after the body's."""
-
+class _OverColumns(Expr):
     kind: str
     body: Expr
 
     @property
     def args(self) -> tuple[Expr, ...]:
         return (self.body,)
+
+
+@frozen(eq=False)
+class Reduced(_OverColumns):
+    """``kind`` of ``body`` over the columns: one number for the row, known in the stage after the body's."""
 
     def __str__(self) -> str:
         return f"{self.kind}_columns({self.body})"
 
 
 @frozen(eq=False)
-class Scanned(Expr):
+class Scanned(_OverColumns):
     """``kind`` of ``body`` over the columns up to the present one; a walk that computes it goes through its columns in order."""
-
-    kind: str
-    body: Expr
-
-    @property
-    def args(self) -> tuple[Expr, ...]:
-        return (self.body,)
 
     def __str__(self) -> str:
         return f"running_{self.kind}({self.body})"

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from torch import fx
 
 from ..errors import PartitionError
-from ..graphs import Joint, ancestors, nbytes, pass_of, value_of
+from ..graphs import Joint, ancestors, nbytes, value_of
 from ..show import in_bytes
 from ..slots import of_backward
 from .cost import costs_again
@@ -78,7 +78,7 @@ def within(
 
 
 def _partition(joint: Joint, model: Model, roles: Roles, timeline: Timeline) -> Partition:
-    return split(joint.graph, roles.incoming, {model.nodes[i] for i in timeline.saved})
+    return split(joint.graph, roles, {model.nodes[i] for i in timeline.saved})
 
 
 def _as_autograd(joint: Joint, model: Model, roles: Roles, peak_of: Callable[[Partition], int]) -> int:
@@ -93,7 +93,7 @@ def _least_cost(joint: Joint, apart: bool, costs: Mapping[fx.Node, float], allow
     largest of its Lagrangian relaxations, each a minimum cut between bytes at one price and costs."""
     graph = joint.graph
     roles = Roles(graph, apart)
-    late = [n for n in graph.fx.nodes if n in roles.incoming or pass_of(n) == "backward"]
+    late = [n for n in graph.fx.nodes if roles.is_late(n)]
     roles.incoming.update(late)
     roles.forward |= ancestors(late[0].all_input_nodes) if late else set()  # all that is known at this moment
     results = [r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s)]
@@ -161,10 +161,9 @@ class _Estimate:
         self._model, self._current = model, current
         self._over = current.alive - level
         self._pieces = {(p.place, p.is_again): p for p in current.pieces}
-        self._saved = set(current.saved)
 
     def moves(self) -> list[Move]:
-        """What is saved may be computed again, alone or with all it is made of; what is computed again may be saved. Best first."""
+        """What is saved may be computed again, alone or with all it is made of. Best first."""
         model, current = self._model, self._current
         moves: list[Move] = []
         for i in current.saved:

@@ -27,7 +27,6 @@ from ..graphs import (
     is_view,
     memory_of,
     nbytes,
-    pass_of,
     storages,
     tensors_in,
     type_text,
@@ -133,7 +132,7 @@ def partition(
     by_name = {n.name: n for n in graph.fx.nodes}
     reuse = known is not None and by_name.keys() >= set(known)
     kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles, costs or {})
-    return split(graph, roles.incoming, kept)
+    return split(graph, roles, kept)
 
 
 def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True) -> str:
@@ -189,7 +188,7 @@ def cut(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], price: float
     return {n for n, into in entry.items() if reached[into] and not reached[into + 1]}
 
 
-def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition:
+def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     """Copy the two halves out of the joint graph, given what is saved in between."""
     ins = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     outs = list(zip(graph.signature.outs, graph.results, strict=True))
@@ -202,7 +201,7 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
         if node in kept and node in backward_nodes:
             own = slot_of.get(node)
             saved.append((own if isinstance(own, Input) else Saved(node.name), node))
-    inputs = [(s, n) for s, n in ins if n not in incoming]
+    inputs = [(s, n) for s, n in ins if n not in roles.incoming]
     forward_outs: list[tuple[Slot, object]] = [(s, v) for s, v in outs if not of_backward(s)]
     forward_outs += [(s, n) for s, n in saved if isinstance(s, Saved)]
     pinned = [n for n in graph.fx.nodes if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
@@ -211,21 +210,21 @@ def split(graph: Graph, incoming: set[fx.Node], kept: set[fx.Node]) -> Partition
     own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
     made_in_backward = backward_nodes - kept
     again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
-    tangents, drawn = [(s, n) for s, n in ins if n in incoming], made_of_seeds(graph)
+    tangents, drawn = [(s, n) for s, n in ins if n in roles.incoming], made_of_seeds(graph)
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
-        verify(copy_nodes(graph, _in_time(graph, backward_nodes, incoming, kept), [*saved, *tangents], list(gradients), "backward")),
+        verify(copy_nodes(graph, _in_time(graph, roles, backward_nodes, kept), [*saved, *tangents], list(gradients), "backward")),
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
         tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),
     )
 
 
-def _in_time(graph: Graph, nodes: set[fx.Node], incoming: set[fx.Node], kept: set[fx.Node]) -> Iterator[fx.Node]:
+def _in_time(graph: Graph, roles: Roles, nodes: set[fx.Node], kept: set[fx.Node]) -> Iterator[fx.Node]:
     """The nodes of backward in the order of the joint graph, but what forward has computed before only when it is first needed: computed
     any sooner, it would take memory in vain."""
     done = kept & nodes
-    late = [n for n in graph.fx.nodes if n in nodes and (n in incoming or pass_of(n) == "backward")]
+    late = [n for n in graph.fx.nodes if n in nodes and roles.is_late(n)]
     position = {n: i for i, n in enumerate(graph.fx.nodes)}
     for node in (*late, graph.fx.output_node()):
         before = (ancestors(node.all_input_nodes, done) - done) & nodes

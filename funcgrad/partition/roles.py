@@ -43,6 +43,10 @@ class Roles:
                 where=where_of(node),
             )
 
+    def is_late(self, node: fx.Node) -> bool:
+        """Whether the node is of backward whatever is saved: it needs an incoming gradient, or was recorded in the backward pass."""
+        return node in self.incoming or pass_of(node) == "backward"
+
     def is_safe(self, node: fx.Node) -> bool:
         """Whether the value is the same when backward runs: what forward writes to holds another one by then; what eager PyTorch does not
         keep, the caller may write to."""

@@ -14,10 +14,9 @@ import numpy as np
 from attrs import frozen
 from torch import fx
 
-from ..graphs import Graph, is_getitem, is_view, pass_of, storages, tensors_in, value_of
+from ..graphs import Graph, is_getitem, is_view, memory_of, storages, value_of
 from ..slots import of_backward
 from ..tags import Tag, tags_of
-from ..torch_private import storage_id
 from .roles import Roles, price_of_saving
 
 
@@ -45,8 +44,6 @@ class Timeline:
     cost: float
     alive: np.ndarray
     pieces: tuple[Piece, ...]
-    border: int
-    """The moment at which backward begins."""
     order: tuple[int, ...]
     """The node of each moment."""
 
@@ -69,7 +66,7 @@ class Model:
         number = {n: i for i, n in enumerate(self.nodes)}
         outs = list(zip(graph.signature.outs, graph.results, strict=True))
         self.parents = [tuple(number[p] for p in n.all_input_nodes) for n in self.nodes]
-        self._late = [n in roles.incoming or pass_of(n) == "backward" for n in self.nodes]
+        self._late = [roles.is_late(n) for n in self.nodes]
         self._given = [n.op in ("placeholder", "get_attr") for n in self.nodes]
         self._fused = [n in fused for n in self.nodes]
         self._views = [n.op == "call_function" and is_view(n) for n in self.nodes]
@@ -78,14 +75,13 @@ class Model:
         self._sizes: dict[int, int] = {}
         given = {place for places, g in zip(self._places, self._given, strict=True) if g for place in places}
         for n in self.nodes:
-            for t in tensors_in(value_of(n)):
-                self._sizes[storage_id(t)] = 0 if storage_id(t) in given else t.untyped_storage().nbytes()
+            self._sizes |= {place: 0 if place in given else size for place, size in memory_of(value_of(n)).items()}
         self._gradients = [number[v] for s, v in outs if of_backward(s) and isinstance(v, fx.Node)]
         self._returned = [number[v] for s, v in outs if isinstance(v, fx.Node)]
         first = [number[v] for s, v in outs if not of_backward(s) and isinstance(v, fx.Node)]
         pinned = [i for i, n in enumerate(self.nodes) if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
         self._first = [i for i in (*first, *pinned) if not self._late[i]]
-        self._savable = [self._is_savable(n, roles) for n in self.nodes]
+        self._savable = [price_of_saving(n, view) < math.inf and roles.is_safe(n) for n, view in zip(self.nodes, self._views, strict=True)]
         self._repeatable = [
             n.op == "call_function" and not late and Tag.MUST_SAVE not in tags_of(n).flags and (view or cost < math.inf or not savable)
             for n, late, view, cost, savable in zip(self.nodes, self._late, self._views, self._costs, self._savable, strict=True)
@@ -95,9 +91,6 @@ class Model:
             for i, n in enumerate(self.nodes)
             if not self._late[i] and (n.op == "get_attr" or (self._repeatable[i] and not self._savable[i]))
         )
-
-    def _is_savable(self, node: fx.Node, roles: Roles) -> bool:
-        return price_of_saving(node, is_view(node)) < math.inf and roles.is_safe(node)
 
     def evictable(self, i: int) -> bool:
         """Whether the node may be computed again instead of being saved."""
@@ -174,7 +167,7 @@ class Model:
         for p in pieces:
             change[p.start] += p.nbytes
             change[p.end + 1] -= p.nbytes
-        return Timeline(again, tuple(sorted(saved)), cost, np.cumsum(change)[:-1], pieces, border, tuple(i for i, _ in order))
+        return Timeline(again, tuple(sorted(saved)), cost, np.cumsum(change)[:-1], pieces, tuple(i for i, _ in order))
 
     def _in_time(self, backward: set[int], saved: set[int]) -> Iterable[int]:
         """Backward in the order of the graph, but what forward has computed before only when it is first needed."""
