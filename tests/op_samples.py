@@ -54,7 +54,8 @@ def _copy(t: Tensor) -> Tensor:
 
 
 def _base(name: str) -> str:
-    return name.split(".")[-1].removesuffix("_backward").removesuffix("_data").removeprefix("native_").strip("_")
+    name = name.split(".")[-1].removesuffix("_backward").removesuffix("_with_indices").removesuffix("_data")
+    return name.removeprefix("native_").strip("_")
 
 
 @functools.cache
@@ -153,6 +154,13 @@ def _made() -> dict[Any, list[Arguments]]:
         aten._unsafe_index_put.default: _put(images),
         aten.index_add.default: [((images, -2, torch.tensor([1, 0, 1]), images[:, :, 1:] * 3), {"alpha": 2})],
         aten.index_copy.default: [((images, 1, torch.tensor([1, 0]), images[:, 1:] * 3), {})],
+        aten.max_pool2d_with_indices.default: [((_uneven(), *how), {}) for how in _WINDOWS],
+        aten.max_pool2d_with_indices_backward.default: [
+            ((torch.randn_like(top), _uneven(), *how, places), {})
+            for how in _WINDOWS
+            for top, places in (aten.max_pool2d_with_indices.default(_uneven(), *how),)
+        ],
+        **_systems(),
         aten.scatter_add.default: [((images, 3, torch.randint(5, (2, 2, 3, 7)), torch.randn(2, 3, 4, 9)), {})],
         aten.scatter_reduce.two: [
             ((images, 2, torch.randint(4, (2, 2, 6, 4)), torch.randn(2, 3, 6, 9), kind), {}) for kind in ("sum", "prod", "amax", "amin")
@@ -169,6 +177,50 @@ def _made() -> dict[Any, list[Arguments]]:
             ((torch.randn(2, 4, 5), images, classes, norm[0], 0, -100, total), {}),
         ],
     }
+
+
+def _systems() -> dict[Any, list[Arguments]]:
+    """Systems of one to four equations, one and many; the second row is the first to be pivoted on."""
+    found: dict[Any, list[Arguments]] = {}
+    for n, batch in ((1, ()), (2, ()), (3, (2,)), (4, (2, 3))):
+        a, b, vector = torch.randn(*batch, n, n), torch.randn(*batch, n, 3), torch.randn(*batch, n)
+        a[..., 0, 0] *= 0.01
+        definite, triangular = a @ a.mT + torch.eye(n), a.tril() + 3 * torch.eye(n)
+        factored = aten.linalg_lu_factor_ex.default(a)[:2]
+        for op, calls in {
+            aten._linalg_solve_ex.default: [((a, b), {}), ((a, b.mT), {"left": False}), ((a.mT, vector), {})],
+            aten.linalg_lu_solve.default: [
+                ((*factored, rhs), {"left": left, "adjoint": adjoint})
+                for adjoint in (False, True) for left, rhs in ((True, b), (False, b.mT))
+            ],
+            aten.linalg_lu_factor_ex.default: [((a,), {})],
+            aten.linalg_inv_ex.default: [((a,), {})],
+            aten._linalg_det.default: [((a,), {}), ((a.mT,), {})],
+            aten._linalg_slogdet.default: [((a,), {}), ((a.mT,), {})],
+            aten.linalg_cholesky_ex.default: [((definite,), {"upper": upper}) for upper in (False, True)],
+            aten.linalg_solve_triangular.default: [
+                ((t, rhs), {"upper": upper, "left": left, "unitriangular": unit})
+                for unit in (False, True) for upper, t in ((False, triangular), (True, triangular.mT))
+                for left, rhs in ((True, b), (False, b.mT))
+            ],
+            aten._linalg_check_errors.default: [((torch.zeros(batch, dtype=torch.int32), "solve"), {"is_matrix": not batch})],
+        }.items():  # fmt: skip
+            found.setdefault(op, []).extend(calls)
+    return found
+
+
+_WINDOWS = (
+    ([2, 2], [2, 2], [0, 0], [1, 1], False), ([3, 3], [2, 2], [1, 1], [1, 1], True), ([3, 2], [1, 3], [1, 0], [2, 1], False),
+    ([2, 1], [3, 3], [1, 0], [1, 1], False),
+)  # fmt: skip
+
+
+def _uneven() -> Tensor:
+    """Equal elements, NaN, and windows of nothing but -inf."""
+    x = torch.arange(2 * 3 * 7 * 9).remainder(5).float().view(2, 3, 7, 9)
+    x[0, 0, 2, 3:5] = torch.nan
+    x[1, :, :4, :4] = -torch.inf
+    return x
 
 
 def _indexed(x: Tensor) -> list[Arguments]:
@@ -235,17 +287,28 @@ def variants(op: Any) -> Iterable[Arguments]:
     for call in (calls[0], calls[-1])[: len(calls)]:
         changes = [functools.partial(recast, dtype=d) for d in (*FLOATS[1:], *OTHERS)]
         if "group_norm_backward" not in str(op):  # which reads its arguments as if they were contiguous
-            changes += [transposed, expanded, sliced]
+            changes += [transposed, sliced] if "linalg" in str(op) else [transposed, sliced, expanded]  # no singular matrices
         alone = sum(isinstance(t, Tensor) for t in tree_leaves(call)) == 1
         if is_pointwise(op) or (alone and "native" not in str(op)):  # some of PyTorch's kernels crash on sizes that do not fit
             changes += [scalar, empty]
         for change in changes:
-            changed = tree_map_only(Tensor, change, call)
+            changed = _fitting(op, tree_map_only(Tensor, change, call))
             if runs(op, changed):
                 yield changed
     first = [t for t in tree_leaves(calls[0]) if isinstance(t, Tensor)]
     if len(first) > 1 and is_pointwise(op) and "backward" not in str(op):
         yield from _mixed(op, calls[0], first)
+
+
+def _fitting(op: Any, call: Arguments) -> Arguments:
+    """With places that are those of the greatest elements, where an operator is promised that."""
+    if "with_indices_backward" not in str(op):
+        return call
+    (g, x, *how, _), kwargs = call
+    try:
+        return (g, x, *how, getattr(aten, str(op).split(".")[1].removesuffix("_backward"))(x, *how)[1]), kwargs
+    except RuntimeError:  # of this dtype there is none
+        return call
 
 
 def _mixed(op: Any, call: Arguments, tensors: list[Tensor]) -> Iterable[Arguments]:

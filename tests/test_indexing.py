@@ -258,3 +258,19 @@ def test_scans(data):
 def test_a_long_sum_is_added_up_in_double_precision():
     x = torch.full((100_000,), 0.1)
     assert abs(fg.jit(lambda x: x.cumsum(0), backend="c")(x)[-1].item() - 100_000 * x[0].double().item()) < 0.01
+
+
+def test_a_singular_matrix():
+    """The error is eager PyTorch's; and nothing is written before it is raised."""
+
+    def f(a, b, seen):
+        seen.add_(1)
+        return torch.linalg.solve(a, b).sum() + torch.linalg.inv(a).sum()
+
+    compiled = fg.jit(f, backend="c")
+    a, b, seen = torch.eye(3) * 2, torch.ones(3), torch.zeros(())
+    assert torch.equal(compiled(a, b, seen), f(a, b, torch.zeros(())))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(torch.ones(3, 3), b, seen)
+    assert seen == 1
+    assert not [s for k in compiled.program(a, b, seen).kernels for s in k.steps if isinstance(s, Extern)]

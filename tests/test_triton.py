@@ -306,13 +306,13 @@ def test_both_languages_have_the_same_operations():
 
 def test_python_for_a_cuda_device():
     """Memory is made there; a number, and a tensor of the CPU that holds but one, are copied there."""
-    graph = on_cuda(lambda x, scale, n: (x * scale + n).mm(x) * 2, torch.eye(3), torch.tensor(2.0), 0.75)
+    graph = on_cuda(lambda x, scale, n: (x * scale + n).mm(x) * 2, torch.eye(40), torch.tensor(2.0), 0.75)
     backend = choose.choose_backend(fg.Options(), graph)
     assert isinstance(backend, TritonBackend)
     kernels = backend.lower(graph)
     text = backend.emit(backend.schedule(kernels))[0].text
     assert [isinstance(s, Kernel) for s in kernels.steps] == [True, False, True]
-    assert "empty_strided((3, 3), (3, 1), dtype=float32, device=cuda_0)" in text
+    assert "empty_strided((40, 40), (40, 1), dtype=float32, device=cuda_0)" in text
     assert "joint_launch0(x, scale.to(cuda_0), full((), n, dtype=float64, device=cuda_0), " in text
     assert "data_ptr" not in text
 

@@ -101,7 +101,7 @@ class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
-        self._language = C(self._parameters)
+        self._language = C(self._parameters, kernel.columns[-1] if kernel.columns else None)
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
         self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
@@ -114,7 +114,7 @@ class _Printer:
         kernel, body = self._kernel, self._rows_loop()
         takes = [f"const {STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.reads]
         takes += [f"{STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.writes]
-        lines = [f"void {{name}}({', '.join(takes)}) {{"]
+        lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
         if self._is_parallel:
             lines += ["  const int threads = omp_get_max_threads();", *self._before()]
             lines.append("  #pragma omp parallel num_threads(threads) if (threads > 1)")
@@ -284,7 +284,7 @@ class _Printer:
         for effect in effects:
             value = inside[effect.value]
             if isinstance(effect, Store):
-                body.append(_stored(self._parameters[effect.buffer], index_text(effect.at), value, effect.value.dtype))
+                body.append(_stored(self._parameters[effect.buffer], self._language.address(effect.at), value, effect.value.dtype))
                 continue
             total, add = f"t_{self._parameters[effect.buffer]}", _REDUCTIONS[effect.kind][1]
             if self._total_sizes[effect.buffer] == 1:

@@ -169,15 +169,34 @@ ALWAYS int64_t fg_philox_bits(int64_t key, int64_t counter, int half) {
 
 PRELUDE = _prelude()
 
+_LONG_STEP = 16
+"""Elements; with shorter steps whole vectors are read, and taken apart."""
+
 
 class C:
-    """C, as ``emitter.Language``. ``parameters``: what buffers are called."""
+    """C, as ``emitter.Language``. ``parameters``: what buffers are called; ``column``: the counter of the loops that are vectorised."""
 
     operations = _OPERATIONS
 
-    def __init__(self, parameters: Mapping[str, str]) -> None:
+    def __init__(self, parameters: Mapping[str, str], column: Axis | None = None) -> None:
         self._parameters = parameters
+        self._column = column
+        self._steps: set[int] = set()
         self.running: dict[Scanned, str] = {}  # the variables in which scans go on
+
+    def address(self, at: Index) -> str:
+        """Where an element lies. GCC 12 does not vectorise loops that step over a power of two, if it knows: these come as variables."""
+        terms = []
+        for atom, by in at.terms:
+            hidden = atom == self._column and by >= _LONG_STEP and by.bit_count() == 1
+            if hidden:
+                self._steps.add(by)
+            terms.append((Axis(f"{atom} * by{by}", 2), 1) if hidden else (atom, by))
+        return index_text(Index(tuple(terms), at.const))
+
+    def variables(self) -> list[str]:
+        """Lines that define what addresses name."""
+        return [f'int64_t by{n} = {n}; __asm__("" : "+r"(by{n}));' for n in sorted(self._steps)]
 
     def define(self, name: str, expr: Expr, text: str) -> str:
         return f"const {TYPES[expr.dtype]} {name} = {text};"
@@ -186,7 +205,7 @@ class C:
         return number(expr.value, expr.dtype)
 
     def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str:
-        element = f"{self._parameters[expr.buffer]}[{_inside(at, guard)}]"
+        element = f"{self._parameters[expr.buffer]}[{_inside(at, guard) if guard else self.address(at)}]"
         return f"from_bf16({element})" if expr.dtype == torch.bfloat16 else element
 
     def position(self, at: Index) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 import torch
 from attrs import evolve
 from torch import Tensor, fx
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..graphs import Graph, call_text, device_of, is_getitem, is_view, value_of, where_of
 from ..loops.fuse import Decision, ExternTask, Fused, Group, fuse
@@ -32,6 +34,7 @@ from . import c, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
+from .library import ADDING, for_library
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
@@ -47,7 +50,7 @@ class CBackend:
     fuses = True
 
     def lower(self, graph: Graph) -> Kernels:
-        return _lowered(graph, torch.device("cpu"))
+        return _lowered(for_library(graph), torch.device("cpu"))
 
     def schedule(self, kernels: Kernels) -> Schedule:
         return _scheduled(kernels, c.STACK)
@@ -163,11 +166,22 @@ class _Buffers:
 
         checks = dict.fromkeys(value for values in lowering.checks.values() for value in values)
         read = {v for task in fused.tasks if isinstance(task, Group) for v in task.reads if v not in task.members}
-        for value in fused.stored:
+        for value, group in fused.stored.items():
             if value not in self._found and (value not in checks or value in read):
-                self._found[value] = [Buffer(fresh("temporary"), value.shape, value.dtype, row_major(value.shape))]
+                self._found[value] = [Buffer(fresh("temporary"), value.shape, value.dtype, self._strides(value, group))]
         for value in checks:  # of their own, whoever else wants to know
             self._found.setdefault(value, []).append(Buffer(fresh(CHECK), (), value.dtype, ()))
+
+    def _strides(self, value: Value, group: Group) -> tuple[int, ...]:
+        """Images lie as the largest ones do that the same kernel reads or writes, so that one walk through memory does for all."""
+        if len(value.shape) != 4:
+            return row_major(value.shape)
+        beside = (*group.reads, *group.members)
+        images = [b for v in beside for b in ([self.of(v)] if isinstance(v, Memory) else self._found.get(v, ())) if len(b.shape) == 4]
+        largest = max(images, key=lambda b: math.prod(b.shape), default=None)
+        order = sorted(range(4), key=lambda d: -largest.strides[d]) if largest else range(4)
+        steps = dict(zip(order, row_major([value.shape[d] for d in order]), strict=True))
+        return tuple(steps[d] for d in range(4))
 
     def of(self, value: Value) -> Buffer:
         return Buffer(value.name, value.shape, value.dtype, value.strides) if isinstance(value, Memory) else self._found[value][0]
@@ -217,9 +231,17 @@ def _launched(kernels: Kernels, stack: int) -> Iterable[Step]:
         else:
             yield from launch()
             yield from views(step.node.all_input_nodes)
-            yield Call(step.node)
+            yield Call(step.node, _added_to(step.node))
     yield from launch()
     yield from views(r for r in graph.results if isinstance(r, fx.Node))
+
+
+def _added_to(node: fx.Node) -> fx.Node | None:
+    """What a product adds to and nobody else reads, if it is a product, too: it is added to in place."""
+    if node.target not in ADDING.values():
+        return None
+    start: Any = node.args[0]
+    return start if (start.target in ADDING or start.target in ADDING.values()) and len(start.users) == 1 else None
 
 
 def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
@@ -229,7 +251,8 @@ def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
     last: list[tuple[str, ...]] = []
     for step in reversed(steps):
         names = dict.fromkeys(_names(graph, step))
-        last.append(tuple(n for n in names if n not in alive))
+        taken = step.into.name if isinstance(step, Call) and step.into else None
+        last.append(tuple(n for n in names if n not in alive and n != taken))
         alive |= names.keys()
     for step, gone in zip(steps, reversed(last), strict=True):
         yield step
@@ -281,16 +304,23 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
 
 
 def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
-    """A kernel found an index that is out of bounds. Nothing is written to yet: run the graph as ATen, which raises what it raises.
+    """A kernel found an index that is out of bounds, or a matrix that is singular. Nothing is written to yet: run the graph as ATen, which
+    raises what it raises.
 
     On a GPU that would end all work of the process there: the calls that may be wrong are named instead.
     """
+    checks = lower(graph).checks
+    if all(node.target is torch.ops.aten._linalg_check_errors.default for node in checks):
+        error: type[Exception] = LinAlgError
+        what = "a matrix is singular, or not positive definite"
+    else:
+        error, what = IndexError, "an index is out of bounds"
     if device_of(graph).type != "cpu":
-        calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in lower(graph).checks]
-        raise IndexError("\n  ".join(["an index is out of bounds, in one of", *calls]))
+        calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks]
+        raise error("\n  ".join([f"{what}, in one of", *calls]))
     with torch.random.fork_rng(devices=()), torch.no_grad():
         graph.run(*inputs)
-    raise IndexError("an index is out of bounds")
+    raise error(what)
 
 
 def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:

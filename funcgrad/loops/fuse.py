@@ -110,15 +110,15 @@ class _Fusion:
         self._wanted = set(lowering.buffers.values())
         self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
+        self._order = _Order()
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def extern(self, node: fx.Node) -> None:
         """A library call runs after what makes its arguments, and after the call before it: their order is kept."""
         before = self.need(node.all_input_nodes) | self._checked
-        task = ExternTask(len(self._tasks), node, before)
-        if self._last_effect is not None:
-            task.after.add(self._last_effect)
+        task = ExternTask(len(self._tasks), node, set())
+        self._order.require(task, before if self._last_effect is None else before | {self._last_effect})
         self._last_effect = task
         self._maker[node.name] = task
         for user in node.users:
@@ -179,7 +179,7 @@ class _Fusion:
             self._by_size.setdefault(group.domain.numel, []).append(group)
             because = "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
         group.members[value] = Decision(because, tuple(refused))
-        group.after |= before - {group}
+        self._order.require(group, before - {group})
         group.reads |= {s for s, _ in sources}
         self._group_of[value] = group
         for source, _ in sources:
@@ -207,24 +207,11 @@ class _Fusion:
             misfit = _misfit(value, at, group, domain, sources)
             if misfit:
                 why = misfit
-            elif any(self._depends(task, group) for task in before if task is not group):
+            elif any(self._order.depends(task, group) for task in before if task is not group):
                 return "what is read here is made from its results"
             else:
                 return domain
         return why
-
-    def _depends(self, task: Task, group: Group) -> bool:
-        """Whether ``task`` cannot run before ``group`` has."""
-        pending, seen = [task], {task}
-        while pending:
-            current = pending.pop()
-            if current is group:
-                return True
-            for other in current.after:
-                if other not in seen:
-                    seen.add(other)
-                    pending.append(other)
-        return False
 
     # ── what a value reads ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -294,6 +281,41 @@ class _Fusion:
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
         return Fused(tuple(_in_order(self._tasks)), stored, self._group_of)
+
+
+class _Order:
+    """What must be done before what. Each task has a level above those it comes after, so that a question looks only at those between."""
+
+    def __init__(self) -> None:
+        self._level: dict[Task, int] = {}
+        self._later: dict[Task, list[Task]] = {}
+
+    def require(self, task: Task, before: set[Task]) -> None:
+        """``task`` comes after these."""
+        for other in before - task.after:
+            self._later.setdefault(other, []).append(task)
+        task.after.update(before)
+        pending = [task]
+        while pending:
+            current = pending.pop()
+            level = 1 + max((self._level.get(t, 0) for t in current.after), default=-1)
+            if level > self._level.get(current, 0):
+                self._level[current] = level
+                pending += self._later.get(current, ())
+
+    def depends(self, task: Task, on: Task) -> bool:
+        """Whether ``task`` cannot run before ``on`` has."""
+        least = self._level.get(on, 0)
+        pending, seen = [task], {task}
+        while pending:
+            current = pending.pop()
+            if current is on:
+                return True
+            for other in current.after - seen:
+                if self._level.get(other, 0) >= least:
+                    seen.add(other)
+                    pending.append(other)
+        return False
 
 
 def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -215,12 +216,21 @@ def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list
     """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
     indices = _indices(effects)
     rows, columns = list(domain.row_axes), list(domain.column_axes)
-    if domain.columns is None:  # any order will do: as the first result lies in memory
-        first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())
+    if domain.columns is None:  # any order will do
+        first = _usual(effects, rows)
         rows.sort(key=lambda axis: -(first.coefficient(axis) or 0))
     loops: dict[Axis, Index] = {}
     merged = [_merge(axes, indices, name, loops) for axes, name in ((rows, "r"), (columns, "c"))]
     return merged[0], merged[1], loops
+
+
+def _usual(effects: Sequence[Effect], axes: Sequence[Axis]) -> Index:
+    """How most of what is read and written lies in memory; where that is equal, the first result."""
+    first = next((e.at for e in effects if isinstance(e, Store)), effects[0].at if effects else Index())
+    found = [first, *(e.at for e in walk(computed(effects)) if isinstance(e, Load)), *(e.at for e in effects)]
+    innermost = [next((a for a in axes if i.coefficient(a) == 1), None) for i in found]
+    most = Counter(axis for axis in innermost if axis is not None).most_common(1)
+    return found[innermost.index(most[0][0])] if most else first
 
 
 def _indices(effects: Sequence[Effect]) -> list[Index]:

@@ -90,6 +90,8 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _argument(values[n]))
     except LookupError:
         return "an argument that is no tensor of a known kind"
+    if getattr(rule, "takes_given", False):
+        kwargs = {**kwargs, "given": [value_of(n) for n in node.all_input_nodes]}
     try:
         found = rule(*args, **kwargs, out=out)
     except MixedDtypesError as error:

@@ -1,0 +1,209 @@
+"""A graph in the form that the library runs fastest. Each rewriting leaves every result what it was, up to rounding:
+
+- convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
+- the products of the slices of one tensor with one matrix are one product;
+- a sum of products is added up by the products, in place;
+- a matrix that many small products read transposed is transposed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor, fx
+
+from ..graphs import Graph, copy_nodes, getitem, has_effect, is_getitem, value_of, verify
+from ..loops.rows_products import is_small
+
+aten = torch.ops.aten
+
+ADDING = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
+"""Products, and the product that adds."""
+
+_TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
+
+_FEW_ROWS, _OFTEN, _LARGE = 64, 4, 4096
+"""So many products of so few rows, with a matrix of at least so many elements: reading it transposed costs them more than
+multiplying does."""
+
+
+def for_library(graph: Graph) -> Graph:
+    """The graph rewritten for tensors of the CPU; itself where nothing is to be rewritten."""
+    found = [rewrite for rewrite, targets in _REWRITINGS if any(n.target in targets for n in graph.fx.nodes)]
+    if not found:
+        return graph
+    pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
+    new = copy_nodes(graph, nodes, pairs, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    for rewrite in found:
+        rewrite(new.fx)
+    for node in reversed(list(new.fx.nodes)):
+        if node.op == "call_function" and not node.users and not has_effect(node):
+            new.fx.erase_node(node)
+    return verify(evolve(new, is_boxed=graph.is_boxed))
+
+
+def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new call, before the present place, for the same line of the caller's as another."""
+    node = like.graph.call_function(target, args, kwargs)
+    node.meta = {**like.meta, "val": target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))}
+    return node
+
+
+def _args(node: fx.Node) -> Any:
+    return node.args
+
+
+# ── convolutions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _channels_last(graph: fx.Graph) -> None:
+    laid_out: dict[fx.Node, fx.Node] = {}
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+
+    def last(x: fx.Node) -> fx.Node:
+        if value_of(x).is_contiguous(memory_format=torch.channels_last):
+            return x
+        if x not in laid_out:
+            with graph.inserting_after(_last_placeholder(graph) if x.op == "placeholder" else x):
+                laid_out[x] = _call(x, aten.clone.default, x, memory_format=torch.channels_last)
+        return laid_out[x]
+
+    for node in list(graph.nodes):
+        if node.target is aten.convolution.default and _is_planar(_args(node)[0]):
+            with graph.inserting_after(node):
+                new = _call(node, node.target, last(_args(node)[0]), *_args(node)[1:])
+                _as_before(node, new)
+        elif node.target is aten.convolution_backward.default and _is_planar(_args(node)[0]) and all(map(is_getitem, node.users)):
+            with graph.inserting_before(node):
+                new = _call(node, node.target, last(_args(node)[0]), last(_args(node)[1]), *_args(node)[2:])
+            for part in list(node.users):
+                if part.users:
+                    with graph.inserting_after(part):
+                        _as_before(part, _call(part, getitem, new, _args(part)[1]))
+
+
+def _is_planar(x: Any) -> bool:
+    value = value_of(x)
+    return bool(value.ndim == 4 and value.is_contiguous() and value.dtype in (torch.float32, torch.bfloat16))
+
+
+def _last_placeholder(graph: fx.Graph) -> fx.Node:
+    found: list[fx.Node] = graph.find_nodes(op="placeholder")
+    return found[-1]
+
+
+def _as_before(node: fx.Node, new: fx.Node) -> None:
+    """``new`` takes the place of ``node``, in memory of the same layout."""
+    before, now = value_of(node), value_of(new)
+    if isinstance(before, Tensor) and before.ndim == 4 and before.stride() != now.stride():
+        with node.graph.inserting_after(new):
+            new = _call(new, aten.clone.default, new, memory_format=torch.contiguous_format)
+    node.replace_all_uses_with(new)
+
+
+# ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _products(graph: fx.Graph, target: Any = aten.mm.default) -> list[fx.Node]:
+    """The products that the library runs."""
+    found = [n for n in graph.nodes if n.target is target]
+    return [n for n in found if not is_small(value_of(n).shape, value_of(_args(n)[0]).shape[-1])]
+
+
+def _of_slices(graph: fx.Graph) -> None:
+    """``x[0] @ w``, ``x[1] @ w``, … for most slices of an input are ``(x @ w)[0]``, ``(x @ w)[1]``, …"""
+    groups: dict[tuple[fx.Node, fx.Node], list[tuple[int, fx.Node]]] = {}
+    for node in _products(graph):
+        a, b = _args(node)
+        slice_ = _slice(a)
+        if slice_ is not None and b.op == "placeholder":
+            groups.setdefault((slice_[0], b), []).append((slice_[1], node))
+    for (x, w), products in groups.items():
+        shape = value_of(x).shape
+        if len(products) * 2 <= shape[0] or len(products) < 2:
+            continue
+        first = products[0][1]
+        with graph.inserting_before(first):
+            rows = _call(first, aten.view.default, x, [shape[0] * shape[1], shape[2]])
+            whole = _call(first, aten.mm.default, rows, w)
+            parts = _call(first, aten.view.default, whole, [shape[0], shape[1], value_of(w).shape[1]])
+        for i, node in products:
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_call(node, aten.select.int, parts, 0, i))
+
+
+def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """``(x, i)`` for ``x[i]`` of a contiguous input of three dimensions."""
+    if node.target is aten.select.int and _args(node)[1] == 0:
+        x, i = _args(node)[0], _args(node)[2]
+    elif is_getitem(node) and _args(node)[0].target is aten.unbind.int and _args(_args(node)[0])[1:] in ((), (0,)):
+        x, i = _args(_args(node)[0])[0], _args(node)[1]
+    else:
+        return None
+    inside = x.op == "placeholder" and value_of(x).ndim == 3 and value_of(x).is_contiguous()
+    return (x, i % value_of(x).shape[0]) if inside else None
+
+
+def _sums(graph: fx.Graph) -> None:
+    """``a @ b + c @ d`` is ``addmm(a @ b, c, d)``; two that are looked at in the same way are added before."""
+    for node in [n for n in graph.nodes if n.target is aten.add.Tensor]:
+        if node.kwargs or not all(isinstance(a, fx.Node) for a in _args(node)):
+            continue
+        looks, sources = zip(*map(_looked_at, _args(node)), strict=True)
+        one, other = sources
+        if looks[0] != looks[1] or one is other or not all(_is_sum_of_products(s) for s in sources) or other.target not in ADDING:
+            continue
+        if value_of(one).stride() != value_of(other).stride() or value_of(one).dtype != value_of(other).dtype:
+            continue
+        if value_of(one).shape != value_of(other).shape:
+            continue
+        with graph.inserting_before(node):
+            new = _call(node, ADDING[other.target], one, *_args(other))
+            for target, *args in looks[0]:
+                new = _call(node, target, new, *args)
+        node.replace_all_uses_with(new)
+
+
+def _looked_at(node: fx.Node) -> tuple[tuple[Any, ...], fx.Node]:
+    """How a value that nobody else reads is looked at, and where it is made."""
+    looks: list[Any] = []
+    while node.target in _TRANSPOSITIONS and len(node.users) == 1 and len(_args(node)[0].users) == 1:
+        looks.insert(0, (node.target, *_args(node)[1:]))
+        node = _args(node)[0]
+    return tuple(looks), node
+
+
+def _is_sum_of_products(node: fx.Node) -> bool:
+    if len(node.users) != 1 or (node.target not in ADDING and node.target not in ADDING.values()):
+        return False
+    operand = _args(node)[0] if node.target in ADDING else _args(node)[1]
+    return not is_small(value_of(node).shape, value_of(operand).shape[-1])
+
+
+def _transposed_once(graph: fx.Graph) -> None:
+    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in _products(graph):
+        a, b = _args(node)
+        shape = value_of(b).shape
+        if b.target in _TRANSPOSITIONS and shape.numel() >= _LARGE and value_of(a).shape[0] <= _FEW_ROWS and value_of(b).stride(0) == 1:
+            groups.setdefault((b.target, *_args(b)), []).append(node)
+    for products in groups.values():
+        if len(products) >= _OFTEN:
+            matrix = _args(products[0])[1]
+            with graph.inserting_after(matrix):
+                copy = _call(matrix, aten.clone.default, matrix, memory_format=torch.contiguous_format)
+            for node in products:
+                node.args = (_args(node)[0], copy)
+
+
+_REWRITINGS: Sequence[tuple[Callable[[fx.Graph], None], Sequence[Any]]] = (
+    (_channels_last, (aten.convolution.default, aten.convolution_backward.default)),
+    (_of_slices, (aten.mm.default,)),
+    (_sums, tuple(ADDING)),
+    (_transposed_once, (aten.mm.default,)),
+)

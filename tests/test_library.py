@@ -1,0 +1,121 @@
+"""Graphs rewritten for the library: results are what they were, in the same layout; and what is rewritten is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from closeness import assert_rounded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import funcgrad as fg
+from funcgrad.backends.backend import Call
+from funcgrad.backends.library import for_library
+
+aten = torch.ops.aten
+
+
+def targets(program):
+    return Counter(n.target for k in program.kernels for n in k.graph.fx.nodes)
+
+
+def agree(f, *args):
+    """The program of the gradient of ``f``; its results, also run node by node, are eager PyTorch's in values and strides."""
+    compiled = fg.grad_compiled(f, argnums=tuple(range(len(args))), backend="c")
+    program = compiled.program(*args)
+    expected = torch.func.grad(f, argnums=tuple(range(len(args))))(*args)
+    found = compiled(*args)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_rounded(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    (kernels,) = program.kernels
+    joint = program.joint.graph
+    for ours, theirs in zip(for_library(joint).run(*args), joint.run(*args), strict=True):
+        assert_rounded(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    assert for_library(kernels.graph).fx.nodes.__len__() == len(kernels.graph.fx.nodes), "rewriting again changes nothing"
+    return program
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(3, 9), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1),
+    st.sampled_from(["max", "mean", "none"]), st.booleans(),
+)  # fmt: skip
+def test_convolutions(n, channels, out, side, kernel, stride, padding, pool, grouped):
+    torch.manual_seed(0)
+    groups = channels if grouped else 1
+    between = out * groups
+    x, w1, b1 = torch.randn(n, channels, side, side), torch.randn(between, channels // groups, kernel, kernel), torch.randn(between)
+    w2 = torch.randn(3, between, 1, 1)
+
+    def f(x, w1, b1, w2):
+        h = F.conv2d(x, w1, b1, stride=stride, padding=padding, groups=groups)
+        h = F.max_pool2d(h.relu(), 2, 1, 1) if pool == "max" else F.avg_pool2d(h, 2, 1, 1) if pool == "mean" else h.tanh()
+        return (F.conv2d(h, w2).flatten(1) * 0.1).sin().sum()
+
+    program = agree(f, x, w1, b1, w2)
+    laid_out = [n for k in program.kernels for n in k.graph.fx.nodes if n.target is aten.convolution.default]
+    assert all(n.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last) for n in laid_out)
+
+
+def test_half_precision_and_other_convolutions_stay_what_they_are():
+    def f(x, w, v):
+        return F.conv_transpose2d(F.conv1d(x, w)[None], v).sum()
+
+    agree(f, torch.randn(3, 4, 8), torch.randn(5, 4, 3), torch.randn(3, 2, 2, 2))
+
+
+def recurrent(x, w, u, v):
+    h = torch.zeros(x.shape[1], u.shape[0])
+    for step in x:
+        h = torch.tanh(step @ w + h @ u)
+    return (h @ v).square().mean()
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(4, 6), st.integers(16, 33), st.integers(60, 70))
+def test_a_recurrent_net(steps, batch, hidden):
+    torch.manual_seed(0)
+    x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, hidden) * 0.1, torch.randn(hidden, hidden) * 0.1
+    program = agree(recurrent, x, w, u, torch.randn(hidden, 50) * 0.1)
+    found = targets(program)
+    products, added = found[aten.mm.default], found[aten.addmm.default]
+    forward = 1 + steps + 1  # x @ w at once; h @ u; h @ v
+    backward = 2 + steps + steps + steps + (steps - 1)  # of v and the last h; of w, of u, of x; of each h but the first
+    assert products + added == forward + backward
+    assert added == 2 * (steps - 1)
+    into = [s for schedule in program.schedule for s in schedule.steps if isinstance(s, Call) and s.into is not None]
+    assert len(into) == added
+
+
+def test_a_matrix_read_transposed_by_many_small_products():
+    def f(w, a, b, c, d):
+        return sum((x @ w.t()).tanh().sum() for x in (a, b, c, d))
+
+    w, few = torch.randn(90, 80), [torch.randn(5, 80) for _ in range(4)]
+    found = targets(agree(f, w, *few))
+    assert found[aten.clone.default] == 1
+    assert targets(agree(f, w, *few[:3], torch.randn(200, 80)))[aten.clone.default] == 0
+
+
+def test_a_sum_whose_terms_are_returned_is_left_alone():
+    def f(a, b, c):
+        first = a @ b
+        return first, first + a @ c
+
+    args = [torch.randn(40, 40) for _ in range(3)]
+    compiled = fg.jit(f, backend="c")
+    for ours, theirs in zip(compiled(*args), f(*args), strict=True):
+        assert_rounded(ours, theirs)
+    assert targets(compiled.program(*args))[aten.addmm.default] == 0
+
+
+def test_one_product_twice_is_not_added_to_itself():
+    def f(a, b):
+        first = a @ b
+        return (first + first).sum()
+
+    agree(f, torch.randn(40, 40), torch.randn(40, 40))
