@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -208,3 +209,36 @@ def test_indices_have_64_bits():
     loops = re.findall(r"for \((\w+)", text.partition("\nvoid k_")[2])
     assert loops and set(loops) == {"int64_t"}
     assert f(x) == 5
+
+
+def large_temporaries(f, *args):
+    """How many tensors a gradient keeps from one kernel for another, small ones aside; and whether it is right."""
+    compiled = fg.grad_compiled(f, backend="c")
+    assert_rounded(compiled(*args), torch.func.grad(f)(*args))
+    kernels = [s for k in compiled.program(*args).kernels for s in k.steps if isinstance(s, Kernel)]
+    return sum(b.name.startswith("temporary") and math.prod(b.shape) >= 4096 for k in kernels for b in k.writes)
+
+
+def test_what_a_later_kernel_computes_again():
+    """What an activation and its derivative have in common is not written to memory: the product is there anyway."""
+    x, w, v = torch.randn(80, 70), torch.randn(70, 90) * 0.1, torch.randn(90, 60) * 0.1
+    assert large_temporaries(lambda w, v, x: (torch.nn.functional.gelu(x @ w) @ v).square().sum(), w, v, x) == 0
+
+
+def test_what_a_later_kernel_does_not_compute_again():
+    x, w, v = torch.randn(80, 70), torch.randn(70, 80) * 0.1, torch.randn(80, 80) * 0.1
+
+    def of_two_products(w, v, x):  # which would both have to be kept
+        both = torch.tanh((x @ w) * 2 + (x @ w.square()))
+        return ((both.sin() @ v) * both.detach()).sum()
+
+    def read_in_many_ways(v, x):
+        far = torch.exp(x.sin())
+        return sum((((far + i) @ v) * far.roll(i, 1)).sum() for i in range(5))
+
+    def of_a_long_row(v, x):
+        return ((x.softmax(1).sin() @ v) * x.softmax(1)).sum()
+
+    assert large_temporaries(of_two_products, w, v, x) > 0
+    assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) == 0
+    assert large_temporaries(of_a_long_row, v, torch.randn(80, 80)) == 0

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..loops.fuse import EXPENSIVE
+from ..loops.groups import EXPENSIVE
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
 from .backend import Launch

@@ -20,7 +20,8 @@ from torch import Tensor, fx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..graphs import Graph, call_text, device_of, is_getitem, is_view, value_of, where_of
-from ..loops.fuse import Decision, ExternTask, Fused, Group, fuse
+from ..loops.fuse import fuse
+from ..loops.groups import Decision, ExternTask, Fused, Group
 from ..loops.index import row_major
 from ..loops.ir import Buffer, Kernel
 from ..loops.kernel import kernels_of

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 
-from ..loops.fuse import EXPENSIVE
+from ..loops.groups import EXPENSIVE
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
 from .emitter import index_text, print_expressions, row_parts
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text

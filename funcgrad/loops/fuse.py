@@ -8,14 +8,15 @@ values belong to no group: they are computed again wherever they are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from attrs import define, field, frozen
 from torch import fx
 
 from ..graphs import is_getitem
+from .again import compute_again
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
+from .groups import EXPENSIVE, Decision, ExternTask, Fused, Group, Task
 from .index import Axis, Index, substitute
 from .lower import Lowering
 from .scan import Scan
@@ -28,60 +29,7 @@ _LARGEST = 256
 _ROW = 16
 """Elements of a row for which one more number is nothing to read."""
 
-EXPENSIVE = frozenset(
-    (
-        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot "
-        "philox0 philox1"
-    ).split()
-)
-"""Operations that cost as much as some twenty additions."""
-
-
-@frozen(eq=False)
-class Decision:
-    """Why a value is in its group, and why in none of the others that were nearer."""
-
-    because: str
-    refused: tuple[tuple[Group, str], ...]
-
-
-@define(eq=False)
-class Group:
-    """Values that one kernel computes, with reasons. ``after``: the groups and externs that must be done before it."""
-
-    number: int
-    domain: Domain
-    members: dict[Value, Decision] = field(factory=dict)
-    after: set[Task] = field(factory=set)
-    reads: set[Value] = field(factory=set)
-
-    @property
-    def scatter(self) -> Scatter | None:
-        """What is put together here, if it is that: such a group has no other member."""
-        first = next(iter(self.members))
-        return first if isinstance(first, Scatter) else None
-
-
-@frozen(eq=False)
-class ExternTask:
-    """A call the library runs, and what must be done before."""
-
-    number: int
-    node: fx.Node
-    after: set[Task]
-
-
-Task = Group | ExternTask
 Read = tuple[Value, tuple[Index, ...]]
-
-
-@frozen(eq=False)
-class Fused:
-    """Groups and externs; ``stored`` are the values that a later task reads from memory, each with the group that makes it."""
-
-    tasks: tuple[Task, ...]
-    stored: Mapping[Value, Group]
-    group_of: Mapping[Value, Group]
 
 
 def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None) -> Fused:
@@ -280,6 +228,7 @@ class _Fusion:
             own = self._group_of.get(value)
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
+        compute_again(_in_order(self._tasks), stored, self._wanted, self._group_of, self._task_of)
         return Fused(tuple(_in_order(self._tasks)), stored, self._group_of)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from .domain import Domain, Place, core, place
-from .fuse import Decision, Group
 from .gather import Gather
+from .groups import Decision, Group
 from .index import Axis, Bound, Index, at_axis, flat, substitute
 from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Position, Put, Stage, Store, Total, computed, walk
 from .scan import Scan
@@ -31,8 +31,8 @@ def build(
     """The kernel that computes a group: ``loads`` say where what it reads lies, ``stores`` where its results go."""
     domain = group.domain
     loops = {axis: at_axis(axis) for axis in domain.axes}
-    effects = _effects(group, domain, loops, loads, stores)
-    rows, columns, loops = _merged(domain, effects)
+    several = max(len(domain.row_axes), len(domain.column_axes)) > 1
+    rows, columns, loops = _merged(domain, _effects(group, domain, loops, loads, stores) if several else [])
     tile = 0
     if domain.columns is None:
         rows, columns = rows[:-1], rows[-1:]

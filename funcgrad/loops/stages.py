@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .fuse import EXPENSIVE
+from .groups import EXPENSIVE
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
 _STREAMS = 12

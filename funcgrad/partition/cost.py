@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
-from ..loops.fuse import EXPENSIVE
+from ..loops.groups import EXPENSIVE
 from ..loops.lower import Lowering, lower
 from ..loops.values import Map, Reduce, Value, Within, below
 

@@ -1,0 +1,113 @@
+"""What a later kernel computes again instead of reading it: to write a tensor and to read it back takes longer than a few functions.
+
+A value is computed again where all that it is made of is read there anyway, or takes no more memory than the value itself would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from .gather import Gather
+from .groups import EXPENSIVE, Group, Task
+from .values import Count, Map, Memory, Number, Value, View, Within
+
+_AT_MOST = 64.0
+"""Operations for an element, of which a transcendental function is some twenty."""
+
+_FROM = 1 << 12
+"""Elements that do not stay in the nearest cache from one kernel to the next."""
+
+_BESIDE = 16
+"""A number for each row of so many elements is nothing to keep."""
+
+
+@frozen(eq=False)
+class _Recipe:
+    """What a value is computed from, of which ``kept`` is not in memory yet; and the operations for an element."""
+
+    sources: frozenset[Value]
+    kept: frozenset[Value]
+    cost: float
+
+
+def compute_again(
+    tasks: Sequence[Task], stored: dict[Value, Group], wanted: set[Value], group_of: Mapping[Value, Group],
+    maker: Callable[[Value], Task | None],
+) -> None:  # fmt: skip
+    """Let groups that come later compute what they read from others. ``stored``: what kernels leave for others, and which; ``wanted``: what
+    has to be in memory; ``maker``: the task that makes a value. Changes ``stored``, and what groups read."""
+    at = {task: i for i, task in enumerate(tasks)}
+    readers: dict[Value, list[Group]] = {}
+    for task in tasks:
+        for value in task.reads if isinstance(task, Group) else ():
+            readers.setdefault(value, []).append(task)  # type: ignore[arg-type]
+    for value, own in list(stored.items()):
+        later = [g for g in readers.get(value, ()) if g is not own]
+        if value in wanted or value.numel < _FROM or not later or any(g.scatter is not None for g in (own, *later)):
+            continue
+        recipe = _recipe(value, stored, group_of)
+        if recipe is None or not all(_pays(value, recipe, g, stored, readers, at, maker) for g in later):
+            continue
+        del stored[value]
+        stored.update({source: group_of[source] for source in recipe.kept})
+        for group in later:
+            group.reads.discard(value)
+            group.reads.update(recipe.sources)
+            group.after.update(made_by for s in recipe.sources if (made_by := maker(s)) is not None)
+            for source in recipe.sources:
+                readers.setdefault(source, []).append(group)
+
+
+def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value, Group]) -> _Recipe | None:
+    """How to compute a value from what is in memory; None where that takes a loop, or too long."""
+    sources: set[Value] = set()
+    kept: set[Value] = set()
+    cost, pending, seen = 0.0, [value], {value}
+    while pending:
+        current = pending.pop()
+        if current is not value and (current in stored or isinstance(current, Memory)):
+            sources.add(current)
+        elif isinstance(current, (Map, View, Within, Number, Count)):
+            cost += 0.0 if not isinstance(current, Map) else 20.0 if current.op in EXPENSIVE else 1.0
+            new = [v for v in current.inputs if v not in seen]
+            seen.update(new)
+            pending += new
+        elif current is not value and current in group_of and current.numel * _BESIDE <= value.numel:
+            sources.add(current)
+            kept.add(current)
+        else:
+            return None
+        if cost > _AT_MOST:
+            return None
+    return _Recipe(frozenset(sources), frozenset(kept), cost)
+
+
+def _pays(
+    value: Value, recipe: _Recipe, group: Group, stored: Mapping[Value, Group], readers: Mapping[Value, Sequence[Group]],
+    at: Mapping[Task, int], maker: Callable[[Value], Task | None],
+) -> bool:  # fmt: skip
+    """Whether a group computes it in few operations, and what has to be kept for it, and would not be, is no more than the value."""
+    more = 0
+    for source in recipe.sources:
+        is_given = isinstance(source, Memory) and maker(source) is None
+        more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
+    return more <= value.nbytes and recipe.cost * _times(value, group, stored) <= _AT_MOST
+
+
+def _times(value: Value, group: Group, stored: Mapping[Value, Group]) -> float:
+    """In how many ways a group looks at a value: so many times it would compute each element. By an index that is data: who knows."""
+    ways: set[object] = set()
+    pending, seen = list(group.members), set(group.members)
+    while pending:
+        current = pending.pop()
+        if value in current.inputs:
+            if isinstance(current, Gather):
+                return math.inf
+            ways.add(current.where if isinstance(current, (View, Within)) and current.inputs[0] is value else None)
+        new = [v for v in current.inputs if v not in seen and v is not value and v not in stored]
+        seen.update(new)
+        pending += new
+    return len(ways)
