@@ -223,6 +223,8 @@ def test_what_a_later_kernel_computes_again():
     """What an activation and its derivative have in common is not written to memory: the product is there anyway."""
     x, w, v = torch.randn(80, 70), torch.randn(70, 90) * 0.1, torch.randn(90, 60) * 0.1
     assert large_temporaries(lambda w, v, x: (torch.nn.functional.gelu(x @ w) @ v).square().sum(), w, v, x) == 0
+    # of a softmax, a number for each row is kept
+    assert large_temporaries(lambda v, x: ((x.softmax(1).sin() @ v) * x.softmax(1)).sum(), torch.randn(80, 80), torch.randn(80, 80)) == 0
 
 
 def test_what_a_later_kernel_does_not_compute_again():
@@ -236,9 +238,5 @@ def test_what_a_later_kernel_does_not_compute_again():
         far = torch.exp(x.sin())
         return sum((((far + i) @ v) * far.roll(i, 1)).sum() for i in range(5))
 
-    def of_a_long_row(v, x):
-        return ((x.softmax(1).sin() @ v) * x.softmax(1)).sum()
-
     assert large_temporaries(of_two_products, w, v, x) > 0
-    assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) == 0
-    assert large_temporaries(of_a_long_row, v, torch.randn(80, 80)) == 0
+    assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) > 0
