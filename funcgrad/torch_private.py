@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from sympy import Function
 from torch._C._dynamo.guards import TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, _has_unrecognized_tensor_types
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -30,11 +30,24 @@ from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
     "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
-    "FunctionalTensorMode", "GuardOnDataDependentSymNode", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode",
+    "FunctionalTensorMode", "GuardOnDataDependentSymNode", "NoReplays", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode",
 ]  # fmt: skip
 
 TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY
 """The place in the stack of dispatch modes between functionalisation (above) and fake tensors (below)."""
+
+
+class NoReplays(dict[Any, Any]):
+    """The ``tracer.tensor_tracker`` of who stands in the tracer's slot and has no node to name for views that are made again.
+
+    Functionalisation asks it for every operand of an op: 2.11 raises where there is none, from 2.13 on it goes on without.
+    """
+
+    def __missing__(self, tensor: Any) -> Any:
+        return _NO_NODE
+
+
+_NO_NODE = SimpleNamespace(proxy=SimpleNamespace(node=None))
 
 
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,6 +113,10 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
     return functional
 
 
+_KNOWN_TO_MODE = (torch.Tensor, FakeTensor, FunctionalTensor)
+"""What the functionalisation mode handles itself. Its own test for this has a name since 2.13 only (``_has_unrecognized_tensor_types``)."""
+
+
 def make_functional_mode(
     intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
@@ -120,7 +137,7 @@ def make_functional_mode(
     handed_on: list[Any] = []
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _has_unrecognized_tensor_types(types):
+        if any(t not in _KNOWN_TO_MODE for t in types):
             if handed_on or not is_operator(func):
                 handed_on.clear()
                 return NotImplemented  # torch asks the class of the subclass

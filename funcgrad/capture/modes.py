@@ -17,6 +17,7 @@ from ..torch_private import (
     DynamicOutputShapeException,
     FakeTensor,
     FunctionalTensor,
+    NoReplays,
     TorchDispatchMode,
     TorchFunctionMode,
     creation_meta,
@@ -57,7 +58,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mode_key = TRACER_SLOT
         self._trace = trace
         self.tracer = self
-        self.tensor_tracker: dict[Any, Any] = {}
+        self.tensor_tracker = NoReplays()
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **(kwargs or {}))
