@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils.checkpoint import SelectiveCheckpointContext
 
 __all__ = [
     "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
@@ -217,6 +218,22 @@ def is_storage_changed(tensor: torch.Tensor) -> bool:
     return bool(torch._functionalize_was_storage_changed(tensor.elem))  # type: ignore[attr-defined]
 
 
+_SCATTERS = {torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default, torch.ops.aten.diagonal_scatter.default}
+
+
+def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise here."""
+    if op is torch.ops.aten.zero.default:  # 2.11: contiguous, whatever the argument is
+        return torch.ops.aten.zeros_like.default(*args)
+    if op in _SCATTERS and 0 in args[0].stride():  # 2.11: expanded as the argument is, several elements in one place
+        args = (torch.ops.aten.clone.default(args[0]), *args[1:])
+    if op is torch.ops.aten.split.Tensor and args[0].numel() == 0:  # 2.11: IndexError where the dimension is empty
+        dim = args[2] if len(args) > 2 else 0
+        if args[0].size(dim) == 0:
+            return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
+    return op(*args, **kwargs)
+
+
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes
@@ -362,6 +379,14 @@ def creation_meta(tensor: torch.Tensor) -> Any:
 
 versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 """Inside, writes to a tensor do not move its version counter."""
+
+
+def policy_context(out: Any) -> SelectiveCheckpointContext:
+    """What a policy of ``torch.utils.checkpoint`` is told of a call besides the call itself; of its result from 2.13 on."""
+    context = SelectiveCheckpointContext(is_recompute=False)
+    if hasattr(context, "op_output"):
+        context.op_output = out
+    return context
 
 
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"

@@ -26,6 +26,7 @@ from ..torch_private import (
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
+    on_fakes,
     set_creation_meta,
     unwrap_transform,
 )
@@ -77,7 +78,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
                 return drawn
-            out = func(*args, **kwargs)
+            out = on_fakes(func, args, kwargs)
         except DataDependentOutputException as error:
             trace.refused = error
             raise
