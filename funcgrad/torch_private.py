@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,21 +20,35 @@ from sympy import Function
 from torch._C._dynamo.guards import TensorGuards
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode, _has_unrecognized_tensor_types
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils.checkpoint import SelectiveCheckpointContext
 
 __all__ = [
     "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode", "FunctionalTensor",
-    "FunctionalTensorMode", "GuardOnDataDependentSymNode", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode",
+    "FunctionalTensorMode", "GuardOnDataDependentSymNode", "NoReplays", "ShapeEnv", "TorchDispatchMode", "TorchFunctionMode",
 ]  # fmt: skip
 
 TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY
 """The place in the stack of dispatch modes between functionalisation (above) and fake tensors (below)."""
+
+
+class NoReplays(dict[Any, Any]):
+    """The ``tracer.tensor_tracker`` of who stands in the tracer's slot and has no node to name for views that are made again.
+
+    Functionalisation asks it for every operand of an op: 2.11 raises where there is none, from 2.13 on it goes on without.
+    """
+
+    def __missing__(self, tensor: Any) -> Any:
+        return _NO_NODE
+
+
+_NO_NODE = SimpleNamespace(proxy=SimpleNamespace(node=None))
 
 
 # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,6 +114,10 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
     return functional
 
 
+_KNOWN_TO_MODE = (torch.Tensor, FakeTensor, FunctionalTensor)
+"""What the functionalisation mode handles itself. Its own test for this has a name since 2.13 only (``_has_unrecognized_tensor_types``)."""
+
+
 def make_functional_mode(
     intercept: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
     rewrite: Callable[[Any, Any, Any], tuple[Any, Any, Any]],
@@ -120,7 +138,7 @@ def make_functional_mode(
     handed_on: list[Any] = []
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _has_unrecognized_tensor_types(types):
+        if any(t not in _KNOWN_TO_MODE for t in types):
             if handed_on or not is_operator(func):
                 handed_on.clear()
                 return NotImplemented  # torch asks the class of the subclass
@@ -198,6 +216,22 @@ def fake_mode_of(tensor: torch.Tensor) -> Any:
 def is_storage_changed(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor was given another storage (``set_``, ``x.data = y``, a ``resize_`` that grows)."""
     return bool(torch._functionalize_was_storage_changed(tensor.elem))  # type: ignore[attr-defined]
+
+
+_SCATTERS = {torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default, torch.ops.aten.diagonal_scatter.default}
+
+
+def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise here."""
+    if op is torch.ops.aten.zero.default:  # 2.11: contiguous, whatever the argument is
+        return torch.ops.aten.zeros_like.default(*args)
+    if op in _SCATTERS and 0 in args[0].stride():  # 2.11: expanded as the argument is, several elements in one place
+        args = (torch.ops.aten.clone.default(args[0]), *args[1:])
+    if op is torch.ops.aten.split.Tensor and args[0].numel() == 0:  # 2.11: IndexError where the dimension is empty
+        dim = args[2] if len(args) > 2 else 0
+        if args[0].size(dim) == 0:
+            return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
+    return op(*args, **kwargs)
 
 
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,6 +379,14 @@ def creation_meta(tensor: torch.Tensor) -> Any:
 
 versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 """Inside, writes to a tensor do not move its version counter."""
+
+
+def policy_context(out: Any) -> SelectiveCheckpointContext:
+    """What a policy of ``torch.utils.checkpoint`` is told of a call besides the call itself; of its result from 2.13 on."""
+    context = SelectiveCheckpointContext(is_recompute=False)
+    if hasattr(context, "op_output"):
+        context.op_output = out
+    return context
 
 
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"

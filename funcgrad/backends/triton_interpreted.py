@@ -9,7 +9,20 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
+
+
+def _count_with(patch: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def call(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return call
+
+
+# Triton 3.6 makes the bounds of a loop ints by int() of an array of one element, which NumPy refuses since 2.4; later ones do not.
+interpreter._patch_lang_tensor = _count_with(interpreter._patch_lang_tensor)
 
 
 def _tensor(x: Any) -> Tensor:

@@ -17,6 +17,7 @@ from ..torch_private import (
     DynamicOutputShapeException,
     FakeTensor,
     FunctionalTensor,
+    NoReplays,
     TorchDispatchMode,
     TorchFunctionMode,
     creation_meta,
@@ -25,6 +26,7 @@ from ..torch_private import (
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
+    on_fakes,
     set_creation_meta,
     unwrap_transform,
 )
@@ -57,7 +59,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._mode_key = TRACER_SLOT
         self._trace = trace
         self.tracer = self
-        self.tensor_tracker: dict[Any, Any] = {}
+        self.tensor_tracker = NoReplays()
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **(kwargs or {}))
@@ -76,7 +78,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
                 return drawn
-            out = func(*args, **kwargs)
+            out = on_fakes(func, args, kwargs)
         except DataDependentOutputException as error:
             trace.refused = error
             raise

@@ -14,13 +14,13 @@ from typing import Any
 
 from attrs import frozen
 from torch import Tensor, fx
-from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+from torch.utils.checkpoint import CheckpointPolicy
 
 from ..checkpoint_policies import Policy, name_asked
 from ..errors import UnsupportedTransformError
 from ..graphs import Graph, is_view, pass_of, tensors_in
 from ..tags import Said, Tag, said_of, say
-from ..torch_private import is_operator
+from ..torch_private import is_operator, policy_context
 from .where import user_line
 
 _FLAGS = {
@@ -47,7 +47,7 @@ class Region:
         """What the policy says of one call, on fake tensors. Policies speak of operators; anything else may be computed again."""
         if self.policy is None or not is_operator(op):
             return Said(self.number, self.name, Tag.PREFER_RECOMPUTE, f"inside of {self.name}")
-        answer = self.policy(SelectiveCheckpointContext(is_recompute=False, op_output=out), op, *args, **kwargs)
+        answer = self.policy(policy_context(out), op, *args, **kwargs)
         if isinstance(answer, bool):
             answer = CheckpointPolicy.MUST_SAVE if answer else CheckpointPolicy.PREFER_RECOMPUTE
         if "OFFLOAD" in answer.name and any(t.device.type != "cpu" for t in tensors_in(out)):

@@ -34,7 +34,7 @@ def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.Ab
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         with around():
-            return original.__func__(cls, *map(operand, args), **kwargs)
+            return original.__get__(None, cls)(*map(operand, args), **kwargs)
 
     function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
