@@ -65,6 +65,21 @@ def test_a_graph_that_is_kept_can_be_gone_through_again(step):
         torch.autograd.grad(loss, ws)
 
 
+def test_what_scratch_takes_the_place_of_is_kept_too():
+    def f(x):
+        return torch.cumsum(torch.cumsum(x, 0).exp(), 1).sin()
+
+    x = (torch.rand(64, 64) / 64).requires_grad_()
+    compiled = fg.jit(f, backend="c")
+    half = compiled.program(x).schedule[1]
+    scratch = {b.name for s in half.steps if isinstance(s, Launch) for b in s.scratch}
+    assert [r for w, r in taken(compiled.program(x))[1].items() if w in scratch and r in half.graph.handed_over]
+    assert not [s for s in half.steps if isinstance(s, Allocate) and s.over]
+    loss, expected = compiled(x).sum(), torch.autograd.grad(f(x).sum(), x)
+    for keep in (True, False):
+        assert_rounded(torch.autograd.grad(loss, x, retain_graph=keep), expected)
+
+
 def test_what_the_user_holds_is_left_alone(step):
     """As a tensor, a view of it, an array or a storage in the same memory."""
     compiled, ws, x, expected = step
@@ -168,7 +183,10 @@ def test_the_same_numbers_with_and_without(program):
 
 NETS = {
     "perceptron": (perceptron, lambda: (weights(4, 64), torch.randn(512, 64))),
-    "norms": (lambda ws, x: F.layer_norm(torch.softmax(x @ ws[0], -1), (64,)).square().mean(), lambda: (weights(1, 64), torch.randn(512, 64))),
+    "norms": (
+        lambda ws, x: F.layer_norm(torch.softmax(x @ ws[0], -1), (64,)).square().mean(),
+        lambda: (weights(1, 64), torch.randn(512, 64)),
+    ),
     "reshaped": (
         lambda ws, x: (x @ ws[0]).view(8, 64, 64).tanh().transpose(1, 2).matmul(ws[1]).sigmoid().sum(),
         lambda: (weights(2, 64), torch.randn(512, 64)),
@@ -304,7 +322,7 @@ def test_scratch_shares_places(monkeypatch):
 
 def kernel_of(f, *args):
     program = fg.jit(f, backend="aten").program(*args)
-    from funcgrad.backends.fused import CBackend  # noqa: PLC0415
+    from funcgrad.backends.fused import CBackend
 
     kernels = [s for s in CBackend().lower(program.schedule[0].graph).steps if isinstance(s, Kernel)]
     return kernels[-1]
@@ -347,7 +365,7 @@ def test_two_results_do_not_take_one_place():
 @pytest.mark.parametrize("longest", [16, 1 << 14])
 def test_interpreted_triton(longest, monkeypatch):
     """Also where rows are too long to be held in registers, and are walked over several times."""
-    from funcgrad.backends import triton  # noqa: PLC0415
+    from funcgrad.backends import triton
 
     monkeypatch.setattr(triton, "_LONGEST", longest)
     monkeypatch.setattr(triton, "_STEP", 16)

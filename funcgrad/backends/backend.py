@@ -106,7 +106,8 @@ class Launch:
     @property
     def arguments(self) -> tuple[Buffer, ...]:
         """The buffers it is called with: those that have a place of their own."""
-        return tuple(b for b in self.buffers if b.name not in self.origins)
+        elsewhere = self.origins
+        return tuple(b for b in self.buffers if b.name not in elsewhere)
 
     @property
     def takes(self) -> tuple[Buffer, ...]:

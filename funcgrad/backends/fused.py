@@ -224,7 +224,8 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
         room = Buffer(f"arena{next(arenas)}", (arena,), torch.uint8, (1,)) if arena > stack else None
         launch = evolve(step, room=room)
         yield from (Allocate(b) for b in launch.takes if b.name in written or b is room)
-        yield from (Allocate(b, step.origins[b.name]) for b in step.buffers if b.name in step.origins)
+        origins = launch.origins
+        yield from (Allocate(b, origins[b.name]) for b in launch.buffers if b.name in origins)
         yield launch
     yield from views(r for r in graph.results if isinstance(r, fx.Node))
 
@@ -263,7 +264,7 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
     printer = Printer(names, graph)
     by_name = {n.name: n for n in graph.fx.nodes}
     lines = printer.head()
-    taken = {step.over for step in schedule.steps if isinstance(step, Allocate)} & graph.handed_over
+    taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..graphs import Graph, Place, device_of, is_view, lying, value_of
+from ..graphs import Graph, Place, again, device_of, is_view, lying, value_of
 from ..loops.in_place import places
 from ..loops.ir import Buffer, Kernel
-from ..loops.memory import origins
 from ..loops.verify import verify
 from ..torch_private import is_operator, is_torchs_own
 from .backend import Extern, Launch, size_of
@@ -33,15 +32,17 @@ def take_over(graph: Graph, steps: Sequence[Extern | Launch]) -> list[Extern | L
 def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch) -> list[Kernel]:
     scratch = {b.name for b in launch.scratch}
     dying = lifetimes.dying(i, launch)
+    inside = set(scratch)  # what lies in the arena of the launch
     done: list[Kernel] = []
     for dead, kernel in zip(dying, launch.kernels, strict=True):
         over: dict[str, str] = {}
         for written, fitting in (places(kernel) if dead else {}).items():
             for b in fitting:
-                # what outlives the launch does not lie in its scratch
-                lasts = written in scratch or origins(done).get(b.name, b.name) not in scratch
-                if b.name in dead and b.name not in over.values() and lasts:
+                if b.name in dead and (written in scratch or b.name not in inside):  # what outlives the launch does not lie in its arena
                     over[written] = b.name
+                    dead.remove(b.name)
+                    if b.name not in inside:
+                        inside.discard(written)
                     break
         done.append(verify(evolve(kernel, over=over)) if over else kernel)
     return done
@@ -64,7 +65,7 @@ class _Lifetimes:
                 self._own |= {place for k in step.kernels for b in k.writes for place in self._places(b.name)}
             elif is_operator(step.node.target) and is_torchs_own(step.node.target):
                 self._own |= self._places(step.node.name) if not is_view(step.node) else set()
-            else:
+            elif step.node.target is not again:
                 foreign |= read
         self._own -= foreign | {place for r in graph.results if isinstance(r, fx.Node) for place in self._places(r.name)}
 
