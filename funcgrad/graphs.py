@@ -84,6 +84,8 @@ class Graph(Shown):
     name: str = "graph"
     is_boxed: bool = False
     """Whether a program of it takes its values as one list, and empties it: so each is freed after its last reader."""
+    handed_over: frozenset[str] = frozenset()
+    """The placeholders of a boxed graph whose memory was made for it alone: a program may write there, if nobody holds it when it runs."""
 
     @property
     def placeholders(self) -> list[Node]:
@@ -231,6 +233,20 @@ def storages(node: Node) -> set[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
     value = node.meta.get("val")
     return {storage_id(value)} if isinstance(value, Tensor) else set(map(storage_id, tensors_in(value)))
+
+
+Place = tuple[str, int]
+"""Memory in a graph: the node that makes it, or gives it, and the storage."""
+
+
+def lying(graph: Graph) -> dict[str, dict[int, Place]]:
+    """In whose memory each node's value lies, by storage: in that of an input it looks at, else in its own. Unlike ``storages`` it
+    tells what is computed twice apart."""
+    found: dict[str, dict[int, Place]] = {}
+    for node in graph.fx.nodes:
+        inherited = {storage: place for n in node.all_input_nodes for storage, place in found[n.name].items()}
+        found[node.name] = {storage: inherited.get(storage, (node.name, storage)) for storage in storages(node)}
+    return found
 
 
 def memory_of(value: Any) -> dict[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -476,6 +477,28 @@ def _empty_cpu() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.
 
 
 empty_cpu = _empty_cpu()
+
+
+def over(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """Another tensor in the memory of one that is not read any more; no view of it, for autograd."""
+    with below_autograd():
+        return tensor.as_strided(shape, strides)
+
+
+def holders(tensor: torch.Tensor) -> tuple[int | bool, ...]:
+    """By how many, in Python and in C++, a tensor and its memory are held, and whether that is memory of PyTorch's own."""
+    storage = tensor.untyped_storage()
+    uses = torch._C._storage_Use_Count(storage._cdata)
+    return sys.getrefcount(tensor), tensor._use_count(), sys.getrefcount(storage), uses, storage.resizable()  # type: ignore[attr-defined]
+
+
+def _alone() -> tuple[int | bool, ...]:
+    (tensor,) = [torch.empty(1)]
+    return holders(tensor)
+
+
+ALONE = _alone()
+"""``holders`` of a tensor that only one variable knows."""
 
 
 def aten_overloads() -> list[Any]:

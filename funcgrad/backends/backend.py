@@ -3,19 +3,20 @@ function of tensors."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import frozen
 from torch import fx
 
 from ..alive import Alive, chart_of
-from ..graphs import Graph, call_text, memory_of, nbytes, storages, type_text, value_of, where_of
+from ..graphs import Graph, Place, call_text, lying, memory_of, nbytes, type_text, value_of, where_of
 from ..loops.ir import Buffer, Kernel
-from ..loops.memory import Arena, plan
+from ..loops.memory import Arena, origins, plan
 from ..show import Doc, Shown, Table, in_bytes
-from ..slots import Saved
+from ..slots import Saved, Slot
 from ..source import Source
 
 
@@ -66,12 +67,13 @@ class Free:
 
 @frozen(eq=False)
 class Allocate:
-    """Memory for what a kernel writes."""
+    """Memory for what a kernel writes; ``over`` names a value that dies in that kernel, and whose memory it is."""
 
     buffer: Buffer
+    over: str | None = None
 
 
-@frozen(eq=False)
+@frozen(eq=False, slots=False)
 class Launch:
     """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena.
 
@@ -85,22 +87,33 @@ class Launch:
     checks: tuple[Buffer, ...] = ()
     room: Buffer | None = None
 
-    @property
+    @functools.cached_property
     def buffers(self) -> tuple[Buffer, ...]:
-        """What it is called with: the buffers its kernels read and write, each once, without the scratch."""
+        """The buffers its kernels read and write, each once, without the scratch."""
         reads = [b for k in self.kernels for b in k.reads]
         own = {b.name for b in self.scratch}
         every = {b.name: b for b in (*reads, *(b for k in self.kernels for b in k.writes))}
         return tuple(b for name, b in every.items() if name not in own)
 
-    @property
+    @functools.cached_property
     def arena(self) -> Arena:
         return plan(self.kernels, self.scratch, self.checks)
 
+    @functools.cached_property
+    def origins(self) -> dict[str, str]:
+        """The buffers written in the place of others, each with the first that lay there."""
+        return origins(self.kernels)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Buffer, ...]:
+        """The buffers it is called with: those that have a place of their own."""
+        elsewhere = self.origins
+        return tuple(b for b in self.buffers if b.name not in elsewhere)
+
     @property
     def takes(self) -> tuple[Buffer, ...]:
-        """All it is called with: its buffers, and the room for its scratch."""
-        return (*self.buffers, *([self.room] if self.room else ()))
+        """All it is called with: its arguments, and the room for its scratch."""
+        return (*self.arguments, *([self.room] if self.room else ()))
 
 
 Step = Call | Free | Allocate | Launch
@@ -119,49 +132,90 @@ class Schedule(Shown):
             if isinstance(step, Free):
                 rows.append(("free", ", ".join(step.names), "", ""))
             elif isinstance(step, Allocate):
-                rows.append(("allocate", step.buffer.name, "", in_bytes(size_of(step.buffer))))
+                place = f"in place of {step.over}" if step.over else ""
+                rows.append(("allocate", step.buffer.name, place, "" if place else in_bytes(size_of(step.buffer))))
             elif isinstance(step, Launch):
-                arena = f"{len(step.scratch)} buffers in an arena" if step.scratch else ""
-                rows.append(("launch", ", ".join(k.name for k in step.kernels), arena, in_bytes(step.arena.nbytes) if arena else ""))
+                own = {b.name for b in step.scratch}
+                arena = [f"{len(step.arena.offsets)} buffers in an arena"] if step.arena.offsets else []
+                places = [f"{new} in place of {old}" for k in step.kernels for new, old in k.over.items() if new in own]
+                size = in_bytes(step.arena.nbytes) if arena else ""
+                rows.append(("launch", ", ".join(k.name for k in step.kernels), "; ".join([*arena, *places]), size))
             else:
                 how = f"into {step.into.name}" if step.into else ""
                 rows.append(("call", call_text(step.node), how, in_bytes(nbytes(step.node.meta.get("val")))))
         calls = sum(isinstance(s, Call) for s in self.steps)
         reused = sum(isinstance(s, Call) and s.into is not None for s in self.steps)
+        over = sum(len(k.over) for s in self.steps if isinstance(s, Launch) for k in s.kernels)
         return Doc(
-            f"schedule of {self.graph.name}: {calls} calls, {reused} in place",
+            f"schedule of {self.graph.name}: {calls} calls, {reused} in place" + (f"; {over} results of kernels in place" if over else ""),
             (chart_of(alive_in([self]).history), Table(("", "what", "memory", "bytes"), tuple(rows))),
         )
+
+
+_Piece = tuple[int, Place]
+"""Memory: of which schedule, and where in its graph."""
+
+
+class _Pieces:
+    """Which memory the values of a schedule lie in. ``handed``: that of what the schedule before has saved, by slot."""
+
+    def __init__(self, number: int, graph: Graph, handed: Mapping[Slot, Mapping[int, _Piece | None]]) -> None:
+        self._number = number
+        self._lies = lying(graph)
+        self._other: dict[Place, _Piece | None] = {}  # what lies in other memory than its own; None: it is there before
+        slots = dict(zip((n.name for n in graph.placeholders), graph.signature.ins, strict=True))
+        for node in graph.fx.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                pieces = handed.get(slots.get(node.name), {})  # type: ignore[arg-type]
+                self._other |= {place: pieces.get(storage) for storage, place in self._lies[node.name].items()}
+
+    def of(self, name: str) -> dict[int, _Piece | None]:
+        """By storage."""
+        places = self._lies.get(name, {0: (name, 0)})
+        return {storage: self._other.get(p, (self._number, p)) for storage, p in places.items()}
+
+    def held(self, name: str, sizes: Mapping[int, int]) -> dict[_Piece, int]:
+        """Bytes that a name keeps alive, given those of its storages."""
+        return {piece: sizes[storage] for storage, piece in self.of(name).items() if piece is not None}
+
+    def take_over(self, name: str, old: str) -> None:
+        """From now on a value lies where another one did."""
+        ((_, piece),) = self.of(old).items()
+        (place,) = self._lies.get(name, {0: (name, 0)}).values()
+        self._other[place] = piece
 
 
 def alive_in(schedules: Sequence[Schedule], workspace: Callable[[fx.Node], int] = lambda node: 0) -> Alive:
     """What is allocated as schedules go on, one after the other; in the end, the memory of their results. What one has saved for the next
     is freed after its last reader there. ``workspace``: bytes that a library call takes besides its result, while it runs."""
     alive = Alive()
-    given = {place for n in schedules[0].graph.fx.nodes if n.op in ("placeholder", "get_attr") for place in storages(n)}
+    saved: dict[Slot, str] = {}  # by the schedule before, under which names
+    pieces = _Pieces(0, schedules[0].graph, {})
     for k, schedule in enumerate(schedules):
-        nodes = {n.name: n for n in schedule.graph.fx.nodes}
-        for slot, node in zip(schedule.graph.signature.ins, schedule.graph.placeholders, strict=True):
-            if isinstance(slot, Saved) and k:
-                alive.hold((k, node.name), {p: size for p, size in memory_of(value_of(node)).items() if p not in given})
-        if k:  # from here on it lives for those that read it here
-            before = schedules[k - 1].graph
-            for slot, result in zip(before.signature.outs, before.results, strict=True):
-                if isinstance(slot, Saved):
-                    alive.drop((k - 1, result.name))
+        graph = schedule.graph
+        if k:
+            pieces = _Pieces(k, graph, {slot: pieces.of(name) for slot, name in saved.items()})
+        for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
+            if slot in saved:
+                alive.hold((k, node.name), pieces.held(node.name, memory_of(value_of(node))))
+        for name in saved.values():  # from here on it lives for those that read it here
+            alive.drop((k - 1, name))
         for step in schedule.steps:
             if isinstance(step, Allocate):
-                own = nodes.get(step.buffer.name)
-                place = (k, step.buffer.name) if own is None else min(storages(own))
-                alive.hold((k, step.buffer.name), {place: size_of(step.buffer)})
+                name = step.buffer.name
+                if step.over:
+                    pieces.take_over(name, step.over)
+                alive.hold((k, name), pieces.held(name, dict.fromkeys(pieces.of(name), size_of(step.buffer))))
             elif isinstance(step, Call):
                 if step.into is not None:
                     alive.drop((k, step.into.name))
-                memory = {p: size for p, size in memory_of(value_of(step.node)).items() if p not in given}
-                alive.hold((k, step.node.name), memory, workspace(step.node))
+                held = pieces.held(step.node.name, memory_of(value_of(step.node)))
+                alive.hold((k, step.node.name), held, workspace(step.node))
             elif isinstance(step, Free):
                 for name in step.names:
                     alive.drop((k, name))
+        results = zip(graph.signature.outs, graph.results, strict=True)
+        saved = {slot: r.name for slot, r in results if isinstance(slot, Saved)}
     return alive
 
 

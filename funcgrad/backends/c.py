@@ -19,7 +19,7 @@ from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total
 from .backend import Launch
 from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
 from .c_language import stored as _stored
-from .c_scatter import scatter_function
+from .c_scatter import parameters, scatter_function
 from .emitter import index_text, print_expressions, row_parts
 
 STACK = 1 << 16
@@ -72,12 +72,13 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
     functions: list[str] = []
     small: set[str] = set()
     for launch in launches:
-        names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
-        takes = ", ".join([*(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.buffers), *(["char* arena"] if launch.room else ())])
+        names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
+        takes = ", ".join([*(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.arguments), *(["char* arena"] if launch.room else ())])
         arena, begin, end = launch.arena, [], []
         if arena.nbytes and not launch.room:
             begin = [f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"]
-        names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch}
+        names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch if b.name in arena.offsets}
+        names |= {written: names[origin] for written, origin in launch.origins.items()}
         calls = []
         for kernel in launch.kernels:
             name, text = print_kernel(kernel)
@@ -85,7 +86,7 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
             if math.prod(a.size for a in (*kernel.rows, *kernel.columns)) <= _FEW:
                 small.add(name)
             declared[name] = text[: text.index(" {")] + ";"
-            calls.append(f"  {name}({', '.join(names[b.name] for b in (*kernel.reads, *kernel.writes))});  /* {kernel.name} */")
+            calls.append(f"  {name}({', '.join(names[b.name] for b in kernel.parameters)});  /* {kernel.name} */")
         if launch.checks:
             calls.append(f"  const int failed = {' | '.join(f'*{names[b.name]}' for b in launch.checks)};")
             end.append("  return failed;")
@@ -100,7 +101,7 @@ def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
 class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
+        self._parameters = kernel.names
         self._language = C(self._parameters, kernel.columns[-1] if kernel.columns else None)
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
@@ -112,9 +113,7 @@ class _Printer:
 
     def function(self) -> list[str]:
         kernel, body = self._kernel, self._rows_loop()
-        takes = [f"const {STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.reads]
-        takes += [f"{STORED[b.dtype]}* restrict {self._parameters[b.name]}" for b in kernel.writes]
-        lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
+        lines = [f"void {{name}}({', '.join(parameters(kernel))}) {{", *(f"  {line}" for line in self._language.variables())]
         if self._is_parallel:
             lines += ["  const int threads = omp_get_max_threads();", *self._before()]
             lines.append("  #pragma omp parallel num_threads(threads) if (threads > 1)")

@@ -24,14 +24,11 @@ _LINE = 16
 def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
     """The lines of a kernel's function; threads are started for so many operations."""
     puts = [e for e in kernel.stages[0].effects if isinstance(e, Put)]
-    parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
-    takes = [f"const {STORED[b.dtype]}* restrict {parameters[b.name]}" for b in kernel.reads]
-    takes += [f"{STORED[b.dtype]}* restrict {parameters[b.name]}" for b in kernel.writes]
     shared, ordered, columns = kernel.rows[: puts[0].apart], kernel.rows[puts[0].apart :], kernel.columns
     rows, width = math.prod(a.size for a in shared), math.prod(a.size for a in columns)
     many = rows * math.prod(a.size for a in ordered) * width * len(walk(computed(puts))) >= parallel_from
     by_columns = many and rows == 1 and width >= 2 * _SHARE
-    lines = _loops(ordered, _body(kernel, puts, parameters, ("begin", "end") if by_columns else ("0", str(width))))
+    lines = _loops(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ("0", str(width))))
     if shared:
         head = ["#pragma omp parallel for schedule(static)"] if many and rows > 1 else []
         lines = [*head, f"for (int64_t row = 0; row < {rows}; ++row) {{", *_indented([*_decoded(shared, rows), *lines]), "}"]
@@ -43,7 +40,14 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
             f"  const int64_t end = next < {width} ? next : {width};",
             *_indented(lines), "}",
         ]  # fmt: skip
-    return [f"void {{name}}({', '.join(takes)}) {{", *_indented(lines), "}"]
+    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *_indented(lines), "}"]
+
+
+def parameters(kernel: Kernel) -> list[str]:
+    """The parameters of a kernel's function. No two of them lead to the same memory."""
+    names = kernel.names
+    written = {names[b.name] for b in kernel.writes}
+    return [f"{'' if names[b.name] in written else 'const '}{STORED[b.dtype]}* restrict {names[b.name]}" for b in kernel.parameters]
 
 
 def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: tuple[str, str]) -> list[str]:

@@ -30,8 +30,8 @@ from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
 from ..source import Source, compile_function
-from ..torch_private import empty_cpu
-from . import c, triton_build, triton_launches, triton_scatter
+from ..torch_private import ALONE, empty_cpu, holders, over
+from . import c, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
@@ -120,7 +120,8 @@ def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -
 
 def _scheduled(kernels: Kernels, stack: int) -> Schedule:
     """``stack``: so many bytes of scratch need no memory of their own."""
-    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _launched(kernels, stack))))
+    steps = in_place.take_over(kernels.graph, list(_launched(kernels)))
+    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _with_memory(kernels.graph, steps, stack))))
 
 
 def _built(python: Source, launches: Mapping[str, Any]) -> Runnable:
@@ -194,16 +195,31 @@ class _Buffers:
 # ── schedule ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _launched(kernels: Kernels, stack: int) -> Iterable[Step]:
-    """Calls and launches in order, and before each the views and the memory it needs."""
+def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
+    """Library calls and launches in order: kernels that follow one another are one launch."""
     graph = kernels.graph
-    externs = {s.node for s in kernels.steps if isinstance(s, Extern)}
-    by_name = {n.name: n for n in graph.fx.nodes}
+    there = {n.name for n in graph.fx.nodes}
     readers = Counter(b.name for k in kernels.steps if isinstance(k, Kernel) for b in k.reads)
     numbers = itertools.count()
+    for is_kernel, steps in itertools.groupby(kernels.steps, lambda step: isinstance(step, Kernel)):
+        if not is_kernel:
+            yield from (step for step in steps if isinstance(step, Extern))
+            continue
+        together = tuple(step for step in steps if isinstance(step, Kernel))
+        written = {b.name: b for kernel in together for b in kernel.writes}
+        reads = Counter(b.name for kernel in together for b in kernel.reads)
+        scratch = [b for name, b in written.items() if name not in there and reads[name] == readers[name]]
+        checks = [b for b in scratch if b.name.startswith(CHECK)]
+        yield Launch(f"{graph.name}_launch{next(numbers)}", together, tuple(scratch), tuple(checks))
+
+
+def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> Iterable[Step]:
+    """Calls and launches, and before each the views and the memory it needs."""
+    externs = {s.node for s in steps if isinstance(s, Extern)}
+    by_name = {n.name: n for n in graph.fx.nodes}
     arenas = (i for i in itertools.count() if f"arena{i}" not in by_name)
-    there = {by_name[b.name] for k in kernels.steps if isinstance(k, Kernel) for b in k.writes if b.name in by_name}
-    pending: list[Kernel] = []
+    launches = [s for s in steps if isinstance(s, Launch)]
+    there = {by_name[b.name] for s in launches for k in s.kernels for b in k.writes if b.name in by_name}
 
     def views(nodes: Iterable[fx.Node]) -> Iterable[Step]:
         for node in nodes:
@@ -212,28 +228,20 @@ def _launched(kernels: Kernels, stack: int) -> Iterable[Step]:
                 yield from views(node.all_input_nodes)
                 yield Call(node)
 
-    def launch() -> Iterable[Step]:
-        if pending:
-            written = {b.name: b for kernel in pending for b in kernel.writes}
-            reads = Counter(b.name for kernel in pending for b in kernel.reads)
-            scratch = [b for name, b in written.items() if name not in by_name and reads[name] == readers[name]]
-            checks = [b for b in scratch if b.name.startswith(CHECK)]
-            launched = Launch(f"{graph.name}_launch{next(numbers)}", tuple(pending), tuple(scratch), tuple(checks))
-            pending.clear()
-            if launched.arena.nbytes > stack:
-                launched = evolve(launched, room=Buffer(f"arena{next(arenas)}", (launched.arena.nbytes,), torch.uint8, (1,)))
-            yield from (Allocate(b) for b in launched.takes if b.name in written or b is launched.room)
-            yield from views(by_name[b.name] for b in launched.buffers if b.name in by_name and is_getitem(by_name[b.name]))
-            yield launched
-
-    for step in kernels.steps:
-        if isinstance(step, Kernel):
-            pending.append(step)
-        else:
-            yield from launch()
+    for step in steps:
+        if isinstance(step, Extern):
             yield from views(step.node.all_input_nodes)
             yield Call(step.node, _added_to(step.node))
-    yield from launch()
+            continue
+        yield from views(by_name[b.name] for b in step.buffers if b.name in by_name and is_getitem(by_name[b.name]))
+        written = {b.name for kernel in step.kernels for b in kernel.writes}
+        arena = step.arena.nbytes
+        room = Buffer(f"arena{next(arenas)}", (arena,), torch.uint8, (1,)) if arena > stack else None
+        launch = evolve(step, room=room)
+        yield from (Allocate(b) for b in launch.takes if b.name in written or b is room)
+        origins = launch.origins
+        yield from (Allocate(b, origins[b.name]) for b in launch.buffers if b.name in origins)
+        yield launch
     yield from views(r for r in graph.results if isinstance(r, fx.Node))
 
 
@@ -267,7 +275,7 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
     if not isinstance(step, Launch):
         return []
     # where a check fails, all is computed once more
-    return [*(b.name for b in step.takes), *(n.name for n in graph.placeholders if step.checks)]
+    return [*(b.name for b in (*step.buffers, *step.takes)), *(n.name for n in graph.placeholders if step.checks)]
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,11 +288,13 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
     printer = Printer(names, graph)
     by_name = {n.name: n for n in graph.fx.nodes}
     lines = printer.head()
+    taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
+    lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
     for step in schedule.steps:
         if isinstance(step, Allocate):
-            lines.append(f"    {step.buffer.name} = {empty(printer, step.buffer)}")
+            lines.append(f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step) if step.over else empty(printer, step.buffer)}")
         elif isinstance(step, Launch):
             buffers = [passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name)) for b in step.takes]
             call = f"{step.name}({', '.join(buffers)})"
@@ -302,6 +312,26 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
                 lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate) -> str:
+    """What takes the memory of a value that dies; kernels alone do not mind in which shape. Of what was handed over the tensor itself may
+    be anything, and is not returned."""
+    new, old, name = nodes.get(step.buffer.name), nodes.get(step.over or ""), step.over
+    assert name is not None
+    is_given = old is not None and old.op == "placeholder"
+    if new is None or (old is not None and not is_given and _look(value_of(new)) == _look(value_of(old))):
+        return name
+    return f"{printer.name('over', over)}({name}, {step.buffer.shape}, {step.buffer.strides})"
+
+
+def _look(t: Tensor) -> tuple[Any, ...]:
+    return t.shape, t.stride()
+
+
+def _unless_held(printer: Printer, name: str) -> str:
+    """What is handed over is written to, unless somebody may read it again: autograd (``retain_graph=True``), or who asked it for it."""
+    return f"    if {printer.name('holders', holders)}({name}) != {printer.name('alone', ALONE)}: {name} = {name}.clone()"
 
 
 def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:

@@ -43,7 +43,7 @@ def for_library(graph: Graph) -> Graph:
     for node in reversed(list(new.fx.nodes)):
         if node.op == "call_function" and not node.users and not has_effect(node):
             new.fx.erase_node(node)
-    return verify(evolve(new, is_boxed=graph.is_boxed))
+    return verify(evolve(graph, fx=new.fx, constants=new.constants))
 
 
 def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

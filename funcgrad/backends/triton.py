@@ -96,7 +96,7 @@ def _named(lines: Sequence[str], grid: tuple[int, ...], warps: int, partials: tu
 class _Printer:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
+        self._parameters = kernel.names
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
         self._effects = [e for stage in kernel.stages for e in stage.effects if not isinstance(e, Put)]
@@ -184,7 +184,8 @@ class _Printer:
 
     def functions(self) -> list[str]:
         partials = {p.buffer: f"s{i}" for i, p in enumerate(self.partials)}
-        lines = ["@triton.jit", f"def {{name}}({', '.join([*self._parameters.values(), *partials.values()])}):"]
+        takes = [*(self._parameters[b.name] for b in self._kernel.parameters), *partials.values()]
+        lines = ["@triton.jit", f"def {{name}}({', '.join(takes)}):"]
         before = [] if self._goes_along or self._is_line else self._column_counters("tl.program_id(0)")
         for total, name in self._totals.items():
             if self._is_in_memory(total):
@@ -234,7 +235,7 @@ class _Printer:
                 names[reduced] = f"a{next(self._numbers)}"
                 tile = self._filled(reduced, names[reduced.body])
                 lines.append(f"{names[reduced]} = {_reduced(reduced.kind, reduced.dtype, f'{tile}, 1, keep_dims=True')}")
-            lines += [self._effect(e, names) for e in effects]
+            lines += self._done(effects, names)
         return lines
 
     def _walk(
@@ -243,7 +244,7 @@ class _Printer:
         """A walk along rows that are too long to be held."""
         roots = [r.body for r in reductions] + [e.value for e in effects]
         lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
-        lines += [self._effect(e, names) for e in effects if not e.full]
+        lines += self._done([e for e in effects if not e.full], names)
         full = [e for e in effects if e.full]
         if not reductions and not full:
             return lines
@@ -265,13 +266,17 @@ class _Printer:
             lines.append(f"{name} = {self._full([self._tile.height, self._tile.width], reduced)}")
             body.append(f"{name} = {_REDUCTIONS[reduced.kind][1].format(name, self._masked(reduced, inside[reduced.body]))}")
             after.append(f"{name} = {_reduced(reduced.kind, reduced.dtype, f'{name}, 1, keep_dims=True')}")
-        for e in full:
-            if isinstance(e, Total) and self._is_in_memory(e):
-                body += self._add_in_memory(e, inside, partials[e.buffer])
-            else:
-                body.append(self._effect(e, inside))
+        in_memory = [e for e in full if isinstance(e, Total) and self._is_in_memory(e)]
+        for total in in_memory:
+            body += self._add_in_memory(total, inside, partials[total.buffer])
+        body += self._done([e for e in full if e not in in_memory], inside)
         steps = -(-self._columns // self._tile.width)
         return [*lines, f"for step in range({steps}):", *(f"    {line}" for line in body), *after]
+
+    def _done(self, effects: Sequence[Store | Total], names: dict[Expr, str]) -> list[str]:
+        """Where one writes over what is read here, no thread may write before all have read: they may share elements otherwise."""
+        waits = any(e.buffer in self._kernel.over for e in effects)
+        return [*(["tl.debug_barrier()"] if waits else []), *(self._effect(e, names) for e in effects)]
 
     def _effect(self, effect: Store | Total, names: dict[Expr, str]) -> str:
         if isinstance(effect, Total):

@@ -22,14 +22,15 @@ def print_file(launches: Sequence[Launch]) -> str:
     kernels: dict[str, str] = {}
     functions: list[str] = []
     for launch in launches:
-        names = {b.name: f"a{i}" for i, b in enumerate(launch.buffers)}
+        names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
         arena = launch.arena
         lines = [f"def {launch.name}({', '.join([*names.values(), *(['arena'] if launch.room else [])])}):"]
-        for i, b in enumerate(launch.scratch):
+        for i, b in enumerate(b for b in launch.scratch if b.name in arena.offsets):
             begin = arena.offsets[b.name]
             end = begin + math.prod(b.shape) * b.dtype.itemsize
             names[b.name] = f"t{i}"
             lines.append(f"    t{i} = arena[{begin}:{end}].view({b.dtype})")
+        names |= {written: names[origin] for written, origin in launch.origins.items()}
         for kernel in launch.kernels:
             printed = print_kernel(kernel)
             kernels[printed.name] = printed.text
@@ -46,7 +47,7 @@ def _calls(kernel: Kernel, printed: Printed, names: Mapping[str, str]) -> list[s
         f"{name} = torch.empty(({p.programs}, {p.size}), dtype={p.dtype}, device=a0.device)"
         for name, p in zip(partials, printed.partials, strict=True)
     ]
-    takes = ", ".join([*(names[b.name] for b in (*kernel.reads, *kernel.writes)), *partials])
+    takes = ", ".join([*(names[b.name] for b in kernel.parameters), *partials])
     lines.append(f"{printed.name}[{printed.grid}]({takes}, num_warps={printed.warps})  # {kernel.name}")
     for i, (name, p) in enumerate(zip(partials, printed.partials, strict=True)):
         lines.append(f"{printed.name}_total{i}[({p.blocks},)]({name}, {names[p.buffer]}, num_warps=4)")

@@ -35,7 +35,7 @@ def refuse(value: Value) -> str | None:
 def scatter_function(kernel: Kernel) -> tuple[list[str], int, int]:
     """The lines of a kernel's function, how many programs it takes, and of how many warps."""
     puts = [e for e in kernel.stages[0].effects if isinstance(e, Put)]
-    parameters = {b.name: f"p{i}" for i, b in enumerate((*kernel.reads, *kernel.writes))}
+    names = kernel.names
     shared, ordered = kernel.rows[: puts[0].apart], kernel.rows[puts[0].apart :]
     rows, steps, columns = (math.prod(a.size for a in axes) for axes in (shared, ordered, kernel.columns))
     width = min(_TILE, power_of_two(columns))
@@ -47,14 +47,14 @@ def scatter_function(kernel: Kernel) -> tuple[list[str], int, int]:
     block, strip = (program, "0") if strips == 1 else (f"({program} // {strips})", f"({program} % {strips})")
     lines = counters(shared, "row", block, (height, blocks, "[:, None]"), tile.rows_inside, wide)
     lines += counters(kernel.columns, "column", strip, (width, strips, "[None, :]"), tile.columns_inside, wide)
-    body = _body(puts, Triton(parameters, tile, wide))
+    body = _body(puts, Triton(names, tile, wide))
     if ordered:
         # the barrier keeps what one thread writes from being read by another before
         counter = ordered[0].name if len(ordered) == 1 else "place"
         cast = f"{counter} = tl.cast(step, tl.int{64 if wide else 32})"
         body = ["tl.debug_barrier()", cast, *decoded(ordered, counter), *body]
         body = [f"for step in range({steps}):", *(f"    {line}" for line in body)]
-    head = ["@triton.jit", f"def {{name}}({', '.join(parameters.values())}):"]
+    head = ["@triton.jit", f"def {{name}}({', '.join(names[b.name] for b in kernel.parameters)}):"]
     return [*head, *(f"    {line}" for line in (*lines, *body))], blocks * strips, max(1, height * width // 64)
 
 

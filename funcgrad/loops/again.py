@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from .gather import Gather
-from .groups import EXPENSIVE, Group, Task
+from .groups import Group, Task, operations
 from .values import Count, Map, Memory, Number, Value, View, Within
 
 _AT_MOST = 64.0
@@ -71,7 +71,7 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
         if current is not value and (current in stored or isinstance(current, Memory)):
             sources.add(current)
         elif isinstance(current, (Map, View, Within, Number, Count)):
-            cost += 0.0 if not isinstance(current, Map) else 20.0 if current.op in EXPENSIVE else 1.0
+            cost += operations(current.op) if isinstance(current, Map) else 0.0
             new = [v for v in current.inputs if v not in seen]
             seen.update(new)
             pending += new

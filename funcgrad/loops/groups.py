@@ -19,6 +19,14 @@ EXPENSIVE = frozenset(
 )
 """Operations that cost as much as some twenty additions."""
 
+_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder".split())
+"""As some eight."""
+
+
+def operations(op: str) -> float:
+    """What an operation costs, in additions."""
+    return 20.0 if op in EXPENSIVE else 8.0 if op in _SLOW else 1.0
+
 
 @frozen(eq=False)
 class Decision:

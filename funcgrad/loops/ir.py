@@ -204,6 +204,19 @@ class Kernel(Shown):
     tile: int
     computes: Mapping[str, str]
     """The graph's nodes whose values it computes, by name, each with the reason why it is computed here."""
+    over: Mapping[str, str] = {}
+    """What it writes in the place of something it reads, ``{written: read}``: one parameter stands for both."""
+
+    @property
+    def parameters(self) -> tuple[Buffer, ...]:
+        """What its function takes: what it reads, then what it writes elsewhere."""
+        return (*self.reads, *(b for b in self.writes if b.name not in self.over))
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What its buffers are called in its function."""
+        names = {b.name: f"p{i}" for i, b in enumerate(self.parameters)}
+        return names | {written: names[read] for written, read in self.over.items()}
 
     def doc(self) -> Doc:
         sizes = " × ".join(f"{a.name}<{a.size}" for a in self.rows) or "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 
@@ -21,29 +22,39 @@ class Arena:
     nbytes: int
 
 
+def origins(kernels: Sequence[Kernel]) -> dict[str, str]:
+    """In whose memory buffers lie that are written in the place of another one: ``{written: the first that lay there}``."""
+    found: dict[str, str] = {}
+    for kernel in kernels:
+        found |= {written: found.get(read, read) for written, read in kernel.over.items()}
+    return found
+
+
 def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence[Buffer] = ()) -> Arena:
     """Places for ``scratch``: the largest first, each at the lowest address free from its first writer to its last reader, or to
-    the end if it is ``lasting``.
+    the end if it is ``lasting``. What is written in the place of another buffer takes none.
 
     First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee 2020,
     "Efficient memory management for deep neural net inference").
     """
     life: dict[str, tuple[int, int]] = {}
+    shared = origins(kernels)
     for i, kernel in enumerate(kernels):
         for b in (*kernel.writes, *kernel.reads):
-            first, _ = life.get(b.name, (i, i))
-            life[b.name] = (first, len(kernels) if b in lasting else i)
+            name = shared.get(b.name, b.name)
+            first, last = life.get(name, (i, i))
+            life[name] = (first, max(last, len(kernels) if b in lasting else i))
     placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, life
     offsets: dict[str, int] = {}
-    for b in sorted(scratch, key=_nbytes, reverse=True):
+    for b in sorted((b for b in scratch if b.name not in shared), key=_nbytes, reverse=True):
         size = (_nbytes(b) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         first, last = life[b.name]
         at = 0
-        for begin, end, (other_first, other_last) in sorted(placed):
+        for begin, end, (other_first, other_last) in placed:
             if other_first <= last and first <= other_last and begin < at + size and at < end:
                 at = end
         offsets[b.name] = at
-        placed.append((at, at + size, (first, last)))
+        bisect.insort(placed, (at, at + size, (first, last)))
     return Arena(offsets, max((end for _, end, _ in placed), default=0))
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .groups import EXPENSIVE
+from .groups import EXPENSIVE, operations
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
 _STREAMS = 12
 """Arrays that one loop reads and writes, if what else it does has nothing to do with the first ones."""
-
-_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder".split())
-"""Operations that cost as much as some eight additions."""
 
 _AT_ONCE = 2
 """Expensive operations in one stage: more make one long chain of dependent instructions, which no processor fills."""
@@ -190,5 +187,5 @@ def _again(expr: Expr) -> float:
 def _cost(expr: Expr) -> float:
     """What an element costs, given those it is made of."""
     if isinstance(expr, Op):
-        return 20.0 if expr.name in EXPENSIVE else 8.0 if expr.name in _SLOW else 1.0
+        return operations(expr.name)
     return _KEPT_FROM if isinstance(expr, Scanned) else 0.5 if isinstance(expr, Load) else 0.0

@@ -3,6 +3,8 @@
 Each view is checked, dimension by dimension, when it is made (``values.look`` and ``within``), and views of views are in bounds
 where each of them is. Here the addresses that came of it are checked once more against the memory of the tensor, but for those
 that a guard keeps from being read: what its bounds mean for an address of several dimensions cannot be seen any more.
+
+What is written in the place of something that is read must be a thing that may (``in_place.places``).
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import GraphError
+from .in_place import places
 from .index import Index
 from .ir import Buffer, Effect, Kernel, Load, computed, walk
 
 
 def verify(kernel: Kernel) -> Kernel:
-    """The kernel itself, if every access is proven to lie in its buffer; else ``GraphError`` with the access."""
+    """The kernel itself, if every access is proven to lie in its buffer, and nothing is read after another has been written in its place;
+    else ``GraphError`` with the access, or the buffers."""
     last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
     effects = [e for stage in kernel.stages for e in stage.effects]
     loads = [e for e in walk(computed(effects)) if isinstance(e, Load)]
@@ -26,6 +30,10 @@ def verify(kernel: Kernel) -> Kernel:
     axes = [*kernel.rows, *kernel.columns]
     if len({a.name for a in axes}) != len(axes):
         raise GraphError(f"{kernel.name} has two loops of one name")
+    possible = places(kernel) if kernel.over else {}
+    for written, read in kernel.over.items():
+        if read not in {b.name for b in possible.get(written, ())} or list(kernel.over.values()).count(read) > 1:
+            raise GraphError(f"{kernel.name} may read what was in {read} after it has written {written} there")
     return kernel
 
 

@@ -9,14 +9,14 @@ simulated for the choices of the frontier, from the fastest, until one keeps the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from attrs import evolve, frozen
 from torch import fx
 
 from ..errors import PartitionError
-from ..graphs import Joint, ancestors, nbytes, value_of
+from ..graphs import Joint, ancestors, is_view, nbytes, value_of
 from ..show import in_bytes
 from ..slots import of_backward
 from .cost import costs_again
@@ -52,7 +52,7 @@ def within(
     total = max(sum(costs.values()), 1.0)
 
     def limited(chosen: Partition, peak: int, timeline: Timeline) -> Partition:
-        bound = _least_cost(joint, apart, costs, allowed)
+        bound = _least_cost(joint, apart, costs, fused, allowed)
         return evolve(chosen, limit=Limit(int(allowed), peak, timeline.cost / total, bound / total))
 
     fastest = model.run(model.start(start.kept))
@@ -88,19 +88,24 @@ def _as_autograd(joint: Joint, model: Model, roles: Roles, peak_of: Callable[[Pa
     return peak_of(_partition(joint, model, roles, everything))
 
 
-def _least_cost(joint: Joint, apart: bool, costs: Mapping[fx.Node, float], allowed: float) -> float:
-    """A cost that no choice within the budget goes below: what is saved is alive when backward begins, and must fit. The bound is the
-    largest of its Lagrangian relaxations, each a minimum cut between bytes at one price and costs."""
+def _least_cost(joint: Joint, apart: bool, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], allowed: float) -> float:
+    """A cost that no choice within the budget goes below: what is saved for the first library call of backward and for all after it is
+    alive by then, and must fit. (What kernels read before, they write over, or never have in memory.) The bound is the largest of its
+    Lagrangian relaxations, each a minimum cut between bytes at one price and costs."""
     graph = joint.graph
     roles = Roles(graph, apart)
     late = [n for n in graph.fx.nodes if roles.is_late(n)]
     roles.incoming.update(late)
-    roles.forward |= ancestors(late[0].all_input_nodes) if late else set()  # all that is known at this moment
-    results = [r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s)]
+    calls = [n for n in late if n in roles.backward and n.op == "call_function"]
+    first = next((i for i, n in enumerate(calls) if n not in fused and not is_view(n)), len(calls))
+    roles.backward -= set(calls[:first])
+    roles.forward |= ancestors(calls[first].all_input_nodes) if calls[first:] else set()  # all that is known at this moment
+    roots = [r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s)]
+    roots += [n for reader in calls[first:] for n in reader.all_input_nodes]
     best = 0.0
     for price in np.geomspace(1e-3, 10, 12):
         kept = cut(graph, roles, costs, float(price))
-        again = (ancestors(results, kept) - kept) & roles.forward
+        again = (ancestors(roots, {*kept, *late}) - kept).intersection(roles.forward).difference(late)
         saved = sum(nbytes(value_of(n)) for n in kept if n.op == "call_function")
         best = max(best, sum(costs.get(n, 0.0) for n in again) + float(price) * (saved - allowed))
     return best

@@ -6,6 +6,7 @@ together with its backward pass and runs as two.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError
-from ..graphs import Graph, Joint, is_random, restrict, value_of
+from ..graphs import Graph, Joint, is_random, lying, restrict, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
@@ -49,8 +50,21 @@ def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Par
     if definition.splits and inner.facts.differentiable and refused is None:
         saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
         outs = [slot for outer in inner.signature.outs for slot in _inner_outs(joint, outer)]
-        return [restrict(split.forward, [*outs, *saved]), evolve(split.backward, is_boxed=True)]
+        forward = restrict(split.forward, [*outs, *saved])
+        own = frozenset() if joint.wrappings else _made_for_backward(forward, split.backward)
+        return [forward, evolve(split.backward, is_boxed=True, handed_over=own)]
     return [restrict(join(joint, split), [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
+
+
+def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:
+    """What backward is given in memory that forward makes, and does not return: nothing else looks at it."""
+    lies = lying(forward)
+    given = {place for n in forward.fx.nodes if n.op in ("placeholder", "get_attr") for place in lies[n.name].values()}
+    outs = zip(forward.signature.outs, forward.results, strict=True)
+    results = [(s, set(lies[r.name].values())) for s, r in outs if isinstance(r, fx.Node)]
+    users = Counter(place for _, places in results for place in places)
+    own = {s for s, places in results if isinstance(s, Saved) and all(users[p] == 1 and p not in given for p in places)}
+    return frozenset(n.name for s, n in zip(backward.signature.ins, backward.placeholders, strict=True) if s in own)
 
 
 def _inner_outs(joint: Joint, outer: Slot) -> list[Slot]:

@@ -12,7 +12,7 @@ import torch
 
 import funcgrad as fg
 from funcgrad.backends import c, triton
-from funcgrad.loops.ir import Kernel
+from funcgrad.backends.backend import Launch
 
 
 def softmax_and_layer_norm(p):
@@ -32,6 +32,14 @@ def put_together(x):
     return torch.cat([x[1:], x[:1].flip(1) * 2]).cos().sum()
 
 
+LINES = torch.zeros(8, 5)
+
+
+def in_place(w):
+    """The gradient of a softmax is written over what it is a softmax of: there, the product of two matrices."""
+    return (torch.softmax(LINES @ w, -1) ** 2).sum()
+
+
 AT = torch.zeros(7, dtype=torch.int64)
 
 
@@ -45,6 +53,7 @@ CASES = {
     "pairwise": (pairwise, torch.zeros(40, 3)),
     "chain": (chain, torch.zeros(1000)),
     "put_together": (put_together, torch.zeros(5, 30)),
+    "in_place": (in_place, torch.zeros(5, 64)),
     "looked_up": (looked_up, torch.zeros(50, 16)),
 }
 
@@ -55,7 +64,8 @@ PRINTERS = {"c": lambda kernel: c.print_kernel(kernel)[1], "triton": lambda kern
 def text_of(name, language):
     f, argument = CASES[name]
     program = fg.grad_compiled(f, backend="c").program(argument)
-    return "\n\n".join(PRINTERS[language](s) for s in program.kernels[0].steps if isinstance(s, Kernel)) + "\n"
+    kernels = [k for step in program.schedule[0].steps if isinstance(step, Launch) for k in step.kernels]
+    return "\n\n".join(map(PRINTERS[language], kernels)) + "\n"
 
 
 def file_of(name, language):

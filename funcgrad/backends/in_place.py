@@ -1,0 +1,105 @@
+"""Which results of kernels take the memory of what dies where they are written.
+
+Memory may be taken that the program has made, or was handed, once nothing reads it again: neither under another name, nor through a view,
+nor because it is returned. ``loops/in_place.py`` says what the loops of a kernel allow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from attrs import evolve
+from torch import Tensor, fx
+
+from ..graphs import Graph, Place, again, device_of, is_view, lying, value_of
+from ..loops.in_place import places
+from ..loops.ir import Buffer, Kernel
+from ..loops.verify import verify
+from ..torch_private import is_operator, is_torchs_own
+from .backend import Extern, Launch, size_of
+
+_WORTH = 1 << 12
+"""Bytes of what a program is handed from which on it is worth asking whether somebody else holds it."""
+
+
+def take_over(graph: Graph, steps: Sequence[Extern | Launch]) -> list[Extern | Launch]:
+    """The steps, with kernels that write over what dies there (``Kernel.over``)."""
+    lifetimes = _Lifetimes(graph, steps)
+    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(lifetimes, i, s))) for i, s in enumerate(steps)]
+
+
+def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch) -> list[Kernel]:
+    scratch = {b.name for b in launch.scratch}
+    dying = lifetimes.dying(i, launch)
+    inside = set(scratch)  # what lies in the arena of the launch
+    done: list[Kernel] = []
+    for dead, kernel in zip(dying, launch.kernels, strict=True):
+        over: dict[str, str] = {}
+        for written, fitting in (places(kernel) if dead else {}).items():
+            for b in fitting:
+                if b.name in dead and (written in scratch or b.name not in inside):  # what outlives the launch does not lie in its arena
+                    over[written] = b.name
+                    dead.remove(b.name)
+                    if b.name not in inside:
+                        inside.discard(written)
+                    break
+        done.append(verify(evolve(kernel, over=over)) if over else kernel)
+    return done
+
+
+class _Lifetimes:
+    """When the memory that a program may write to is used last."""
+
+    def __init__(self, graph: Graph, steps: Sequence[Extern | Launch]) -> None:
+        self._nodes = {n.name: n for n in graph.fx.nodes}
+        self._lies = lying(graph)
+        self._device = device_of(graph)
+        self._last: dict[Place, int] = {}
+        self._own = {place for name in graph.handed_over for place in self._places(name)}
+        foreign: set[Place] = set()  # an operator that is not torch's own may return what it is given
+        for i, step in enumerate(steps):
+            read = {place for name in _names(graph, step) for place in self._places(name)}
+            self._last |= dict.fromkeys(read, i)
+            if isinstance(step, Launch):
+                self._own |= {place for k in step.kernels for b in k.writes for place in self._places(b.name)}
+            elif is_operator(step.node.target) and is_torchs_own(step.node.target):
+                self._own |= self._places(step.node.name) if not is_view(step.node) else set()
+            elif step.node.target is not again:
+                foreign |= read
+        self._own -= foreign | {place for r in graph.results if isinstance(r, fx.Node) for place in self._places(r.name)}
+
+    def dying(self, i: int, launch: Launch) -> list[set[str]]:
+        """The buffers that each kernel of a launch, the ``i``-th step, reads last, and whose memory is the program's own."""
+        last: dict[Place, int] = {}
+        for j, kernel in enumerate(launch.kernels):
+            last |= dict.fromkeys((p for b in (*kernel.reads, *kernel.writes) for p in self._places(b.name)), j)
+        kept = {p for b in launch.checks for p in self._places(b.name)}
+        if launch.checks:  # where one fails, all is computed once more
+            kept |= {p for n in self._nodes.values() if n.op == "placeholder" for p in self._places(n.name)}
+        found = []
+        for j, kernel in enumerate(launch.kernels):
+            users = Counter(p for b in {*kernel.reads, *kernel.writes} for p in self._places(b.name))
+            dead = {p for p, n in users.items() if n == 1 and last[p] == j and self._last[p] == i and p in self._own - kept}
+            found.append({b.name for b in kernel.reads if self._places(b.name) <= dead and self._is_whole(b)})
+        return found
+
+    def _is_whole(self, buffer: Buffer) -> bool:
+        """Whether a buffer is all there is of its memory, where kernels run; and not too small to ask for."""
+        node = self._nodes.get(buffer.name)
+        if node is None:
+            return True
+        value = value_of(node)
+        if not isinstance(value, Tensor) or value.device != self._device or value.untyped_storage().nbytes() != size_of(buffer):
+            return False
+        return node.op != "placeholder" or size_of(buffer) >= _WORTH
+
+    def _places(self, name: str) -> set[Place]:
+        return set(self._lies[name].values()) if name in self._lies else {(name, 0)}
+
+
+def _names(graph: Graph, step: Extern | Launch) -> Iterable[str]:
+    """What a step reads and writes; where an index is wrong, all that the program was given."""
+    if isinstance(step, Extern):
+        return [n.name for n in step.node.all_input_nodes]
+    return [*(b.name for k in step.kernels for b in (*k.reads, *k.writes)), *(n.name for n in graph.placeholders if step.checks)]
