@@ -390,8 +390,14 @@ def policy_context(out: Any) -> SelectiveCheckpointContext:
     return context
 
 
-CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")  # 2.15; 2.11, 2.13
+CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
 """In ``torch.utils.checkpoint``: what ``checkpoint(f, use_reentrant=False)`` runs to just before it calls ``f``, and after."""
+
+
+def checkpoint_contexts(args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], tuple[Any, Any]]:
+    """The ``context_fn`` in a call of that generator."""
+    return kwargs["context_fn"] if "context_fn" in kwargs else args[2]  # type: ignore[no-any-return] # 2.15; 2.11, 2.13
 
 
 def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:

@@ -20,7 +20,7 @@ from ..checkpoint_policies import Policy, name_asked
 from ..errors import UnsupportedTransformError
 from ..graphs import Graph, is_view, pass_of, tensors_in
 from ..tags import Said, Tag, said_of, say
-from ..torch_private import is_operator, policy_context
+from ..torch_private import checkpoint_contexts, is_operator, policy_context
 from .where import user_line
 
 _FLAGS = {
@@ -69,10 +69,10 @@ def checkpointed(enter: Callable[[Region], contextlib.AbstractContextManager[Non
     """What stands for torch's own generator in ``checkpoint(f, use_reentrant=False)`` while a trace runs: it is entered before ``f``
     is called and left afterwards."""
 
-    def region(function: Any, preserve: bool, context_fn: Callable[[], tuple[Any, Any]], *rest: Any, **kwargs: Any) -> Iterator[None]:
+    def region(*args: Any, **kwargs: Any) -> Iterator[None]:
         where = user_line()
         name = f"checkpoint at {where}" if where else "checkpoint"
-        with enter(Region(next(_numbers), _policy(context_fn), name)):
+        with enter(Region(next(_numbers), _policy(checkpoint_contexts(args, kwargs)), name)):
             yield
 
     return region
