@@ -14,7 +14,8 @@ from test_fusion import make, programs
 
 import funcgrad as fg
 from funcgrad.backends import in_place
-from funcgrad.backends.backend import Allocate, Launch
+from funcgrad.backends.backend import Allocate, Call, Launch
+from funcgrad.graphs import is_getitem
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.memory import origins
 from funcgrad.loops.verify import verify
@@ -297,6 +298,22 @@ def test_the_schedule_says_what_is_in_place_of_what():
     (over,) = [s for s in program.schedule[0].steps if isinstance(s, Allocate)]
     assert over.over == "mm"
     assert "in place of mm" in str(program.schedule[0]) and "1 results of kernels in place" in str(program.schedule[0])
+
+
+def test_several_results_of_a_call_do_not_keep_each_other_alive():
+    def f(ws, x):
+        for w in ws:
+            x = F.conv2d(x, w, padding=1).tanh()
+        return x.sum()
+
+    ws = [torch.randn(4, 4, 3, 3, requires_grad=True) for _ in range(3)]
+    steps = fg.jit(f, backend="c").program(ws, torch.randn(2, 4, 8, 8)).schedule[1].steps
+    calls = [s.node for s in steps if isinstance(s, Call)]
+    taken_from = [n.args[0] for n in calls if is_getitem(n)]
+    assert len(taken_from) == 5
+    for node in set(taken_from):
+        own = [i for i, n in enumerate(calls) if n is node or (is_getitem(n) and n.args[0] is node)]
+        assert own == list(range(own[0], own[-1] + 1))
 
 
 # ── scratch, and proof ───────────────────────────────────────────────────────────────────────────────────────────

@@ -39,7 +39,7 @@ def compile_all(program):
         module = compile_module(backend.emit(schedule)[1])
         for kernel in (k for step in schedule.steps if isinstance(step, Launch) for k in step.kernels):
             printed = triton.print_kernel(kernel)
-            dtypes = {b.name: b.dtype for b in (*kernel.reads, *kernel.writes)}
+            dtypes = {b.name: b.dtype for b in kernel.parameters}
             compile_one(module[printed.name], [*dtypes.values(), *(p.dtype for p in printed.partials)], printed.warps)
             for i, p in enumerate(printed.partials):
                 compile_one(module[f"{printed.name}_total{i}"], [p.dtype, dtypes[p.buffer]], 4)

@@ -232,6 +232,8 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
         if isinstance(step, Extern):
             yield from views(step.node.all_input_nodes)
             yield Call(step.node, _added_to(step.node))
+            # none of several results keeps the others alive
+            yield from views(n for n in step.node.users if is_getitem(n) and n.users)
             continue
         yield from views(by_name[b.name] for b in step.buffers if b.name in by_name and is_getitem(by_name[b.name]))
         written = {b.name for kernel in step.kernels for b in kernel.writes}
