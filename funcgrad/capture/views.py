@@ -69,7 +69,7 @@ class View:
         return ".".join([str(self.of), *map(str, self.steps)])
 
 
-@frozen(eq=False)
+@frozen
 class Geometry:
     """How a tensor lies in its memory: sizes, strides, offset (in elements), and what an element is."""
 

@@ -232,10 +232,10 @@ class Compiled:
                     require_same(graphs, runnables, dict(zip(inner.signature.ins, values, strict=True)), backend)
                 kernel = runnables[0]
                 if facts.differentiable:
-                    moved = dict.fromkeys(facts.goes_in_as(slot) for layer in layers for slot in layer.before)
+                    before = [slot for layer in layers for slot in layer.before]
                     product = pullback_of(inner, joint, definition.root)
                     pullback = Compiled(product, evolve(self._options, static_argnums=()))
-                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, moved)
+                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before)
                 watched, modules = unchanged(baked, modules)
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 examples = [*inputs.leaves, *(c.read() for c in facts.captured)]
