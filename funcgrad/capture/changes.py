@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import is_expanded
-from ..histories import has_history, is_leaf, leaves_below, view_base
+from ..histories import has_history, has_hooks, leaves_below, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import is_wrapper_subclass
@@ -75,16 +75,6 @@ def _most(ways: Sequence[str]) -> str:
     return next(way for way in ("tracked", "detached", "unversioned") if way in ways)
 
 
-def refuse_gradient(slot: Source, own: Mirrored) -> None:
-    """Raise where the function set the gradient of an input."""
-    if any(is_leaf(t) and t.grad is not None for t in (own.leaf, own.seen)):
-        raise MutationError(
-            f"the function sets the gradient of {slot} (.backward() inside, or .grad =)",
-            where=str(slot),
-            fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and assign gradients outside",
-        )
-
-
 def _keys(slot: Source, groups: Sequence[Overlap]) -> list[Source | Base]:
     """The slots under which the changes of an input are found: its family's before its own."""
     return [f.slot for g in groups for f in g.families if slot in dict(f.views)] + [slot]
@@ -111,10 +101,6 @@ def refuse(
                 fix="return a tensor with the new metadata",
             )
         detached = detaches(changes.get(slot, Change()).restrides)
-        if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
-            raise MutationError(
-                f"the function calls requires_grad_() on {slot}", where=str(slot), fix=f"call {slot}.requires_grad_() before"
-            )
         how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
         if how == "tracked" and "leaf" in histories.get(slot, ""):
             raise MutationError(
@@ -149,6 +135,43 @@ def refuse(
                 f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but {group.at_odds}",
                 where=str(group.base.of[0]),
                 fix="pass views of one tensor, or a clone",
+            )
+
+
+def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored]) -> None:
+    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from."""
+    for slot, tensor in named:
+        own = mirrored[id(tensor)]
+        if own.leaf is not own.seen and own.leaf.grad is not None:
+            raise MutationError(
+                f"the function calls .backward(), which would go on through the history of {slot}",
+                where=str(slot),
+                fix="call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside",
+            )
+
+
+def refuse_leaves(
+    gradients: Mapping[Source, Tensor | None],
+    switches: Mapping[Source, bool],
+    named: Sequence[tuple[Source, Tensor]],
+    changes: Mapping[Source | Base, Change],
+    stores: Mapping[Source, Any],
+) -> None:
+    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
+    tensors = dict(named)
+    together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
+    for slot in [*gradients, *(slot for slot in switches if slot not in gradients)]:
+        what = "sets the gradient of" if slot in gradients else "calls requires_grad_() on"
+        faults = ["writes to one that overlaps with it"] if slot in together else []
+        faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
+        faults += ["gives it other memory"] if slot in stores else []
+        if gradients.get(slot) is not None and has_hooks(tensors[slot]):
+            faults.append("hooks of it would have to run")
+        if faults:
+            raise MutationError(
+                f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and {' and '.join(faults)}",
+                where=str(slot),
+                fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
 
 

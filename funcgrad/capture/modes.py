@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import CapturedTransformError, MutationError, TraceError, UnsupportedTensorError
+from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import type_text
 from ..histories import bump_version, with_history_of
 from ..subclasses import inner_tensors, is_traced
@@ -28,6 +28,7 @@ from ..torch_private import (
     set_creation_meta,
     unwrap_transform,
 )
+from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .where import user_line
 
@@ -114,11 +115,13 @@ class Lifter(TorchFunctionMode):
             return f"traced {type_text(args[0])}"
         original = args[0] if args else None
         if getattr(func, "__self__", None) is Tensor.grad:
-            self._require_no_gradient(original, func.__name__ == "__get__" or args[1:] != (None,))
+            self._ask_for_gradient(original)
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
+        if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
+            self._switch(args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return self._give(original, *args)
         self._trace.checks = VALUE_CHECKS.get(func)
@@ -129,24 +132,19 @@ class Lifter(TorchFunctionMode):
         finally:
             self._trace.checks = None
 
-    def _require_no_gradient(self, tensor: Any, reads: bool) -> None:
-        """A stand-in has no gradient where the real tensor may have one."""
+    def _ask_for_gradient(self, tensor: Any) -> None:
+        """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
         real = self._trace.reals.get(id(tensor), tensor)
-        if is_traced(real):
-            return
-        self._trace.asked_for_gradient.append(real)
-        if not reads and real.grad is not None:
-            raise MutationError(
-                f"the function drops the gradient of a tensor {type_text(real)} it was given (.grad = None, zero_grad())",
-                where=user_line(),
-                fix="drop it outside",
-            )
-        if real.grad is not None:
-            raise UnsupportedTensorError(
-                f"the function reads the gradient of a tensor {type_text(real)} (.grad), which is no input of it",
-                where=user_line(),
-                fix="pass it as an argument: f(p, p.grad)",
-            )
+        if not is_traced(real):
+            self._trace.asked_for_gradient.append(real)
+            if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
+                raise MetTooLate(real.grad)
+
+    def _switch(self, tensor: Any, on: bool) -> None:
+        """Note an input that is to require grad where it did not, or the other way round."""
+        real = self._trace.reals.get(id(self._trace.lineage.named(tensor)))
+        if real is not None and (real.requires_grad != on or tensor.requires_grad != on):
+            self._trace.switched.append(tensor)
 
     def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.

@@ -104,6 +104,7 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.asked_for_gradient: list[Tensor] = []
+        self.switched: list[Tensor] = []
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False

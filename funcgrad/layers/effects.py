@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..slots import Final, NewMemory, Slot
+from ..slots import Final, NewGradient, NewMemory, Slot
 from ..subclasses import HowWritten, Wrapping
 
 
@@ -53,16 +53,28 @@ class SetStorage:
 
 
 @frozen
-class RequireGrad:
-    """An output becomes a leaf that requires grad."""
+class SetGradient:
+    """The caller's tensor has another gradient from now on, or none."""
 
     target: Slot
+    source: NewGradient | None
 
     def __str__(self) -> str:
-        return f"{self.target}.requires_grad_()"
+        return f"{self.target}.grad = {self.source}"
 
 
-Effect = CopyBack | Restride | SetStorage | RequireGrad
+@frozen
+class RequireGrad:
+    """An output becomes a leaf that requires grad; an input, too, or (not ``on``) one that does not."""
+
+    target: Slot
+    on: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.target}.requires_grad_({'' if self.on else 'False'})"
+
+
+Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad
 
 
 @frozen

@@ -17,7 +17,7 @@ from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import below_autograd, direct, versions_kept
-from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, SetStorage, Wrapped
+from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, SetGradient, SetStorage, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -45,6 +45,10 @@ def print_layers(
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
+    for layer in layers:
+        for effect in layer.effects:
+            if isinstance(effect, RequireGrad) and effect.on and effect.target in outer.ins:
+                printer.effect(effect, False)
     views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in layer.outer.outs and isinstance(v, View)}
     early = {slot: view for slot, view in views.items() if view.when == "before"}
     for slot, view in early.items():
@@ -83,7 +87,7 @@ def print_layers(
     printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
     for layer in layers:
         for effect in layer.effects:
-            if isinstance(effect, RequireGrad):
+            if isinstance(effect, RequireGrad) and not (effect.on and effect.target in outer.ins):
                 printer.effect(effect, False)
     return printer.lines
 
@@ -221,8 +225,10 @@ class _Printer:
                 self.lines.append(f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})")
         elif isinstance(effect, SetStorage):
             self.lines.append(f"{target}.data = {self._variables[effect.source]}")
+        elif isinstance(effect, SetGradient):
+            self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, RequireGrad):
-            self.lines.append(f"{target}.requires_grad_()")
+            self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, tuple):

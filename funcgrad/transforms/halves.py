@@ -18,7 +18,7 @@ from ..capture.autocast import Autocast, autocast_as
 from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
-from ..errors import TraceError
+from ..errors import TraceError, UnsupportedTransformError
 from ..graphs import Graph, Joint, is_random, is_view, pass_of, restrict, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -90,8 +90,15 @@ def differentiable(
 
     def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
+        leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
+        if leaf is not None:
+            raise UnsupportedTransformError(
+                f"a function that sets or reads {leaf}.grad, or calls requires_grad_() on it, is differentiated a second time",
+                where="the backward pass that is differentiated (create_graph=True)",
+                fix="compute the gradient with torch.autograd.grad inside, and do to leaves outside what leaves need",
+            )
         for slot, then in zip(ins, given, strict=True):
-            if slot in captured and slot in needed and captured[slot].read() is not then:  # type: ignore[index]
+            if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
                 raise TraceError(
                     f"{slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
                     where=str(slot),
