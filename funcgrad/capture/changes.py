@@ -93,7 +93,7 @@ def refuse(
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
-            raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
+            raise MutationError(f"the function gives {slot} other memory (set_ of a storage)", where=str(slot), fix="x.set_(y) of a tensor")
         if own.has_other_metadata:
             raise MutationError(
                 f"the function changes the metadata of {slot}, a {type(tensor).__name__}",
@@ -189,17 +189,20 @@ def refuse_stores(
     shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
     for slot in stores:
         own, faults = mirrored[id(tensors[slot])].seen, []
-        if slot in changes:
+        resized = lineage.how_given(own) == "resize_"
+        if slot in changes and (not resized or changes[slot].restrides):
             faults.append("also writes to it, or changes how it looks")
+        if resized and lineage.is_looked_at(own):
+            faults.append("takes views of it before")
         if slot in shared:
             faults.append("writes to one that shares that memory")
-        if differentiable:  # eager PyTorch's own backward may read the new values, or the old ones
+        if differentiable and tensors[slot].numel():  # eager PyTorch's own backward may read the new values, or the old ones
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         if faults:
             raise MutationError(
-                f"the function gives {slot} other memory (.data =) and {' and '.join(faults)}",
+                f"the function gives {slot} other memory (.data =, set_, resize_, out=) and {' and '.join(faults)}",
                 where=str(slot),
                 fix="return the new tensor, or copy_() its values; return results detached",
             )

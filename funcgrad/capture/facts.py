@@ -13,7 +13,7 @@ from .inputs import CapturedTensor
 from .memory import Overlap
 from .origins import GradientOf, Origin
 from .outputs import OutputFact
-from .views import Step
+from .views import HowGiven, Step
 
 Source = Arg | Captured
 
@@ -66,8 +66,8 @@ class Facts(Shown):
     """The inputs that are wrapper subclasses."""
     differentiable: bool
     """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
-    stores: tuple[Source, ...]
-    """The inputs that are given other memory."""
+    stores: Mapping[Source, HowGiven]
+    """The inputs that are given other memory, and how."""
     gradients: Mapping[Source, bool]
     """The inputs whose ``.grad`` is another in the end: a new tensor (True), or none."""
     gradless: tuple[Source, ...]
@@ -94,7 +94,9 @@ class Facts(Shown):
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
-        return evolve(self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf)) else c for c in self.captured))
+        return evolve(
+            self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf)) else c for c in self.captured)
+        )
 
     def requires_grad(self, slot: Slot) -> bool:
         """Whether an input requires grad; a base: whether one of those that share it does, if it is what they are views of."""

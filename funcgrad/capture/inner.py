@@ -73,6 +73,7 @@ class Inner:
         is_base = (lambda base, _: base in known) if self.splits else None
         slot_of = {id(value): slot for slot, value in reversed(seen.items()) if isinstance(value, Tensor)}
         trace.writes.watch(memory)
+        trace.inputs = set(slot_of)
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import type_text
-from ..histories import bump_version, with_history_of
+from ..histories import bump_version
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -28,6 +28,7 @@ from ..torch_private import (
     set_creation_meta,
     unwrap_transform,
 )
+from .given import GIVES, fit_out, give_data
 from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .where import user_line
@@ -114,28 +115,42 @@ class Lifter(TorchFunctionMode):
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
         original = args[0] if args else None
-        if getattr(func, "__self__", None) is Tensor.grad:
-            self._ask_for_gradient(original)
+        if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
+            self._ask_for_gradient(original, func.__name__ == "__get__")
+        given = kwargs or {}
         args = [self._stand_in(a) for a in args]
-        kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
+        kwargs = {k: self._stand_in(v) for k, v in given.items()}
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
             self._switch(args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
-            return self._give(original, *args)
+            return give_data(self._trace, original, *args)
+        known = not is_traced(original) or id(original) in self._trace.inputs
+        if func in GIVES and isinstance(args[0], FunctionalTensor) and (known or args[0]._is_view()):
+            return GIVES[func](self._trace, original, *args, **kwargs)
+        if kwargs.get("out") is not None:
+            kwargs["out"] = fit_out(self._trace, func, named := given["out"], args, kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             out = REWRITES.get(func, func)(*args, **kwargs)
             self._trace.writes.spread_versions()
+            if out is not None and out is kwargs.get("out"):
+                return named if is_traced(named) else out
             return original if out is not None and args and out is args[0] and is_traced(original) else out
         finally:
             self._trace.checks = None
 
-    def _ask_for_gradient(self, tensor: Any) -> None:
+    def _ask_for_gradient(self, tensor: Any, reads: bool) -> None:
         """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
         real = self._trace.reals.get(id(tensor), tensor)
-        if not is_traced(real):
+        if not is_traced(real) and not real.is_leaf and (real.retains_grad or not reads):
+            raise MutationError(
+                f"the function sets the gradient of a tensor {type_text(real)} that is computed outside (.grad =), or has it retained",
+                where=user_line(),
+                fix="do it outside: x.retain_grad() before the call",
+            )
+        if not is_traced(real) and real.is_leaf:
             self._trace.asked_for_gradient.append(real)
             if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
                 raise MetTooLate(real.grad)
@@ -177,24 +192,6 @@ class Lifter(TorchFunctionMode):
             bump_version(tensor)
             self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
-
-    def _give(self, original: Any, tensor: Tensor, value: Any) -> None:
-        """A tensor that is given other memory (``x.data = y``) is replaced by one over that memory, with its history.
-
-        A functional tensor is not told of it: its sizes would change, and what it computes would not.
-        """
-        plain = isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor)
-        fits = plain and (tensor.dtype, tensor.device) == (value.dtype, value.device)
-        fits = fits and (not tensor.requires_grad or tensor.shape == value.shape)
-        if not fits:
-            raise MutationError(
-                f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
-                where=user_line(),
-                fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
-            )
-        own = original if is_traced(original) else self._trace.lift(original)
-        memory = value.detach()
-        self._trace.lineage.give(own, with_history_of(memory, tensor), memory)
 
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -88,6 +88,7 @@ class _DryRun:
         args, kwargs = inputs.rebuild(stand_ins)
         given, _, names = flatten((args, kwargs))
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
+        trace.inputs = set(trace.reals)
         surroundings = Surroundings(root)
         with surroundings.kept(trace, True), torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
@@ -198,7 +199,8 @@ class _DryRun:
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
-            tuple(stores), {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients), switches,
+            {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
+            {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients), switches,
             self.trace.draws.met,
         )  # fmt: skip
 

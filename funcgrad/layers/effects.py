@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from ..capture.memory import BaseOf
-from ..capture.views import Step, View
+from ..capture.views import HowGiven, Step, View
 from ..slots import Final, NewGradient, NewMemory, Slot
 from ..subclasses import HowWritten, Wrapping
 
@@ -47,9 +47,10 @@ class SetStorage:
 
     target: Slot
     source: NewMemory
+    how: HowGiven = "data"
 
     def __str__(self) -> str:
-        return f"{self.target}.data = {self.source}"
+        return f"{self.target}.data = {self.source}" if self.how == "data" else f"{self.target}.{self.how}({self.source})"
 
 
 @frozen

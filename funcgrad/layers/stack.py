@@ -1,7 +1,7 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
-leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other memory) · dedupe (names one object once) · restride (nothing further in changes
-sizes) · outputs (views are taken when all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input
+leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other memory) · dedupe
+(names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input
 is written to) · rng (nothing further in draws) · ambient state · subclass (none of them is seen by the kernel; where the call is
 differentiable, autograd sees them, and the layer stands around each half of it).
 """
@@ -75,7 +75,7 @@ def _in_the_end(slot: Slot) -> Slot:
 def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, facts: Facts) -> list[Any]:
     """The real values of the inner inputs in one call: what its printed layers will make of its arguments."""
     values: dict[Slot, Any] = dict(inputs.dynamic)
-    values |= read_all(facts.captured, values)
+    values |= {slot: tensor for slot, tensor in read_all(facts.captured, values).items()}
     for layer in layers:
         for slot, recipe in layer.makes.items():
             if isinstance(recipe, BaseOf):

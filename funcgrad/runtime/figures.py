@@ -118,7 +118,11 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], Any]) -> int:
     """Run a call and, where the program has a backward half, its backward pass with respect to ``inputs`` and what is captured."""
-    wrt = [t for t in (*inputs, *(c.read({}) for c in program.facts.captured if not isinstance(c.origin, GradientOf))) if isinstance(t, Tensor) and t.requires_grad]
+    wrt = [
+        t
+        for t in (*inputs, *(c.read({}) for c in program.facts.captured if not isinstance(c.origin, GradientOf)))
+        if isinstance(t, Tensor) and t.requires_grad
+    ]
 
     def both() -> Any:
         result = call()

@@ -236,7 +236,9 @@ class Compiled:
                     before = [slot for layer in layers for slot in layer.before]
                     product = pullback_of(inner, joint, definition.root)
                     pullback = Compiled(product, evolve(self._options, static_argnums=()))
-                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before)
+                    kernel = differentiable(
+                        inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before
+                    )
                 watched, modules = unchanged(baked, modules)
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 examples = [*inputs.leaves, *captured.values()]

@@ -136,10 +136,9 @@ def differentiable(
 
 def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable:
     """A half with the subclass layer around it; one that takes a list still does."""
-    if layer is None or not graph.is_boxed:
-        return runnable if layer is None else layer(runnable)
-    around = layer(lambda *values: runnable(list(values)))
-    return lambda values: around(*values)
+    if layer is None:
+        return runnable
+    return layer.boxed(runnable) if graph.is_boxed else layer(runnable)
 
 
 def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]:

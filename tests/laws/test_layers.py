@@ -66,7 +66,9 @@ class Spy:
         self.before(ins)
         looks = {s: look(v) for s, v in ins.items()}
         held = {s: v.detach().clone() for s, v in ins.items()}
+        flags = {s: (v.grad, v.requires_grad) for s, v in ins.items() if v.is_leaf}
         outs = self.kernel(*values)
+        self.note("leaves", any(v.grad is not flags[s][0] or v.requires_grad is not flags[s][1] for s, v in ins.items() if s in flags))
         self.note("restride", any(look(v) != looks[s] for s, v in ins.items()))
         self.note("mutation", any(not torch.allclose(v.detach(), held[s], 0, 0, True) for s, v in ins.items()))
         self.after(ins, dict(zip(self.inner.outs, outs, strict=True)))
@@ -252,7 +254,13 @@ def f_storage(a):
     return (a.sum(),)
 
 
+def f_leaves(a):
+    a.requires_grad_()
+    return (a * 2,)
+
+
 NEEDED = {
+    "leaves": (one, f_leaves),
     "storage": (one, f_storage),
     "dedupe": (twice, f_dedupe),
     "restride": (one, f_restride),
@@ -260,7 +268,7 @@ NEEDED = {
     "synthetic base": (overlapping, f_synthetic_base),
     "mutation": (one, f_mutation),
 }
-PLANS = dict(zip(("storage", "dedupe", "restride", "outputs", "synthetic base", "mutation", "rng"), ORDER, strict=True))
+PLANS = dict(zip(("leaves", "storage", "dedupe", "restride", "outputs", "synthetic base", "mutation", "rng"), ORDER, strict=True))
 
 
 def broken_laws(case):
