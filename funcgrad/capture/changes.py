@@ -153,6 +153,7 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
 def refuse_leaves(
     gradients: Mapping[Source, Tensor | None],
     switches: Mapping[Source, bool],
+    read: Sequence[Source],
     named: Sequence[tuple[Source, Tensor]],
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
@@ -160,8 +161,8 @@ def refuse_leaves(
     """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
     tensors = dict(named)
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
-    for slot in [*gradients, *(slot for slot in switches if slot not in gradients)]:
-        what = "sets the gradient of" if slot in gradients else "calls requires_grad_() on"
+    for slot in dict.fromkeys([*gradients, *switches, *read]):
+        what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         faults = ["writes to one that overlaps with it"] if slot in together else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
         faults += ["gives it other memory"] if slot in stores else []
@@ -200,6 +201,8 @@ def refuse_stores(
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
+        if not own.requires_grad and lineage.current(own).requires_grad:
+            faults.append("writes to it what depends on a tensor that requires grad")
         if faults:
             raise MutationError(
                 f"the function gives {slot} other memory (.data =, set_, resize_, out=) and {' and '.join(faults)}",

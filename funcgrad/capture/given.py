@@ -67,6 +67,8 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     inside = is_traced(original) and id(original) not in trace.inputs  # a view made in the function
     if inside and shape.numel() <= tensor.numel():
         return tensor.resize_(shape)
+    if trace.lineage.given(original) is not None:
+        raise MutationError("the function resizes other memory that it gave a tensor", where=user_line(), fix="give it what it is to hold")
     beyond = inside or not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
     if more or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
         raise MutationError(
@@ -85,7 +87,7 @@ def _resize_as(trace: Trace, original: Any, tensor: Tensor, like: Tensor, **more
 
 
 GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Tensor.resize_as_: _resize_as}
-"""Functions that give their argument other memory; applied to an input or a view they are carried out here, to another tensor by torch."""
+"""Functions that give their argument other memory; applied to an input or a view they are carried out here (``set_`` always), to another tensor by torch."""
 
 
 def fit_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -119,6 +121,8 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         raise RuntimeError(f"result type {wide} can't be cast to the desired output type {name}")
     if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
         return out
+    if out.requires_grad:
+        raise MutationError("the function gives a tensor that requires grad other memory (out=)", where=user_line(), fix="out.copy_(value)")
     if out.numel():
         _resize(trace, original, out, *like.shape)
     else:

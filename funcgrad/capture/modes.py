@@ -31,6 +31,7 @@ from ..torch_private import (
 from .given import GIVES, fit_out, give_data
 from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .replaced import set_
 from .where import user_line
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Lifter(TorchFunctionMode):
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
         known = not is_traced(original) or id(original) in self._trace.inputs
-        if func in GIVES and isinstance(args[0], FunctionalTensor) and (known or args[0]._is_view()):
+        if func in GIVES and isinstance(args[0], FunctionalTensor) and (known or func is set_ or args[0]._is_view()):
             return GIVES[func](self._trace, original, *args, **kwargs)
         if kwargs.get("out") is not None:
             kwargs["out"] = fit_out(self._trace, func, named := given["out"], args, kwargs)

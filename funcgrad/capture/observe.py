@@ -150,8 +150,8 @@ class _DryRun:
 
     def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, bool]:
         called = {id(t) for t in self.trace.switched}
-        now = {slot: self.trace.current(self._mirrored[id(real)].seen) for slot, real in named}
-        return {slot: seen.requires_grad for slot, seen in now.items() if id(seen) in called and is_leaf(seen)}
+        own = {slot: self._mirrored[id(real)].seen for slot, real in named}
+        return {slot: self.trace.current(t).requires_grad for slot, t in own.items() if {id(t), id(self.trace.current(t))} & called}
 
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
@@ -194,7 +194,8 @@ class _DryRun:
         sources = self._grad and sources
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
-        refuse_leaves(gradients, switches, named, changes, stores)
+        read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
+        refuse_leaves(gradients, switches, read, named, changes, stores)
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
