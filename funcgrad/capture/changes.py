@@ -195,6 +195,9 @@ def refuse_stores(
             faults.append("also writes to it, or changes how it looks")
         if resized and lineage.is_looked_at(own):
             faults.append("takes views of it before")
+        now = lineage.current(own)
+        if resized and any(slot in group for group in neighbours(named)) and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
+            faults.append("writes to it, though others share its memory")
         if slot in shared:
             faults.append("writes to one that shares that memory")
         if differentiable and tensors[slot].numel():  # eager PyTorch's own backward may read the new values, or the old ones

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import MutationError
 from ..graphs import type_text
-from ..histories import with_history_of
+from ..histories import is_stale, with_history_of
 from ..subclasses import is_traced
 from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes
 from .replaced import set_
@@ -35,6 +35,12 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
             f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
             where=user_line(),
             fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
+        )
+    if is_stale(value) or (tensor._is_view() and tensor.requires_grad):
+        raise MutationError(
+            "the function gives a view that requires grad other memory, or one by a view whose base was written to since",
+            where=user_line(),
+            fix="use the other tensor itself",
         )
     own = original if is_traced(original) else trace.lift(original)
     memory = value.detach()
@@ -64,13 +70,11 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if shape == tensor.shape and not more:
         return original
     real = trace.reals.get(id(original), original)
-    inside = is_traced(original) and id(original) not in trace.inputs  # a view made in the function
-    if inside and shape.numel() <= tensor.numel():
-        return tensor.resize_(shape)
+    inside = is_traced(original) and id(original) not in trace.inputs
     if trace.lineage.given(original) is not None:
         raise MutationError("the function resizes other memory that it gave a tensor", where=user_line(), fix="give it what it is to hold")
-    beyond = inside or not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
-    if more or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
+    beyond = not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+    if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
         raise MutationError(
             "the function resizes a tensor in place to memory that lies around it (resize_)", where=user_line(), fix="return a new tensor"
         )
@@ -90,20 +94,25 @@ GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Ten
 """Functions that give their argument other memory; applied to an input or a view they are carried out here (``set_`` always), to another tensor by torch."""
 
 
-def fit_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What ``out=`` names (``original``, for the caller), with the sizes of what is computed.
+def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or another dtype.
 
     Raises where eager PyTorch does not cast what is computed.
     """
+    rest = {k: v for k, v in kwargs.items() if k != "out"}
     outs = kwargs["out"] if isinstance(kwargs["out"], tuple) else (kwargs["out"],)
     if func in _DRAWS or not all(isinstance(out, FunctionalTensor) for out in outs):
-        return kwargs["out"]
-    plain, named = _plain(args), _plain({k: v for k, v in kwargs.items() if k != "out"})
+        return func(*args, **kwargs)
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
-        likes = func(*plain, **named)
-    if isinstance(likes, Tensor):
-        return _fit(trace, original, kwargs["out"], likes)
-    return tuple(_fit(trace, *one) for one in zip(original, outs, likes, strict=True))
+        likes = func(*_plain(args), **_plain(rest))
+    named = original if isinstance(original, tuple) else (original,)
+    outs = tuple(_fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True))
+    if all(out.is_contiguous() for out in outs) or torch.is_grad_enabled():
+        return func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
+    values = func(*args, **rest)  # its functional form returns strides of its own
+    for out, value in zip(outs, [values] if isinstance(values, Tensor) else values, strict=True):
+        out.copy_(value)
+    return values if isinstance(original, tuple) else outs[0]
 
 
 def _plain(value: Any) -> Any:

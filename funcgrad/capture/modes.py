@@ -28,7 +28,7 @@ from ..torch_private import (
     set_creation_meta,
     unwrap_transform,
 )
-from .given import GIVES, fit_out, give_data
+from .given import GIVES, call_with_out, give_data
 from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .replaced import set_
@@ -124,20 +124,24 @@ class Lifter(TorchFunctionMode):
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
-            self._switch(args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
+            on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+            if self._trace.graph is not None and args[0].requires_grad == on:
+                return original  # the dry run found that it may be said; a leaf that is written to is none here
+            self._switch(args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
         known = not is_traced(original) or id(original) in self._trace.inputs
         if func in GIVES and isinstance(args[0], FunctionalTensor) and (known or func is set_ or args[0]._is_view()):
             return GIVES[func](self._trace, original, *args, **kwargs)
-        if kwargs.get("out") is not None:
-            kwargs["out"] = fit_out(self._trace, func, named := given["out"], args, kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
-            out = REWRITES.get(func, func)(*args, **kwargs)
+            if kwargs.get("out") is not None:
+                out = call_with_out(self._trace, func, given["out"], args, kwargs)
+            else:
+                out = REWRITES.get(func, func)(*args, **kwargs)
             self._trace.writes.spread_versions()
-            if out is not None and out is kwargs.get("out"):
-                return named if is_traced(named) else out
+            if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
+                return given["out"]
             return original if out is not None and args and out is args[0] and is_traced(original) else out
         finally:
             self._trace.checks = None
@@ -145,13 +149,21 @@ class Lifter(TorchFunctionMode):
     def _ask_for_gradient(self, tensor: Any, reads: bool) -> None:
         """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
         real = self._trace.reals.get(id(tensor), tensor)
-        if not is_traced(real) and not real.is_leaf and (real.retains_grad or not reads):
+        if is_traced(real):
+            return
+        if not real.is_leaf and (real.retains_grad or not reads):
             raise MutationError(
                 f"the function sets the gradient of a tensor {type_text(real)} that is computed outside (.grad =), or has it retained",
                 where=user_line(),
                 fix="do it outside: x.retain_grad() before the call",
             )
-        if not is_traced(real) and real.is_leaf:
+        if self._trace.current(tensor) is not tensor:
+            raise MutationError(
+                f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
+                where=user_line(),
+                fix="ask for the gradient before",
+            )
+        if real.is_leaf:
             self._trace.asked_for_gradient.append(real)
             if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
                 raise MetTooLate(real.grad)

@@ -121,7 +121,7 @@ MEMORY = (
 )  # fmt: skip
 REFUSED = (
     "(.backward() inside, .grad =, requires_grad_())", "which would go on through the history", "other memory", "to memory that lies around",
-    "computed outside (.grad =)", "returns a leaf it made itself", "writes to memory it reads elsewhere", "differentiated a second time",
+    "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself", "writes to memory it reads elsewhere", "differentiated a second time",
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
