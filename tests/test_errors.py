@@ -481,7 +481,7 @@ def fills(x):
 @pytest.mark.parametrize(
     ("f", "make", "where", "what", "fix"),
     [
-        (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also writes", "copy_()"),
+        (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also", "copy_()"),
         (sets_data_of_a_leaf, a_leaf, "x", "and its result is differentiated", "detached"),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
         (runs_backward, a_computed_tensor, "x", "would go on through the history of x", "torch.autograd.grad"),

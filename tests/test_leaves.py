@@ -299,7 +299,7 @@ REFUSED = {
     "computed": (lambda x, y: setattr(x, "grad", y), lambda: (leaf() * 2, values()), "computed outside"),
     "retained": (lambda x, y: x.retain_grad(), lambda: (leaf() * 2, values()), "has it retained"),
     "overlap": (lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2, overlapping, "writes to one that overlaps with it"),
-    "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y.view(1, 4)))[0], lambda: (leaf(False), values()), "changes the sizes of a tensor.*and asks for its gradient"),
+    "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0], lambda: (leaf(False), values()), "asks for its gradient"),
     "memory": (lambda x, y: (x.requires_grad_(), setattr(x, "data", y))[0] * 2, lambda: (leaf(False), values()), "gives it other memory"),
 }
 

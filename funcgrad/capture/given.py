@@ -17,6 +17,7 @@ from ..graphs import type_text
 from ..histories import is_stale, with_history_of
 from ..subclasses import is_traced
 from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes
+from ..trees import flatten
 from .replaced import set_
 from .views import HowGiven, is_dense
 from .where import user_line
@@ -91,7 +92,8 @@ def _resize_as(trace: Trace, original: Any, tensor: Tensor, like: Tensor, **more
 
 
 GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Tensor.resize_as_: _resize_as}
-"""Functions that give their argument other memory; applied to an input or a view they are carried out here (``set_`` always), to another tensor by torch."""
+"""Functions that give their argument other memory; applied to an input or a view they are carried out here (``set_`` always), to another
+tensor by torch."""
 
 
 def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -103,11 +105,13 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     outs = kwargs["out"] if isinstance(kwargs["out"], tuple) else (kwargs["out"],)
     if func in _DRAWS or not all(isinstance(out, FunctionalTensor) for out in outs):
         return func(*args, **kwargs)
+    plain, plain_rest = _plain(args), _plain(rest)  # here: what functionalisation has put off is recorded
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
-        likes = func(*_plain(args), **_plain(rest))
+        likes = func(*plain, **plain_rest)
     named = original if isinstance(original, tuple) else (original,)
     outs = tuple(_fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True))
-    if all(out.is_contiguous() for out in outs) or torch.is_grad_enabled():
+    refused = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0])
+    if refused or all(out.is_contiguous() for out in outs):
         return func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
     values = func(*args, **rest)  # its functional form returns strides of its own
     for out, value in zip(outs, [values] if isinstance(values, Tensor) else values, strict=True):
@@ -132,7 +136,8 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         return out
     if out.requires_grad:
         raise MutationError("the function gives a tensor that requires grad other memory (out=)", where=user_line(), fix="out.copy_(value)")
-    if out.numel():
+    own = trace.reals.get(id(original), original)
+    if out.numel() or trace.lineage.given(original) is not None or (not is_traced(own) and own.untyped_storage().nbytes()):
         _resize(trace, original, out, *like.shape)
     else:
         give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))

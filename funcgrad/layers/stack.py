@@ -1,9 +1,10 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
 leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other memory) · dedupe
-(names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input
-is written to) · rng (nothing further in draws) · ambient state · subclass (none of them is seen by the kernel; where the call is
-differentiable, autograd sees them, and the layer stands around each half of it).
+(names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are done) ·
+synthetic base (no two inputs reach one memory) · mutation (no input is written to) · rng (nothing further in draws) · ambient
+state · subclass (none of them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer stands
+around each half of it).
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ VIEWS = (
 VALUES = (
     "{x}.sin()", "{x} * 2", "{x} * {y}.mean()", "{x} + {y}.sum()", "{x}.exp()", "{x}.clone()", "{x}.relu()", "{x} * {x}", "{x}.sum()",
     "torch.stack([{x}, {x}])", "{x}.sigmoid() * ({y} * {y}).sum()", "Count.apply({x}, {y}.detach())", "Count.apply({x}, {y})",
-    "{x}.grad.clone()", "{x}.grad.view_as({x})", "CountBackward.apply({x}, {y})", "CountBackward.apply({x}, {y}.detach())", "{x}.to(torch.float64)", "{x}.cumsum(0)",
+    "{x}.grad.clone()", "{x}.grad.view_as({x})", "CountBackward.apply({x}, {y})", "CountBackward.apply({x}, {y}.detach())",
+    "{x}.to(torch.float64)", "{x}.cumsum(0)",
 )  # fmt: skip
 WRITES = (
     "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()", "{x}.sin_()",
@@ -120,8 +121,9 @@ MEMORY = (
     "{x}.resize_(9).zero_()", "{x}.resize_as_({y}).copy_({y})", "torch.mul({y}, 2, out={x})", "torch.cumsum({y}.detach(), 0, out={x})",
 )  # fmt: skip
 REFUSED = (
-    "(.backward() inside, .grad =, requires_grad_())", "which would go on through the history", "other memory", "to memory that lies around",
-    "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself", "writes to memory it reads elsewhere", "differentiated a second time",
+    "(.backward() inside, .grad =, requires_grad_())", "which would go on through the history", "other memory",
+    "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
+    "writes to memory it reads elsewhere",
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
