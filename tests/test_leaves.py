@@ -257,6 +257,24 @@ def test_the_printed_call():
     assert lines.index("x.requires_grad_()") < next(i for i, line in enumerate(lines) if "= kernel(" in line)
 
 
+@pytest.mark.parametrize("transform", [fg.jit, fg.grad_compiled])
+def test_captured_tensors(transform):
+    weight, frozen = torch.ones(4), nn.Parameter(torch.ones(4))
+    frozen.grad = torch.ones(4)
+
+    def f(x):
+        weight.requires_grad_()
+        frozen.requires_grad_(False)
+        frozen.grad = None
+        return (x * weight * frozen).sum()
+
+    c = transform(f)
+    for calls in (1, 2):
+        torch.testing.assert_close(c(leaf(False)).detach(), f(leaf(False)).detach() if transform is fg.jit else torch.ones(4))
+        assert weight.requires_grad and not frozen.requires_grad and frozen.grad is None
+    assert c.cache_info().misses == 2, calls  # the second call finds them as they are then
+
+
 def test_a_gradient_that_is_an_argument_too():
     def f(x, g):
         x.grad.mul_(2)

@@ -127,7 +127,7 @@ class Lifter(TorchFunctionMode):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             if self._trace.graph is not None and args[0].requires_grad == on:
                 return original  # the dry run found that it may be said; a leaf that is written to is none here
-            self._switch(args[0], on)
+            self._switch(original, args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
         known = not is_traced(original) or id(original) in self._trace.inputs
@@ -168,9 +168,9 @@ class Lifter(TorchFunctionMode):
             if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
                 raise MetTooLate(real.grad)
 
-    def _switch(self, tensor: Any, on: bool) -> None:
+    def _switch(self, original: Any, tensor: Any, on: bool) -> None:
         """Note an input that is to require grad where it did not, or the other way round."""
-        real = self._trace.reals.get(id(self._trace.lineage.named(tensor)))
+        real = original if not is_traced(original) else self._trace.reals.get(id(original))
         if real is not None and (real.requires_grad != on or tensor.requires_grad != on):
             self._trace.switched.append(tensor)
 
