@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import is_expanded
-from ..histories import has_history, has_hooks, leaves_below, view_base
+from ..histories import has_history, has_hooks, is_leaf, leaves_below, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import is_wrapper_subclass
@@ -142,7 +142,7 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
     """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from."""
     for slot, tensor in named:
         own = mirrored[id(tensor)]
-        if own.leaf is not own.seen and own.leaf.grad is not None:
+        if own.leaf is not own.seen and is_leaf(own.leaf) and own.leaf.grad is not None:
             raise MutationError(
                 f"the function calls .backward(), which would go on through the history of {slot}",
                 where=str(slot),

@@ -22,7 +22,7 @@ from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
 from funcgrad.torch_private import is_wrapper_subclass, storage_id
 
-from .programs import Case, Count, difference, generate, run
+from .programs import REFUSED, Case, Count, difference, generate, run
 
 # A program of the generator takes some 20 ms to compile and run.
 FEW = settings(max_examples=60, deadline=None)
@@ -32,6 +32,17 @@ SEEDS = st.integers(0, 10**6)
 def program_of(case, compile=fg.jit):
     setup, f = case.functions()
     return compile(f).program(*setup()[0])
+
+
+def carried_out(case):
+    """The program of a case that is not refused by name, and whose inputs are its arguments (not their gradients)."""
+    try:
+        program = program_of(case)
+    except fg.MutationError as error:
+        assume(not any(reason in str(error) for reason in REFUSED))
+        raise
+    assume(not program.facts.captured)
+    return program
 
 
 def runs_in_eager(case):
@@ -130,7 +141,7 @@ def spied(program):
 def test_the_sentences_hold_on_every_inner_call(seed):
     case = generate(seed)
     assume(runs_in_eager(case))
-    spy, call = spied(program_of(case))
+    spy, call = spied(carried_out(case))
     run(case, lambda f: call)
     assert spy.calls == 1
     # grad mode may be off, and is, but where a kernel asks for it
@@ -162,7 +173,7 @@ def test_a_stack_around_its_own_kernel_is_the_function(seed):
     case = generate(seed)
     eager = run(case, lambda f: f)
     assume(eager.error is None)
-    program = program_of(case)
+    program = carried_out(case)
     assume(not counts_for_itself(program, case.text))
     assert difference(eager, run(case, lambda f: printed(program))) is None
 
@@ -178,7 +189,7 @@ def test_layers_one_by_one_are_the_printed_stack(seed):
     case = generate(seed)
     eager = run(case, lambda f: f)
     assume(eager.error is None)
-    program = program_of(case)
+    program = carried_out(case)
     assume(not counts_for_itself(program, case.text) and not takes_views_between_layers(program))
     assert difference(run(case, lambda f: printed(program)), run(case, lambda f: one_by_one(program))) is None
 
@@ -446,7 +457,7 @@ def f_everything(p, q, a, b, m, v):
 # "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is written to
 ORDERS = [
     o
-    for o in itertools.permutations(ORDER[1:-1])
+    for o in itertools.permutations(ORDER[2:-1])
     if o.index(PLANS["mutation"]) > max(map(o.index, (PLANS["outputs"], PLANS["synthetic base"])))
 ]
 
