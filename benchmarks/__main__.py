@@ -52,6 +52,8 @@ def main() -> None:
     for module in (dispatch, memory):
         if module.__name__.rpartition(".")[2] in tables:
             console.print(module.table())
+    if "dispatch" in tables:
+        console.print(dispatch.layers_table())
     if "start" in tables:
         console.print(start.table(), start.growth(), sep="\n")
         measured["start"] = start.measure(contestants, names, console)

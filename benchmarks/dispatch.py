@@ -1,12 +1,17 @@
-"""What a call costs besides its kernel: a function of 1, 10 and 100 small leaves, beside autograd, torch.func and torch.compile."""
+"""What a call costs besides its kernel: a function of 1, 10 and 100 small leaves, beside autograd, torch.func and torch.compile; and what
+the layers add for an argument that is written to, or aliased."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+from attrs import evolve, frozen
 from rich.table import Table
 from torch import Tensor
 
 import funcgrad as fg
+from funcgrad.source import compile_function
 
 from .measure import interleaved_medians
 
@@ -46,4 +51,79 @@ def table() -> Table:
         overhead = us["funcgrad"] - us["kernel"]
         cells = (us["funcgrad"], us["kernel"], overhead, us["torch.compile"], us["torch.func"], us["autograd"])
         rows.add_row(str(leaves), *(f"{c:.1f}" for c in cells))
+    return rows
+
+
+@frozen
+class Layered:
+    """A function of many tensors that needs a layer for each, and what that does to one tensor anyway (the copy, the view), alone."""
+
+    name: str
+    function: Callable[..., object]
+    arguments: Callable[[int], Sequence[Tensor]]
+    anyway: Callable[[Tensor], object]
+
+
+def _written(*xs: Tensor) -> None:
+    for x in xs:
+        x.mul_(2)
+
+
+def _pairs(n: int) -> list[Tensor]:
+    return [x for x in _distinct(n // 2) for _ in range(2)]
+
+
+def _distinct(n: int) -> list[Tensor]:
+    return [torch.ones(16) for _ in range(n)]
+
+
+def _sums(*xs: Tensor) -> list[Tensor]:
+    return [x.sum() for x in xs]
+
+
+def _nothing(x: Tensor) -> None:
+    pass
+
+
+_VALUE = torch.ones(16)
+
+LAYERED = (
+    Layered("written to", _written, _distinct, lambda x: x.copy_(_VALUE)),
+    Layered("one object twice", _sums, _pairs, _nothing),
+    Layered("returned", lambda *xs: list(xs), _distinct, _nothing),
+    Layered("a view returned", lambda *xs: [x[1:] for x in xs], _distinct, lambda x: x[1:]),
+)
+
+
+def _without_kernel(function: Callable[..., object], arguments: Sequence[Tensor]) -> Callable[[], object]:
+    """The printed call of a function, with a kernel that returns at once."""
+    program = fg.jit(function).program(*arguments)
+    outs = program.call.names["kernel"](*{id(x): x for x in arguments}.values())
+    call = compile_function(evolve(program.call, names={**program.call.names, "kernel": lambda *values: outs}))
+    return lambda: call(tuple(arguments), {})
+
+
+def layers_table() -> Table:
+    """One row per kind of argument: µs the layers add for each, in calls with 10 arguments, over a plain call with as many. The kernel
+    is left out; the copies and views themselves are not theirs."""
+    rows = Table(title="Layers: what they add to a call for each argument, µs (median; limit 0.5)")
+    for column in ("argument", "call without its kernel", "copies, views", "a plain call", "added for each"):
+        rows.add_column(column, justify="right")
+    n = 10
+    for case in LAYERED:
+        arguments = case.arguments(n)
+        median = interleaved_medians(
+            {
+                "layered": _without_kernel(case.function, arguments),
+                "anyway": lambda f=case.anyway, xs=arguments: [f(x) for x in xs],
+                "nothing": lambda xs=arguments: [_nothing(x) for x in xs],
+                "plain": _without_kernel(_sums, _distinct(n)),
+            },
+            rounds=40,
+            calls=100,
+        )
+        us = {name: seconds * 1e6 for name, seconds in median.items()}
+        anyway = us["anyway"] - us["nothing"]
+        cells = (us["layered"], anyway, us["plain"], (us["layered"] - anyway - us["plain"]) / n)
+        rows.add_row(case.name, *(f"{c:.2f}" for c in cells))
     return rows

@@ -21,7 +21,8 @@ def made_by_python(tensor: torch.Tensor) -> bool:
 
 def is_untold(tensor: torch.Tensor) -> bool:
     """Whether a view was taken under no_grad of what requires grad: it requires grad, and nobody can say why."""
-    return tensor.requires_grad and not has_history(tensor) and tensor._is_view()
+    base = tensor._base
+    return tensor.requires_grad and not has_history(tensor) and base is not None and base.requires_grad
 
 
 def is_stale(tensor: torch.Tensor) -> bool:
@@ -77,6 +78,11 @@ def is_dead_end(tensor: torch.Tensor) -> bool:
 def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves a backward pass from these tensors ends in."""
     return [node.variable for node in _nodes_below(tensors) if hasattr(node, "variable")]
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether something of the caller's runs when a gradient of a leaf is computed, or has been added to it."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def bump_version(tensor: torch.Tensor) -> None:

@@ -100,6 +100,16 @@ class NewMemory:
 
 
 @frozen
+class NewGradient:
+    """What the function leaves as the ``.grad`` of an input, where that is another tensor than before."""
+
+    of: Input
+
+    def __str__(self) -> str:
+        return f"new({self.of}.grad)"
+
+
+@frozen
 class Late:
     """What an input holds when backward runs: its own value then, not the one forward saw."""
 
@@ -139,7 +149,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | NewGradient | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

@@ -436,24 +436,19 @@ def sets_data_and_writes(x):
     return x.detach().sum()
 
 
-def resizes(x):
-    x.resize_(2)
+def sets_memory_of_a_storage(x):
+    x.set_(torch.ones(4).untyped_storage())
     return x.sum()
 
 
-def lets_it_require_grad(x):
-    x.requires_grad_()
+def resizes_into_its_surroundings(x):
+    x.detach().resize_(7)
     return x.sum()
-
-
-def lets_a_captured_tensor_require_grad(x):
-    WEIGHT.requires_grad_()
-    return (x * WEIGHT).sum()
 
 
 def runs_backward(x):
     x.sum().backward()
-    return x.sum()
+    return x.detach().sum()
 
 
 def sets_its_gradient(x):
@@ -461,15 +456,10 @@ def sets_its_gradient(x):
     return x.sum()
 
 
-def a_leaf_with_a_gradient():
+def a_leaf_with_a_hook():
     x = a_leaf()
-    x.grad = torch.ones(3)
+    x.register_hook(lambda g: g * 2)
     return x
-
-
-def drops_a_gradient(x):
-    x.grad = None
-    return x.sum()
 
 
 def writes_a_parameter(x):
@@ -491,15 +481,11 @@ def fills(x):
 @pytest.mark.parametrize(
     ("f", "make", "where", "what", "fix"),
     [
-        (sets_other_memory, lambda: torch.ones(3), "x", "gives x other memory", "return the new tensor"),
-        (resizes, lambda: torch.ones(3), "x", "changes the sizes of x", "return a view"),
-        (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =) and also writes to it", "copy_()"),
-        (sets_data_of_a_leaf, a_leaf, "x", "gives x other memory (.data =) and its result is differentiated", "detached"),
+        (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also", "copy_()"),
+        (sets_data_of_a_leaf, a_leaf, "x", "and its result is differentiated", "detached"),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
-        (lets_it_require_grad, lambda: torch.ones(3), "x", "requires_grad_() on x", "before"),
-        (lets_a_captured_tensor_require_grad, lambda: torch.ones(3), "WEIGHT", "requires_grad_() on WEIGHT", "before"),
-        (runs_backward, a_leaf, "x", "sets the gradient of x", "grad_compiled"),
-        (sets_its_gradient, lambda: torch.ones(3), "x", "sets the gradient of x", "outside"),
+        (runs_backward, a_computed_tensor, "x", "would go on through the history of x", "torch.autograd.grad"),
+        (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "grad_compiled"),
         (doubles, an_inference_tensor, "x", "inference tensor", None),
         (detaches_and_writes, lambda: torch.ones(3), "x", "detaches x", "return it"),
         (detaches_and_writes, a_leaf, "x", "detaches x", "return it"),
@@ -520,7 +506,9 @@ def test_mutation_that_is_refused_names_the_tensor(f, make, where, what, fix):
         (doubles, a_view_of_a_leaf, "mul_("),
         (sets_other_memory, a_leaf, "x.set_("),
         (sets_data_of_another_dtype, a_leaf, "x.data ="),
-        (drops_a_gradient, a_leaf_with_a_gradient, "x.grad = None"),
+        (sets_memory_of_a_storage, lambda: torch.ones(3), "x.set_("),
+        (resizes_into_its_surroundings, lambda: torch.ones(3), "resize_("),
+        (sets_its_gradient, a_computed_tensor, "x.grad ="),
         (writes_a_parameter, lambda: torch.ones(3), "mul_("),
         (fills, an_expanded_tensor, "zero_("),
     ],
@@ -541,7 +529,7 @@ def test_mutation_of_several_elements_in_one_place():
 
 
 @pytest.mark.parametrize("transform", GRADIENTS)
-@pytest.mark.parametrize("f", [doubles, writes_a_parameter, sets_other_memory, lets_a_captured_tensor_require_grad])
+@pytest.mark.parametrize("f", [doubles, writes_a_parameter, sets_other_memory])
 @pytest.mark.parametrize("make", [lambda: torch.ones(3), a_leaf, a_computed_tensor], ids=["plain", "leaf", "computed"])
 def test_mutation_that_a_gradient_refuses(f, make, transform):
     x = make()
@@ -570,14 +558,7 @@ def test_second_derivative_of_a_function_that_writes_to_what_it_needs(x):
     f = fg.jit(keeps_a_copy_and_writes)
     (gradient,) = torch.autograd.grad(f(x * 1), x)
     torch.testing.assert_close(gradient, x.detach().cos())
-    result = f(x * 1)
-    error = refuses(fg.MutationError, lambda: torch.autograd.grad(result, x, create_graph=True), x)
-    assert "a second time" in error.what and "return the new value" in error.fix
-
-    def what_the_advice_names(x):
-        return x.sin().sum(), x + 1
-
-    (gradient,) = torch.autograd.grad(fg.jit(what_the_advice_names)(x)[0], x, create_graph=True)
+    (gradient,) = torch.autograd.grad(f(x * 1), x, create_graph=True)
     torch.testing.assert_close(torch.autograd.grad(gradient.sum(), x)[0], -x.detach().sin())
 
 
@@ -588,7 +569,8 @@ def writes_then_asks_for_a_value(x, log):
 
 def writes_then_sets_a_gradient(x, log):
     log.add_(1)
-    x.grad = torch.ones(3)
+    log.grad = torch.ones(2, 3)
+    log.t_()
     return x.sum()
 
 

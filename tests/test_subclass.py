@@ -1,5 +1,7 @@
 """Wrapper subclasses as inputs, captured tensors and outputs: eager PyTorch is the oracle. The ids are those of ``docs/mechanisms.md``."""
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +10,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
-from funcgrad.slots import Arg, Final, InnerTensor
+from funcgrad.layers.subclass import subclass
+from funcgrad.slots import Arg, Final, InnerTensor, Out, Saved, Signature, inner_slot
 from funcgrad.subclasses import inner_tensors
 
 
@@ -694,3 +697,23 @@ def test_a_gradient_where_one_of_two_results_is_used():
     other.sum().backward()
     assert isinstance(w.grad, TwoTensor)  # eager: a plain tensor
     assert torch.equal(w.grad.a, torch.full((3,), 2.0)) and torch.equal(w.grad.b, torch.full((3,), 2.0))
+
+
+def test_what_was_saved_dies_as_backward_goes_on():
+    """The layer around the backward half holds nothing that is in the list its kernel empties."""
+    x, saved = Arg("x"), Saved("sin")
+    layer = subclass(Signature((inner_slot(x, ("a",)), inner_slot(x, ("b",)), saved), (Out("[0]"),)), {})
+    values = [TwoTensor(torch.ones(3), torch.ones(3)), torch.ones(3)]
+    alive = [weakref.ref(t) for t in (values[0].a, values[1])]
+
+    def kernel(box):
+        a, b, value = box
+        assert box is values
+        box.clear()
+        out = a + b + value
+        del a, b, value
+        assert [ref() for ref in alive] == [None, None]
+        return (out,)
+
+    (out,) = layer.boxed(kernel)(values)
+    torch.testing.assert_close(out, torch.full((3,), 3.0))

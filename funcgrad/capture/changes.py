@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import is_expanded
-from ..histories import has_history, is_leaf, leaves_below, view_base
+from ..histories import has_history, has_hooks, is_leaf, leaves_below, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import is_wrapper_subclass
@@ -75,16 +75,6 @@ def _most(ways: Sequence[str]) -> str:
     return next(way for way in ("tracked", "detached", "unversioned") if way in ways)
 
 
-def refuse_gradient(slot: Source, own: Mirrored) -> None:
-    """Raise where the function set the gradient of an input."""
-    if any(is_leaf(t) and t.grad is not None for t in (own.leaf, own.seen)):
-        raise MutationError(
-            f"the function sets the gradient of {slot} (.backward() inside, or .grad =)",
-            where=str(slot),
-            fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and assign gradients outside",
-        )
-
-
 def _keys(slot: Source, groups: Sequence[Overlap]) -> list[Source | Base]:
     """The slots under which the changes of an input are found: its family's before its own."""
     return [f.slot for g in groups for f in g.families if slot in dict(f.views)] + [slot]
@@ -103,7 +93,7 @@ def refuse(
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
-            raise MutationError(f"the function gives {slot} other memory (set_, resize_)", where=str(slot), fix="return the new tensor")
+            raise MutationError(f"the function gives {slot} other memory (set_ of a storage)", where=str(slot), fix="x.set_(y) of a tensor")
         if own.has_other_metadata:
             raise MutationError(
                 f"the function changes the metadata of {slot}, a {type(tensor).__name__}",
@@ -111,10 +101,6 @@ def refuse(
                 fix="return a tensor with the new metadata",
             )
         detached = detaches(changes.get(slot, Change()).restrides)
-        if own.seen.requires_grad != own.requires_grad and is_leaf(own.seen) and not detached:
-            raise MutationError(
-                f"the function calls requires_grad_() on {slot}", where=str(slot), fix=f"call {slot}.requires_grad_() before"
-            )
         how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
         if how == "tracked" and "leaf" in histories.get(slot, ""):
             raise MutationError(
@@ -152,6 +138,44 @@ def refuse(
             )
 
 
+def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored]) -> None:
+    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from."""
+    for slot, tensor in named:
+        own = mirrored[id(tensor)]
+        if own.leaf is not own.seen and is_leaf(own.leaf) and own.leaf.grad is not None:
+            raise MutationError(
+                f"the function calls .backward(), which would go on through the history of {slot}",
+                where=str(slot),
+                fix="call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside",
+            )
+
+
+def refuse_leaves(
+    gradients: Mapping[Source, Tensor | None],
+    switches: Mapping[Source, bool],
+    read: Sequence[Source],
+    named: Sequence[tuple[Source, Tensor]],
+    changes: Mapping[Source | Base, Change],
+    stores: Mapping[Source, Any],
+) -> None:
+    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
+    tensors = dict(named)
+    together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
+    for slot in dict.fromkeys([*gradients, *switches, *read]):
+        what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
+        faults = ["writes to one that overlaps with it"] if slot in together else []
+        faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
+        faults += ["gives it other memory"] if slot in stores else []
+        if gradients.get(slot) is not None and has_hooks(tensors[slot]):
+            faults.append("hooks of it would have to run")
+        if faults:
+            raise MutationError(
+                f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and {' and '.join(faults)}",
+                where=str(slot),
+                fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
+            )
+
+
 def refuse_stores(
     stores: Mapping[Source, Any],
     lineage: Lineage,
@@ -166,17 +190,25 @@ def refuse_stores(
     shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
     for slot in stores:
         own, faults = mirrored[id(tensors[slot])].seen, []
-        if slot in changes:
+        resized = lineage.how_given(own) == "resize_"
+        if slot in changes and (not resized or changes[slot].restrides):
             faults.append("also writes to it, or changes how it looks")
+        if resized and lineage.is_looked_at(own):
+            faults.append("takes views of it before")
+        now = lineage.current(own)
+        if resized and any(slot in group for group in neighbours(named)) and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
+            faults.append("writes to it, though others share its memory")
         if slot in shared:
             faults.append("writes to one that shares that memory")
-        if differentiable:  # eager PyTorch's own backward may read the new values, or the old ones
+        if differentiable and tensors[slot].numel():  # eager PyTorch's own backward may read the new values, or the old ones
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
+        if not own.requires_grad and lineage.current(own).requires_grad:
+            faults.append("writes to it what depends on a tensor that requires grad")
         if faults:
             raise MutationError(
-                f"the function gives {slot} other memory (.data =) and {' and '.join(faults)}",
+                f"the function gives {slot} other memory (.data =, set_, resize_, out=) and {' and '.join(faults)}",
                 where=str(slot),
                 fix="return the new tensor, or copy_() its values; return results detached",
             )

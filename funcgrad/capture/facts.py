@@ -8,12 +8,12 @@ import torch
 from attrs import evolve, frozen
 
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Final, NewMemory, Slot
+from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot
 from .inputs import CapturedTensor
 from .memory import Overlap
-from .origins import Origin
+from .origins import GradientOf, Origin
 from .outputs import OutputFact
-from .views import Step
+from .views import HowGiven, Step
 
 Source = Arg | Captured
 
@@ -36,10 +36,10 @@ class Change:
         return ", ".join(filter(None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]))
 
 
-def naming(out_slot: Callable[[str], Slot], stores: Iterable[Source]) -> Callable[[str], Slot]:
-    """What names an output by its path, the memory of inputs among them."""
-    memory = {str(NewMemory(slot)): NewMemory(slot) for slot in stores}
-    return lambda path: memory[path] if path in memory else out_slot(path)
+def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradient]) -> Callable[[str], Slot]:
+    """What names an output by its path, what inputs are given among them."""
+    own: dict[str, Slot] = {str(slot): slot for slot in given}
+    return lambda path: own[path] if path in own else out_slot(path)
 
 
 @frozen(eq=False)
@@ -66,21 +66,37 @@ class Facts(Shown):
     """The inputs that are wrapper subclasses."""
     differentiable: bool
     """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
-    stores: tuple[Source, ...]
-    """The inputs that are given other memory; these memories are the last of ``outputs``."""
+    stores: Mapping[Source, HowGiven]
+    """The inputs that are given other memory, and how."""
+    gradients: Mapping[Source, bool]
+    """The inputs whose ``.grad`` is another in the end: a new tensor (True), or none."""
     gradless: tuple[Source, ...]
-    """The inputs whose ``.grad`` the function asked for, or dropped: they have none."""
+    """The inputs whose ``.grad`` the function asked for, or set: they have none before."""
+    switches: Mapping[Source, bool]
+    """The inputs for which the function called ``requires_grad_()``: whether they require grad in the end."""
     draws: bool
     """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
 
     @property
+    def given(self) -> tuple[NewMemory | NewGradient, ...]:
+        """What inputs are given: the last of ``outputs``."""
+        return (*map(NewMemory, self.stores), *(NewGradient(slot) for slot, is_new in self.gradients.items() if is_new))
+
+    @property
     def returned(self) -> tuple[OutputFact, ...]:
         """The outputs that are leaves of the function's result."""
-        return self.outputs[: len(self.outputs) - len(self.stores)]
+        return self.outputs[: len(self.outputs) - len(self.given)]
+
+    def is_leaf(self, slot: Slot) -> bool:
+        """Whether the function does to an input what can only be done to a leaf, so that it must be one in the trace."""
+        had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)
+        return had or slot in self.gradients or slot in self.switches or (slot in self.gradless and self.change_of(slot) is not None)
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
-        return evolve(self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, Origin) else c for c in self.captured))
+        return evolve(
+            self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf)) else c for c in self.captured)
+        )
 
     def requires_grad(self, slot: Slot) -> bool:
         """Whether an input requires grad; a base: whether one of those that share it does, if it is what they are views of."""

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from ..checkpoint_policies import Policy
 from ..errors import TraceError
-from ..histories import with_history_of
+from ..histories import is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
-from ..slots import Arg, Captured, Final, NewMemory, Seed, Signature, Slot
+from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts, naming
 from .inputs import Inputs
+from .origins import GradientOf
 from .outputs import OutputFact, look_at_outputs
-from .stand_ins import fresh
+from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
 from .views import Step, take
 
@@ -36,6 +37,8 @@ class Ran:
 
     outs: tuple[tuple[Slot, Any], ...]
     memory: dict[Slot, Tensor]
+    """By slot; so is ``own_leaves``, where gradients of inputs arrive that the function treats as leaves."""
+    own_leaves: dict[Slot, Tensor]
     leaves: tuple[Any, ...]
     tree: Tree
 
@@ -61,11 +64,16 @@ class Inner:
         assert trace is not None, "an inner function runs only inside a trace"
         seen, memory = self._outer(trace, values)
         for captured in self.facts.captured:
-            trace.bind(captured.read(), seen[captured.slot])
+            if isinstance(captured.origin, GradientOf):
+                seen[captured.origin.slot].grad = seen[captured.slot]
+            else:
+                trace.bind(captured.read({}), seen[captured.slot])
+        gradients = {slot: value.grad for slot, value in seen.items() if isinstance(value, Tensor) and is_leaf(value)}
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None
         slot_of = {id(value): slot for slot, value in reversed(seen.items()) if isinstance(value, Tensor)}
         trace.writes.watch(memory)
+        trace.inputs = set(slot_of)
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)
@@ -80,9 +88,9 @@ class Inner:
                     where=str(slot),
                     fix="make it a pure function of its arguments: what it does to them must not depend on what ran before",
                 )
-        for slot in self.facts.stores:
-            leaves.append(trace.lineage.given(seen[slot]))
-            paths = [*paths, str(NewMemory(slot))]
+        self._require_same_gradients(seen, gradients)
+        leaves += [self._given(trace, slot, seen) for slot in self.facts.given]
+        paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
@@ -94,11 +102,28 @@ class Inner:
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}
         memory = {slot: tensor for slot, tensor in memory.items() if slot not in shared}
-        return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, tuple(leaves), tree)
+        own_leaves: dict[Slot, Tensor] = {slot: seen[slot] for slot in memory if self.facts.is_leaf(slot)}  # type: ignore[index]
+        return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, own_leaves, tuple(leaves), tree)
 
     def named(self, path: str) -> Slot:
         """The slot of an output, by its path."""
-        return naming(self.out_slot, self.facts.stores)(path)
+        return naming(self.out_slot, self.facts.given)(path)
+
+    def _given(self, trace: Trace, slot: NewMemory | NewGradient, seen: Mapping[Any, Tensor]) -> Tensor | None:
+        """What the function gave an input."""
+        return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(seen[slot.of].grad)
+
+    def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
+        """What this run leaves as gradients, the dry run must have seen."""
+        for slot, value in seen.items():
+            if isinstance(value, Tensor) and is_leaf(value):
+                found = None if value.grad is before.get(slot) else value.grad is not None
+                if found != self.facts.gradients.get(slot):
+                    raise TraceError(
+                        f"the function sets the gradient of {slot} in one of two runs",
+                        where=str(slot),
+                        fix="make it a pure function of its arguments: what it does to them must not depend on what ran before",
+                    )
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:
         """What this run writes to, the dry run must have seen: else the write would be lost. (S2-10)"""
@@ -137,11 +162,15 @@ class Inner:
         return seen, memory
 
     def _own(self, slot: Slot, value: Tensor) -> Tensor:
-        """The value, or for a tensor that forward changes, one that may be changed."""
+        """The value, or for a tensor that forward changes, one that may be changed; a leaf where it must be one."""
         change = self.facts.change_of(slot)
-        if change is None or not (change.data or change.restrides):
+        if self.facts.is_leaf(slot):
+            own = copied(value).requires_grad_(value.requires_grad)
+        elif change is None or not (change.data or change.restrides):
             return value
-        own, trace = fresh(value), active_trace()
+        else:
+            own = fresh(value)
+        trace = active_trace()
         assert trace is not None
         trace.writes.keep_strides(own)
         return own

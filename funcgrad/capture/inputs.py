@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attrs import evolve, frozen
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..slots import Arg, Captured
 from ..trees import Tree, unflatten
-from .origins import Origin, Unresolved
+from .origins import GradientOf, Origin, Unresolved
 
 
 @frozen
@@ -62,8 +62,18 @@ class CapturedTensor:
     tensor: Tensor | None
     type: str
     requires_grad: bool
-    origin: Origin | Unresolved
+    origin: Origin | GradientOf | Unresolved
 
-    def read(self) -> Any:
-        """The tensor that lives there now."""
+    def read(self, known: Mapping[Any, Any]) -> Any:
+        """The tensor that lives there now. ``known`` are the inputs by their slots: a gradient is read from one of them."""
+        if isinstance(self.origin, GradientOf):
+            return known[self.origin.slot].grad
         return self.origin.read() if isinstance(self.origin, Origin) else self.tensor
+
+
+def read_all(captured: Iterable[CapturedTensor], arguments: Mapping[Any, Any]) -> dict[Captured, Any]:
+    """The captured tensors that live there now, in a call with these arguments."""
+    found: dict[Any, Any] = dict(arguments)
+    for c in captured:
+        found[c.slot] = c.read(found)
+    return {c.slot: found[c.slot] for c in captured}

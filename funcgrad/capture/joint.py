@@ -73,7 +73,8 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     memory = [part for slot, value in ran.memory.items() for part in parts(slot, value)]
     before = {slot: trace.result(value) for slot, value in memory}
     active = [(slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot)]
-    targets = [(slot, x) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor) and x.requires_grad]
+    leaves = [(slot, ran.own_leaves.get(slot, x)) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor)]
+    targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.tangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
@@ -99,6 +100,8 @@ def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence
     more = python_node_below(outs) or any(map(is_dead_end, outs)) or not all(id(leaf) in known for leaf in leaves_below(outs))
     if not more:
         return torch.autograd.grad(outs, targets, seeds, allow_unused=True)
+    for target in targets:
+        target.grad = None  # it may be the function's own
     torch.autograd.backward(outs, seeds)
     return [target.grad for target in targets]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import CapturedTransformError, MutationError, TraceError, UnsupportedTensorError
+from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import type_text
-from ..histories import bump_version, with_history_of
+from ..histories import bump_version
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -30,7 +30,10 @@ from ..torch_private import (
     set_creation_meta,
     unwrap_transform,
 )
+from .given import GIVES, call_with_out, give_data
+from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .replaced import set_
 from .where import user_line
 
 if TYPE_CHECKING:
@@ -115,40 +118,63 @@ class Lifter(TorchFunctionMode):
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
         original = args[0] if args else None
-        if getattr(func, "__self__", None) is Tensor.grad:
-            self._require_no_gradient(original, func.__name__ == "__get__" or args[1:] != (None,))
+        if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
+            self._ask_for_gradient(original, func.__name__ == "__get__")
+        given = kwargs or {}
         args = [self._stand_in(a) for a in args]
-        kwargs = {k: self._stand_in(v) for k, v in (kwargs or {}).items()}
+        kwargs = {k: self._stand_in(v) for k, v in given.items()}
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
+        if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
+            on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+            if self._trace.graph is not None and args[0].requires_grad == on:
+                return original  # the dry run found that it may be said; a leaf that is written to is none here
+            self._switch(original, args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
-            return self._give(original, *args)
+            return give_data(self._trace, original, *args)
+        known = not is_traced(original) or id(original) in self._trace.inputs
+        if func in GIVES and isinstance(args[0], FunctionalTensor) and (known or func is set_ or args[0]._is_view()):
+            return GIVES[func](self._trace, original, *args, **kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
-            out = REWRITES.get(func, func)(*args, **kwargs)
+            if kwargs.get("out") is not None:
+                out = call_with_out(self._trace, func, given["out"], args, kwargs)
+            else:
+                out = REWRITES.get(func, func)(*args, **kwargs)
             self._trace.writes.spread_versions()
+            if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
+                return given["out"]
             return original if out is not None and args and out is args[0] and is_traced(original) else out
         finally:
             self._trace.checks = None
 
-    def _require_no_gradient(self, tensor: Any, reads: bool) -> None:
-        """A stand-in has no gradient where the real tensor may have one."""
+    def _ask_for_gradient(self, tensor: Any, reads: bool) -> None:
+        """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
         real = self._trace.reals.get(id(tensor), tensor)
         if is_traced(real):
             return
-        self._trace.asked_for_gradient.append(real)
-        if not reads and real.grad is not None:
+        if not real.is_leaf and (real.retains_grad or not reads):
             raise MutationError(
-                f"the function drops the gradient of a tensor {type_text(real)} it was given (.grad = None, zero_grad())",
+                f"the function sets the gradient of a tensor {type_text(real)} that is computed outside (.grad =), or has it retained",
                 where=user_line(),
-                fix="drop it outside",
+                fix="do it outside: x.retain_grad() before the call",
             )
-        if real.grad is not None:
-            raise UnsupportedTensorError(
-                f"the function reads the gradient of a tensor {type_text(real)} (.grad), which is no input of it",
+        if self._trace.current(tensor) is not tensor:
+            raise MutationError(
+                f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
                 where=user_line(),
-                fix="pass it as an argument: f(p, p.grad)",
+                fix="ask for the gradient before",
             )
+        if real.is_leaf:
+            self._trace.asked_for_gradient.append(real)
+            if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
+                raise MetTooLate(real.grad)
+
+    def _switch(self, original: Any, tensor: Any, on: bool) -> None:
+        """Note an input that is to require grad where it did not, or the other way round."""
+        real = original if not is_traced(original) else self._trace.reals.get(id(original))
+        if real is not None and (real.requires_grad != on or tensor.requires_grad != on):
+            self._trace.switched.append(tensor)
 
     def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
@@ -181,24 +207,6 @@ class Lifter(TorchFunctionMode):
             bump_version(tensor)
             self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
-
-    def _give(self, original: Any, tensor: Tensor, value: Any) -> None:
-        """A tensor that is given other memory (``x.data = y``) is replaced by one over that memory, with its history.
-
-        A functional tensor is not told of it: its sizes would change, and what it computes would not.
-        """
-        plain = isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor)
-        fits = plain and (tensor.dtype, tensor.device) == (value.dtype, value.device)
-        fits = fits and (not tensor.requires_grad or tensor.shape == value.shape)
-        if not fits:
-            raise MutationError(
-                f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
-                where=user_line(),
-                fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
-            )
-        own = original if is_traced(original) else self._trace.lift(original)
-        memory = value.detach()
-        self._trace.lineage.give(own, with_history_of(memory, tensor), memory)
 
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):

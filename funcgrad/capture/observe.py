@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
-from ..histories import has_history, python_node_below
+from ..histories import has_history, is_leaf, python_node_below
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, NewMemory, Slot
-from ..torch_private import is_wrapper_subclass, storage_id, transform_active
+from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot
+from ..torch_private import is_wrapper_subclass, storage_id, transform_active, without_function_modes
 from ..trees import flatten
-from .changes import changes_of, refuse, refuse_gradient, refuse_inner_tensors, refuse_stores
+from .changes import changes_of, refuse, refuse_backward, refuse_inner_tensors, refuse_leaves, refuse_stores
 from .facts import Facts, Source, naming
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
-from .origins import Unresolved, find_origins
+from .origins import GradientOf, Unresolved, find_origins
 from .outputs import look_at_outputs
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .surroundings import Surroundings
@@ -84,9 +84,11 @@ class _DryRun:
         for slot, tensor in self._reals:
             if not isinstance(slot, Arg):
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
+            self._give_gradient(tensor)
         args, kwargs = inputs.rebuild(stand_ins)
         given, _, names = flatten((args, kwargs))
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
+        trace.inputs = set(trace.reals)
         surroundings = Surroundings(root)
         with surroundings.kept(trace, True), torch.set_grad_enabled(self._grad), trace.lifting():
             result = function(*args, **kwargs)
@@ -99,7 +101,7 @@ class _DryRun:
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
-        captured = _resolve(root, list(met.values()))
+        captured = _resolve(root, list(met.values()), self._inputs.tensors)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:
@@ -111,7 +113,15 @@ class _DryRun:
             raise MetTooLate(real)
         self._reals.append((f"captured {len(self._reals)}", real))
         self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
+        self._give_gradient(real)
         return self._mirrored[id(real)].seen
+
+    def _give_gradient(self, real: Tensor) -> None:
+        """The stand-in of a leaf has a gradient where the real one has, if that is known to be asked for."""
+        gradient = self._mirrored.get(id(real.grad)) if real.is_leaf else None
+        if gradient is not None:
+            with without_function_modes():
+                self._mirrored[id(real)].seen.grad = gradient.seen
 
     def _written(self) -> dict[int, str]:
         """How each real tensor, by identity, has been written to so far."""
@@ -121,9 +131,27 @@ class _DryRun:
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
         return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
-    def _gradless(self, named: Sequence[tuple[Source, Tensor]]) -> tuple[Source, ...]:
+    def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
+        """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run starts again."""
+        found: dict[Source, Tensor | None] = {}
+        for slot, real in named:
+            own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
+            now = own.seen.grad if is_leaf(own.seen) else None
+            known = None if before is None else self._mirrored.get(id(before))
+            if before is not None and known is None and now is not None:
+                raise MetTooLate(before)
+            if now is not (None if known is None else known.seen):
+                found[slot] = now
+        return found
+
+    def _gradless(self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]) -> tuple[Source, ...]:
         asked = {id(self.trace.reals.get(id(t), t)) for t in self.trace.asked_for_gradient}
-        return tuple(slot for slot, tensor in named if id(tensor) in asked)
+        return tuple(slot for slot, real in named if (id(real) in asked or slot in gradients) and (not real.is_leaf or real.grad is None))
+
+    def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, bool]:
+        called = {id(t) for t in self.trace.switched}
+        own = {slot: self._mirrored[id(real)].seen for slot, real in named}
+        return {slot: self.trace.current(t).requires_grad for slot, t in own.items() if {id(t), id(self.trace.current(t))} & called}
 
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
@@ -136,15 +164,17 @@ class _DryRun:
 
     def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any], modules: tuple[torch.nn.Module, ...]) -> Facts:
         captured, named = self._named(root)
-        for slot, tensor in named:
-            refuse_gradient(slot, self._mirrored[id(tensor)])
+        refuse_backward(named, self._mirrored)
+        gradients, switches = self._gradients(named), self._switches(named)
         groups, lineage = overlaps(_plain(named)), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
         stores = {slot: new for slot, new in given.items() if new is not None}
-        leaves, paths = [*leaves, *stores.values()], [*paths, *(str(NewMemory(slot)) for slot in stores)]
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, stores), is_base)
+        extra: dict[NewMemory | NewGradient, Tensor] = {NewMemory(slot): new for slot, new in stores.items()}
+        extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
+        leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)
         in_forward = self._written()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
         if self._splits and self._grad:
@@ -160,14 +190,19 @@ class _DryRun:
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
-        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured))
+        sources = any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or any(switches.values())
+        sources = self._grad and sources
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
+        read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
+        refuse_leaves(gradients, switches, read, named, changes, stores)
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
-            tuple(stores), self._gradless(named), self.trace.draws.met,
+            {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
+            {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients), switches,
+            self.trace.draws.met,
         )  # fmt: skip
 
 
@@ -189,10 +224,19 @@ def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any]
         )
 
 
-def _resolve(root: Callable[..., Any], lifted: Sequence[Lifted]) -> tuple[CapturedTensor, ...]:
+def _resolve(root: Callable[..., Any], lifted: Sequence[Lifted], arguments: Sequence[tuple[Arg, Tensor]]) -> tuple[CapturedTensor, ...]:
+    """Where captured tensors live; gradients of inputs come last, since they are read from these."""
+    gradients = {id(t.grad): t for t in (*(t for _, t in arguments), *(item.real for item in lifted)) if t.is_leaf and t.grad is not None}
+    lifted = sorted(lifted, key=lambda item: id(item.real) in gradients)
+    slots: dict[int, Source] = {id(t): slot for slot, t in reversed(arguments)}
     origins = find_origins(root, [item.real for item in lifted])
     found: list[CapturedTensor] = []
     for item, origin in zip(lifted, origins, strict=True):
+        if id(item.real) in gradients:
+            owner = slots[id(gradients[id(item.real)])]
+            slot = _fresh(f"{owner}.grad", found)
+            found.append(CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner)))
+            continue
         if isinstance(origin, Unresolved):
             warnings.warn(
                 f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a variable or "
@@ -201,6 +245,7 @@ def _resolve(root: Callable[..., Any], lifted: Sequence[Lifted]) -> tuple[Captur
                 stacklevel=2,
             )
         slot = _fresh(origin.name or "captured", found)
+        slots.setdefault(id(item.real), slot)
         found.append(CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, origin))
     return tuple(found)
 

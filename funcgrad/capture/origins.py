@@ -19,6 +19,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..slots import Arg, Captured
+
 _VISIT_AT_MOST = 200_000
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -44,6 +46,13 @@ class Unresolved:
     """No chain was found."""
 
     name: str = ""
+
+
+@frozen
+class GradientOf:
+    """The ``.grad`` of another input."""
+
+    slot: Arg | Captured
 
 
 def find_origins(function: Callable[..., Any], wanted: Sequence[object]) -> list[Origin | Unresolved]:

@@ -53,7 +53,20 @@ def _with_lengths_as_tensors(ctc_loss: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-REWRITES: dict[Any, Callable[..., Any]] = {f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)}
+def _contiguous_in_training(rrelu: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``rrelu`` returns in training is contiguous in eager PyTorch, in place aside; the functional form keeps strides."""
+
+    def call(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False, **more: Any) -> Any:
+        given = (lower, upper, training, inplace) if rrelu is torch.nn.functional.rrelu else (lower, upper, training)
+        return rrelu(input.contiguous() if training and not inplace else input, *given, **more)
+
+    return call
+
+
+REWRITES: dict[Any, Callable[..., Any]] = {
+    **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
+    **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
+}
 """Functions called in another way while tracing, with the same meaning."""
 
 

@@ -57,9 +57,9 @@ class Draws:
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
         """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
-        order, but in the functional form, ``bernoulli``, in the order of the dimensions. None where they agree, for any other operator,
-        and where numbers are made of a key."""
-        if self._is_pure or op not in (aten.bernoulli_.float, aten.bernoulli_.Tensor):
+        order, but in the functional form, ``bernoulli``, in the order of the dimensions (and that is contiguous). None where they agree,
+        and for any other operator."""
+        if op not in (aten.bernoulli_.float, aten.bernoulli_.Tensor):
             return None
         shape, stride = args[0].shape, args[0].stride()
         order = sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -stride[d]))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.overrides
 import torch.utils.checkpoint
 
 from ..torch_private import CHECKPOINT_GENERATOR, without_function_modes, without_modes
@@ -24,6 +25,26 @@ def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         torch.cond = original
+
+
+_original_set = torch.Tensor.set_
+
+
+def set_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``Tensor.set_`` that tells torch-function modes of it, as every other method does."""
+    if torch.overrides.has_torch_function((tensor,)):
+        return torch.overrides.handle_torch_function(set_, (tensor,), tensor, *args, **kwargs)
+    return _original_set(tensor, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def replace_set() -> Iterator[None]:
+    """Inside, a trace hears of ``x.set_(y)``: on a real tensor it would be carried out at once."""
+    torch.Tensor.set_ = set_  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del torch.Tensor.set_
 
 
 @contextlib.contextmanager

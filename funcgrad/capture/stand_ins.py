@@ -36,7 +36,7 @@ class _Fresh(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return _copied(tensor)
+        return copied(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
@@ -61,10 +61,11 @@ def fresh(tensor: Tensor) -> Tensor:
         with torch.enable_grad():
             copy: Tensor = _Fresh.apply(tensor)  # type: ignore[no-untyped-call]
         return copy
-    return _copied(tensor)
+    return copied(tensor)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def copied(tensor: Tensor) -> Tensor:
+    """The same, without its history."""
     wrapping = Wrapping.of(tensor)
     if wrapping is None:
         return to_functional(from_functional(tensor))

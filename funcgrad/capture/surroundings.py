@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import MutationError
+from ..graphs import type_text
 from ..subclasses import is_traced
 from .origins import reachable
 
@@ -75,6 +76,12 @@ class Surroundings:
     def _restore(self, trace: Trace, wholly: bool) -> None:
         self.restore({id(lifted.functional): lifted.real for lifted in trace.captured.values()}, wholly)
 
+    def _holds_traced(self, value: Any) -> bool:
+        """Whether it is a tensor of the trace, or a new container of one (what an optimizer keeps of a parameter)."""
+        if isinstance(value, (dict, list, tuple)) and id(value) not in self._seen:
+            return any(map(self._holds_traced, value.values() if isinstance(value, dict) else value))
+        return is_traced(value)
+
     def restore(self, real_of: Mapping[int, Any], wholly: bool) -> None:
         """Give back what is held no more. ``real_of`` maps the identity of a stand-in to the real tensor.
 
@@ -83,11 +90,12 @@ class Surroundings:
         stored: list[str] = []
         for container, before, name in self._seen.values():
             items = list(container.items()) if isinstance(container, dict) else list(enumerate(container))
-            traced = [(key, value) for key, value in items if is_traced(value)]
+            traced = [(key, value) for key, value in items if self._holds_traced(value)]
             for key, value in traced:
                 had = before.get(key) if isinstance(before, dict) else (before[key] if key < len(before) else None)
                 if had is None or real_of.get(id(value)) is not had:
-                    stored.append(f"{name}{key}" if name.endswith(".") else f"{name}[{key!r}]")
+                    shown = key if not isinstance(key, torch.Tensor) else type_text(real_of.get(id(key), key))
+                    stored.append(f"{name}{shown}" if name.endswith(".") else f"{name}[{shown!r}]")
             if isinstance(container, list):
                 container[:] = before if traced else container
                 continue

@@ -59,7 +59,7 @@ from .outside import cond
 from .random_operators import Draws
 from .recorder import Recorder
 from .regions import checkpointed
-from .replaced import apply_with, generator_kept, replace_checkpoint, replace_cond
+from .replaced import apply_with, generator_kept, replace_checkpoint, replace_cond, replace_set
 from .views import Lineage
 from .where import named_error, user_line
 from .writes import Writes
@@ -103,7 +103,9 @@ class Trace(Recorder):
         self.late: list[Slot] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
+        self.inputs: set[int] = set()
         self.asked_for_gradient: list[Tensor] = []
+        self.switched: list[Tensor] = []
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False
@@ -279,6 +281,7 @@ class Trace(Recorder):
                 self.functional,
                 causal_mask_unknown(),
                 replace_cond(cond),
+                replace_set(),
                 replace_checkpoint(checkpointed(self.within)),
                 engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
                 apply_with(self._operand, self.writes.in_custom_function),

@@ -69,7 +69,7 @@ class View:
         return ".".join([str(self.of), *map(str, self.steps)])
 
 
-@frozen(eq=False)
+@frozen
 class Geometry:
     """How a tensor lies in its memory: sizes, strides, offset (in elements), and what an element is."""
 
@@ -198,6 +198,10 @@ def detaches(steps: Sequence[Step]) -> bool:
     return any(step.op is torch.ops.aten.detach.default for step in steps)
 
 
+HowGiven = Literal["data", "set_", "resize_"]
+"""How a tensor is given other memory: ``x.data = y``, ``x.set_(y)``, or more or less of its own: ``x.resize_(n)``."""
+
+
 class Lineage:
     """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look otherwise."""
 
@@ -207,6 +211,7 @@ class Lineage:
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
         self._given: dict[int, Tensor] = {}
+        self._how_given: dict[int, HowGiven] = {}
         self._unknown: set[int] = set()
         self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
@@ -245,16 +250,25 @@ class Lineage:
         self._alive += [tensor, by]
         self._restrides.setdefault(id(tensor), []).append(evolve(self._taken[id(by)][1], tracked=tracked))
 
-    def give(self, tensor: Tensor, by: Tensor, memory: Tensor) -> None:
+    def give(self, tensor: Tensor, by: Tensor, memory: Tensor, how: HowGiven) -> None:
         """From now on ``tensor`` means ``by``, which has its history and looks at the memory of ``memory``."""
         self._replaced[id(tensor)] = by
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
+        self._how_given[id(tensor)] = how
         self._alive += [tensor, by, memory]
 
     def given(self, tensor: Tensor) -> Tensor | None:
         """A tensor over the memory that this one was given in the place of its own, if it was."""
         return self._given.get(id(tensor))
+
+    def how_given(self, tensor: Tensor) -> HowGiven:
+        """How it was given that."""
+        return self._how_given[id(tensor)]
+
+    def is_looked_at(self, tensor: Tensor) -> bool:
+        """Whether a view of it was taken."""
+        return any(source is tensor for source, _, _ in self._taken.values())
 
     def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
         """The changes of how a tensor looks, in order."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MutationError
-from ..graphs import is_expanded, tensors_in
+from ..graphs import is_expanded, target_text, tensors_in
 from ..histories import bump_version, family_of, version_of
 from ..slots import Slot
 from ..subclasses import inner_tensors
@@ -25,8 +25,9 @@ from ..torch_private import (
     writes_inputs,
     written_by,
 )
+from .memory import share_elements
 from .outside import FILLS, rewrite
-from .views import Lineage, is_dense
+from .views import Geometry, Lineage, is_dense
 from .where import user_line
 
 
@@ -152,6 +153,12 @@ def _refuse_as_eager(op: Any, args: Any) -> None:
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
                 "Please clone() the tensor before performing the operation."
+            )
+        if storage_id(other) == storage_id(target) and Geometry.of(other) != Geometry.of(target) and share_elements(other, target):
+            raise MutationError(
+                f"{target_text(op)} writes to memory it reads elsewhere: the result depends on the order in which it goes",
+                where=user_line(),
+                fix="read a copy: x[2::2].copy_(x[:-2:2].clone())",
             )
     if op in _PRODUCTS and not target.is_complex():
         with without_modes(), without_function_modes():

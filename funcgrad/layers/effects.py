@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from ..capture.memory import BaseOf
-from ..capture.views import Step, View
-from ..slots import Final, NewMemory, Slot
+from ..capture.views import HowGiven, Step, View
+from ..slots import Final, NewGradient, NewMemory, Slot
 from ..subclasses import HowWritten, Wrapping
 
 
@@ -47,22 +47,35 @@ class SetStorage:
 
     target: Slot
     source: NewMemory
+    how: HowGiven = "data"
 
     def __str__(self) -> str:
-        return f"{self.target}.data = {self.source}"
+        return f"{self.target}.data = {self.source}" if self.how == "data" else f"{self.target}.{self.how}({self.source})"
+
+
+@frozen
+class SetGradient:
+    """The caller's tensor has another gradient from now on, or none."""
+
+    target: Slot
+    source: NewGradient | None
+
+    def __str__(self) -> str:
+        return f"{self.target}.grad = {self.source}"
 
 
 @frozen
 class RequireGrad:
-    """An output becomes a leaf that requires grad."""
+    """An output becomes a leaf that requires grad; an input, too, or (not ``on``) one that does not."""
 
     target: Slot
+    on: bool = True
 
     def __str__(self) -> str:
-        return f"{self.target}.requires_grad_()"
+        return f"{self.target}.requires_grad_({'' if self.on else 'False'})"
 
 
-Effect = CopyBack | Restride | SetStorage | RequireGrad
+Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad
 
 
 @frozen

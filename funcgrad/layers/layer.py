@@ -63,6 +63,10 @@ class Layer(Shown):
         """The kernel with this layer around it: takes the outer inputs, returns the outer outputs."""
         return wrap((self,), self.outer, kernel)
 
+    def boxed(self, kernel: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """The same for a kernel that takes its inputs in a list, and empties it: so does the result."""
+        return wrap((self,), self.outer, kernel, is_boxed=True)
+
     def doc(self) -> Doc:
         rows = [(str(slot), f"= {recipe}") for slot, recipe in self.makes.items()]
         rows += [(str(slot), f"= {recipe}") for slot, recipe in self.recover.items()]

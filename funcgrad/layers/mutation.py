@@ -24,4 +24,5 @@ def _how(slot: Slot, data: str, facts: Facts) -> HowWritten:
     if data == "unversioned":
         return "unversioned"
     # a tensor that requires grad, written to under no_grad, keeps its history: a leaf stays a leaf
-    return "detached" if data == "detached" and facts.requires_grad(slot) else "plain"  # type: ignore[arg-type]
+    tracked = facts.requires_grad(slot) or slot in facts.switches
+    return "detached" if data == "detached" and tracked else "plain"

@@ -17,7 +17,7 @@ from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import below_autograd, direct, versions_kept
-from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, SetStorage, Wrapped
+from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, SetGradient, SetStorage, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -35,16 +35,22 @@ def print_layers(
     constants: MutableMapping[str, Any],
     bumps_inside: bool = False,
     inner_names: Mapping[str, str] = {},
+    boxed: str | None = None,
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
     ``kernel`` is the name of the inner function (``bumps_inside``: it moves the version counters itself); objects the lines
-    refer to are added to ``constants``. ``inner_names`` are variables that hold an inner tensor already, by its expression.
+    refer to are added to ``constants``. ``inner_names`` are variables that hold an inner tensor already, by its expression. ``boxed``
+    names a list, if the kernel takes one that it empties: then nothing here holds on to what is in it.
     """
     printer = _Printer(variables, fresh, constants, inner_names)
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
+    for layer in layers:
+        for effect in layer.effects:
+            if isinstance(effect, RequireGrad) and effect.on and effect.target in outer.ins:
+                printer.effect(effect, False)
     views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in layer.outer.outs and isinstance(v, View)}
     early = {slot: view for slot, view in views.items() if view.when == "before"}
     for slot, view in early.items():
@@ -54,6 +60,9 @@ def print_layers(
         printer.bump({slot for layer in layers for slot in layer.before})
     inner = layers[-1].inner if layers else outer
     arguments = ", ".join(variables[slot] for slot in inner.ins)
+    if boxed is not None:
+        printer.lines += [f"{boxed} += [{arguments}]", f"del {', '.join(sorted(set(variables.values())))}"]
+        arguments = boxed
     outs = [printer.name(slot) for slot in inner.outs]
     run = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})" if outs else f"{kernel}({arguments})"
     contexts = [layer.context for layer in layers if layer.context]
@@ -83,20 +92,23 @@ def print_layers(
     printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
     for layer in layers:
         for effect in layer.effects:
-            if isinstance(effect, RequireGrad):
+            if isinstance(effect, RequireGrad) and not (effect.on and effect.target in outer.ins):
                 printer.effect(effect, False)
     return printer.lines
 
 
-def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """``kernel`` with layers around it, as one function of the outer inputs that returns the outer outputs."""
-    function: Callable[..., Any] = compile_function(print_wrapper(layers, outer, kernel))
+def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Callable[..., Any]:
+    """``kernel`` with layers around it, as one function of the outer inputs that returns the outer outputs.
+
+    ``is_boxed``: both take their inputs in a list, and empty it.
+    """
+    function: Callable[..., Any] = compile_function(print_wrapper(layers, outer, kernel, is_boxed))
     return function
 
 
-def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any]) -> Source:
+def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Source:
     """See ``wrap``."""
-    used: set[str] = {"kernel"}
+    used: set[str] = {"kernel", "values"}
 
     def fresh(like: str) -> str:
         name, i = like, 1
@@ -107,8 +119,9 @@ def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..
 
     constants: dict[str, Any] = {"kernel": kernel}
     variables: dict[Slot, str] = {slot: fresh(identifier(slot)) for slot in outer.ins}
-    head = f"def call({', '.join(variables.values())}):"
-    lines = print_layers(layers, outer, variables, "kernel", fresh, constants)
+    head = f"def call({'values' if is_boxed else ', '.join(variables.values())}):"
+    lines = [f"{', '.join(variables.values())}, = values", "values.clear()"] if is_boxed and variables else []
+    lines += print_layers(layers, outer, variables, "kernel", fresh, constants, boxed="values" if is_boxed else None)
     results = "".join(f"{variables[slot]}, " for slot in outer.outs)
     text = "\n".join([head, *(f"    {line}" for line in lines), f"    return ({results.rstrip()})"]) + "\n"
     return Source("call", "python", text, constants)
@@ -220,9 +233,17 @@ class _Printer:
                 args = [*map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
                 self.lines.append(f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})")
         elif isinstance(effect, SetStorage):
-            self.lines.append(f"{target}.data = {self._variables[effect.source]}")
+            source = self._variables[effect.source]
+            if effect.how == "set_":
+                self.lines.append(f"{self._within(False)}{target}.set_({source})")
+            else:
+                self.lines.append(
+                    f"{target}.data = {source}" if effect.how == "data" else f"{target}.resize_({source}.shape).data.copy_({source})"
+                )
+        elif isinstance(effect, SetGradient):
+            self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, RequireGrad):
-            self.lines.append(f"{target}.requires_grad_()")
+            self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, tuple):

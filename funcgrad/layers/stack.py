@@ -1,9 +1,10 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
-storage (nothing further in gives a tensor other memory) · dedupe (names one object once) · restride (nothing further in changes
-sizes) · outputs (views are taken when all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input
-is written to) · rng (nothing further in draws) · ambient state · subclass (none of them is seen by the kernel; where the call is
-differentiable, autograd sees them, and the layer stands around each half of it).
+leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other memory) · dedupe
+(names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are done) ·
+synthetic base (no two inputs reach one memory) · mutation (no input is written to) · rng (nothing further in draws) · ambient
+state · subclass (none of them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer stands
+around each half of it).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from ..capture.facts import Facts
-from ..capture.inputs import Inputs
+from ..capture.inputs import Inputs, read_all
 from ..capture.memory import BaseOf
 from ..graphs import Joint
 from ..slots import Final, Signature, Slot
@@ -22,6 +23,7 @@ from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
 from .effects import Drawn
 from .layer import Layer
+from .leaves import leaves
 from .mutation import mutation
 from .outputs import alias_outputs
 from .restride import restride
@@ -30,7 +32,7 @@ from .storage import storage
 from .subclass import subclass
 from .synthetic_base import synthetic_base
 
-ORDER = (storage, dedupe, restride, alias_outputs, synthetic_base, mutation, rng)
+ORDER = (leaves, storage, dedupe, restride, alias_outputs, synthetic_base, mutation, rng)
 """The layers that facts ask for."""
 
 
@@ -74,7 +76,7 @@ def _in_the_end(slot: Slot) -> Slot:
 def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, facts: Facts) -> list[Any]:
     """The real values of the inner inputs in one call: what its printed layers will make of its arguments."""
     values: dict[Slot, Any] = dict(inputs.dynamic)
-    values |= {c.slot: c.read() for c in facts.captured}
+    values |= {slot: tensor for slot, tensor in read_all(facts.captured, values).items()}
     for layer in layers:
         for slot, recipe in layer.makes.items():
             if isinstance(recipe, BaseOf):

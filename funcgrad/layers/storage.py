@@ -1,4 +1,5 @@
-"""Other memory (``x.data = y``): the new memory is one more result, and the caller's tensor takes it at the end."""
+"""Other memory (``x.data = y``, ``x.set_(y)``, ``x.resize_(n)``): what is in it is one more result, and the caller's tensor takes it at
+the end."""
 
 from __future__ import annotations
 
@@ -12,6 +13,6 @@ def storage(signature: Signature, facts: Facts) -> Layer | None:
     """No inner call gives an input other memory."""
     if not facts.stores:
         return None
-    effects = tuple(SetStorage(slot, NewMemory(slot)) for slot in facts.stores)
+    effects = tuple(SetStorage(slot, NewMemory(slot), how) for slot, how in facts.stores.items())
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
     return Layer("storage", str(storage.__doc__), signature, inner, effects=effects)

@@ -9,14 +9,14 @@ import keyword
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..backends.backend import Runnable
 from ..capture.facts import Facts
-from ..capture.origins import Origin
+from ..capture.origins import GradientOf, Origin
 from ..graphs import Constant, Joint
 from ..layers.layer import Layer
 from ..layers.printing import print_layers
@@ -61,8 +61,9 @@ def print_call(
     leaf_names = [names.fresh(path) for path in key.paths]
     captured_names = [names.fresh(str(c.slot)) for c in facts.captured]
     lines = _print_arguments(key.tree, leaf_names, constants, otherwise)
+    arguments: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     chains = _Chains(names)
-    reads = _print_reads(facts, captured_names, watched, modules, chains, constants, otherwise)
+    reads = _print_reads(facts, arguments, captured_names, watched, modules, chains, constants, otherwise)
     if reads:
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
@@ -71,8 +72,7 @@ def print_call(
     for condition in symbol_values(joint.guards, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
         constants.update(math=math, torch=torch)
         lines.append(f"if not ({condition}): {otherwise}")
-    variables: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
-    variables |= {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
+    variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
     if any(layer.effects for layer in layers):  # what is read, computed and written back is one step to other threads
@@ -107,6 +107,7 @@ def _print_arguments(tree: Tree, leaf_names: list[str], constants: dict[str, Any
 
 def _print_reads(
     facts: Facts,
+    leaf_names: Mapping[Slot, str],
     captured_names: Sequence[str],
     watched: Sequence[Watched],
     modules: Sequence[WatchedModule],
@@ -118,10 +119,12 @@ def _print_reads(
     origins = [c.origin for c in facts.captured] + [w.origin for w in watched] + [m.origin for m in modules]
     chains.plan([o.steps for o in origins if isinstance(o, Origin)])
     lines: list[str] = []
-    name_of = {captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)}
+    name_of: dict[Slot, str] = {captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)}
     for name, captured in zip(captured_names, facts.captured, strict=True):
         if isinstance(captured.origin, Origin):
             lines += chains.read(captured.origin.steps, name)
+        elif isinstance(captured.origin, GradientOf):
+            lines.append(f"{name} = {name_of.get(captured.origin.slot) or leaf_names[captured.origin.slot]}.grad")
         else:
             constants[f"tensor_{name}"] = captured.tensor
             lines.append(f"{name} = tensor_{name}")

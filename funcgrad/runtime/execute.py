@@ -7,7 +7,8 @@ inputs and the incoming gradients, differentiable like any other compiled functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +16,13 @@ from attrs import frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
-from ..errors import MutationError
 from ..histories import bump_version, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_wrapper_subclass
 from .tangents import Outline, TangentLayout
 
-Pullback = Callable[[Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
+Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
+"""Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming gradients."""
 
 
 @frozen(eq=False)
@@ -34,9 +35,10 @@ class Differentiable:
     the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
     ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
-    every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, which
-    must be as forward saw them; forward writes to those at ``written_inputs``, those at
-    ``restrided_inputs`` will look otherwise after the call. The version counters of those at ``bumps`` move.
+    every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, as
+    forward saw them: of those at ``copied_inputs``, which the call writes to or restrides, a copy is kept. Those at
+    ``restrided_inputs`` will look otherwise after the call. The version counters of those at ``bumps`` move. ``watched_inputs``
+    are those whose values at the end of the call backward needs, each with how far its version counter moves until then.
     """
 
     forward: Runnable
@@ -51,7 +53,8 @@ class Differentiable:
     writes_outs: tuple[tuple[int, int], ...]
     gradient_inputs: tuple[int, ...]
     needed_inputs: tuple[int, ...]
-    written_inputs: tuple[int, ...]
+    copied_inputs: tuple[int, ...]
+    watched_inputs: tuple[tuple[int, int], ...]
     restrided_inputs: tuple[int, ...]
     bumps: tuple[int, ...]
     subclass_inputs: tuple[int, ...]
@@ -63,13 +66,14 @@ class Differentiable:
     """Whether forward draws random numbers: a derivative that runs it again must draw the same."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        outs: tuple[Any, ...] = _Apply.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
+        outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Differentiable, *inputs: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
         ctx.generator = torch.get_rng_state() if program.draws else None
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
@@ -88,12 +92,14 @@ class _Apply(torch.autograd.Function):
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
         ctx.late = [inputs[i].detach() for i in program.late_inputs]
         ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
+        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in program.watched_inputs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
         # An input whose values no derivative needs may die when the caller lets it go.
         ctx.inputs = [
             v if i in program.needed_inputs or not isinstance(v, Tensor) else (_Hollow if i in program.subclass_inputs else Outline).of(v)
-            for i, v in enumerate(inputs)
+            for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
         ]
+        ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
         ctx.set_materialize_grads(not program.makes_zeros)
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
@@ -108,14 +114,15 @@ class _Apply(torch.autograd.Function):
         if program.makes_zeros:
             tangents = [layout.zeros() if t is None else t for layout, t in zip(program.tangents, tangents, strict=True)]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
+        _require_versions(ctx.watched)
         if torch.is_grad_enabled() or program.backward is None:
-            _require_unchanged(ctx)
+            _require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
             places = program.gradient_inputs
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             with torch.random.fork_rng(enabled=program.draws):
                 if program.draws:
                     torch.set_rng_state(ctx.generator)
-                gradients = program.pullback(values, tangents)
+                gradients = program.pullback([None if given is None else given() for given in ctx.given], values, tangents)
         else:
             laid_out = [layout(t) for layout, t in zip(program.tangents, tangents, strict=True)]
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
@@ -128,9 +135,9 @@ class _Apply(torch.autograd.Function):
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
             for target, (_, i) in zip(written, program.writes_inputs + program.writes_outs, strict=True):
                 _write(target, results[i])
-        result: list[Any] = [None] * (1 + len(ctx.inputs))
+        result: list[Any] = [None] * (2 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):
-            result[1 + i] = gradient
+            result[2 + i] = gradient
         return tuple(result)
 
 
@@ -160,16 +167,9 @@ def _write(target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def _require_unchanged(ctx: Any) -> None:
-    written = {*ctx.program.written_inputs, *ctx.program.restrided_inputs} & set(ctx.program.needed_inputs)
-    if written:
-        raise MutationError(
-            "a function that writes to an input, or changes its sizes (t_), is differentiated a second time: what it was is gone",
-            where="the backward pass that is differentiated (create_graph=True)",
-            fix="copy it inside of the compiled function, fg.jit(lambda x: f(x.clone())), or return the new value instead of writing it",
-        )
-    for value, version in zip(ctx.inputs, ctx.versions, strict=True):
-        if isinstance(value, Tensor) and version_of(value) != version:
+def _require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
+    for value, version in expected:
+        if version_of(value) != version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an input of shape "
                 f"{list(value.shape)} is at version {value._version}; expected version {version} instead"

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.profiler import ProfilerActivity, profile
 
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
+from ..capture.origins import GradientOf
 from ..graphs import is_view, memory_of, value_of
 from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops
@@ -117,7 +118,11 @@ def peak_bytes(call: Callable[[], Any]) -> int:
 
 def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], Any]) -> int:
     """Run a call and, where the program has a backward half, its backward pass with respect to ``inputs`` and what is captured."""
-    wrt = [t for t in (*inputs, *(c.read() for c in program.facts.captured)) if isinstance(t, Tensor) and t.requires_grad]
+    wrt = [
+        t
+        for t in (*inputs, *(c.read({}) for c in program.facts.captured if not isinstance(c.origin, GradientOf)))
+        if isinstance(t, Tensor) and t.requires_grad
+    ]
 
     def both() -> Any:
         result = call()

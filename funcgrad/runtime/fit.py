@@ -40,7 +40,7 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     captured: list[tuple[Captured, Any]] = []
     found: list[Difference] = []
     for c in program.facts.captured:
-        tensor = _read(c.read)
+        tensor = _read(lambda: c.read(dict(inputs.dynamic) | dict(captured)))  # noqa: B023
         if isinstance(tensor, Tensor):
             captured.append((c.slot, tensor))
         else:

@@ -278,8 +278,12 @@ def print_guards(
     plain = {name: spec for name, _, spec in pending if isinstance(spec, TensorSpec)}
     compared = [f"if {_tensor_differs(name, spec, constants)}: {otherwise}" for name, spec in plain.items()]
     if plain and not key.ambient.inference_mode:  # inside it inference tensors look like all others
-        constants["seen"] = looks_like([t for name, t in zip(variables, examples, strict=True) if name in plain])
-        compared = [f"if not seen({', '.join(plain)}):", *(f"    {line}" for line in compared)]
+        first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
+        for name, t in zip(variables, examples, strict=True):
+            if name in plain:
+                first.setdefault(id(t), (name, t))
+        constants["seen"] = looks_like([t for _, t in first.values()])
+        compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..backends.choose import choose_backend
 from ..capture.draws import narrow
 from ..capture.inner import Inner
-from ..capture.inputs import Inputs, Symbolic
+from ..capture.inputs import Inputs, Symbolic, read_all
 from ..capture.observe import observe
 from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
@@ -192,7 +192,8 @@ class Compiled:
         with stages.progress():
             with stages("observe"):
                 facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, self._options.rng)
-                key = key_of(inputs, [(c.slot, c.read()) for c in facts.captured], facts.histories)
+                captured = read_all(facts.captured, dict(inputs.dynamic))
+                key = key_of(inputs, list(captured.items()), facts.histories)
                 modules = watch_modules(facts, definition.root)
             with stages("layers"):
                 if key.ambient.autocast and self._options.backward_autocast is None and (facts.differentiable or not definition.splits):
@@ -232,13 +233,15 @@ class Compiled:
                     require_same(graphs, runnables, dict(zip(inner.signature.ins, values, strict=True)), backend)
                 kernel = runnables[0]
                 if facts.differentiable:
-                    moved = dict.fromkeys(facts.goes_in_as(slot) for layer in layers for slot in layer.before)
+                    before = [slot for layer in layers for slot in layer.before]
                     product = pullback_of(inner, joint, definition.root)
                     pullback = Compiled(product, evolve(self._options, static_argnums=()))
-                    kernel = differentiable(inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, moved)
+                    kernel = differentiable(
+                        inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before
+                    )
                 watched, modules = unchanged(baked, modules)
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
-                examples = [*inputs.leaves, *(c.read() for c in facts.captured)]
+                examples = [*inputs.leaves, *captured.values()]
                 call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
         return Program(

@@ -7,7 +7,7 @@ together with its backward pass and runs as two.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from ..capture.autocast import Autocast, autocast_as
 from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
-from ..errors import TraceError
-from ..graphs import Graph, Joint, is_random, lying, restrict, value_of
+from ..errors import TraceError, UnsupportedTransformError
+from ..graphs import Graph, Joint, is_random, is_view, lying, pass_of, restrict, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
@@ -87,9 +87,12 @@ def differentiable(
     active: Sequence[Slot],
     refused: Exception | None,
     autocast: Autocast,
-    bumps: Iterable[Slot],
+    before: Sequence[Slot],
 ) -> Differentiable:
-    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for."""
+    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for.
+
+    ``before``: see ``Layer``.
+    """
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, runnables, strict=True)]
@@ -97,11 +100,19 @@ def differentiable(
     backward = signatures[1] if len(graphs) == 2 else None
     needed, tangents = _needed(joint, graphs), _tangents(joint, active)
     captured = {c.slot: c for c in inner.facts.captured}
+    restrided = {slot for slot, change in inner.facts.changes.items() if change.restrides}
 
-    def derivative(values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
-        for slot, then in zip(ins, values, strict=True):
-            if slot in captured and slot in needed and captured[slot].read() is not then:  # type: ignore[index]
+        leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
+        if leaf is not None:
+            raise UnsupportedTransformError(
+                f"a function that sets or reads {leaf}.grad, or calls requires_grad_() on it, is differentiated a second time",
+                where="the backward pass that is differentiated (create_graph=True)",
+                fix="compute the gradient with torch.autograd.grad inside, and do to leaves outside what leaves need",
+            )
+        for slot, then in zip(ins, given, strict=True):
+            if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
                 raise TraceError(
                     f"{slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
                     where=str(slot),
@@ -125,9 +136,10 @@ def differentiable(
         writes_outs=tuple((outs.index(s.of), backward.outs.index(s)) for s in written if s.of in outs) if backward else (),
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
-        written_inputs=tuple(i for i, slot in enumerate(ins) if Final(slot) in outs),
-        restrided_inputs=tuple(i for i, s in enumerate(ins) if s in inner.facts.changes and inner.facts.changes[s].restrides),  # type: ignore[index]
-        bumps=tuple(ins.index(slot) for slot in bumps),
+        copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in restrided)),
+        watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
+        restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in restrided),
+        bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
         makes_zeros=any(layout.wrapping is not None for layout in tangents),
         pullback=derivative,
@@ -138,10 +150,9 @@ def differentiable(
 
 def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable:
     """A half with the subclass layer around it; one that takes a list still does."""
-    if layer is None or not graph.is_boxed:
-        return runnable if layer is None else layer(runnable)
-    around = layer(lambda *values: runnable(list(values)))
-    return lambda values: around(*values)
+    if layer is None:
+        return runnable
+    return layer.boxed(runnable) if graph.is_boxed else layer(runnable)
 
 
 def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]:
@@ -168,6 +179,21 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
     found = _read_by(roots)
     pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
     return {outer_slot(slot) for slot, node in pairs if node in found}
+
+
+def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
+    """The inputs whose final values autograd saves, so that nobody may write to them until backward is done; and how far writing them
+    back moves their version counters (those of ``before`` have moved already)."""
+    found: dict[Slot, int] = {}
+    for slot, node in zip(joint.signature.outs, joint.graph.results, strict=True):
+        if isinstance(slot, Final) and slot.during == "forward" and isinstance(node, fx.Node) and len(graphs) == 2:
+            change, of = inner.facts.change_of(slot.of), slot.of
+            looks = [node]
+            for look in looks:
+                looks += [user for user in look.users if is_view(user)]
+            if change is not None and of in inner.signature.ins and any(pass_of(u) == "backward" for look in looks for u in look.users):
+                found[of] = int(change.data != "unversioned" and of not in before)
+    return found
 
 
 _UNREAD = {torch.ops.aten._native_batch_norm_legit_functional.default: (3, 4)}

@@ -1,0 +1,147 @@
+"""Other memory: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do to a tensor of the trace.
+
+A functional tensor is not told of it: its sizes would change, and what it computes would not. From then on another tensor stands
+for it (``Lineage.give``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import MutationError
+from ..graphs import type_text
+from ..histories import is_stale, with_history_of
+from ..subclasses import is_traced
+from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes
+from ..trees import flatten
+from .replaced import set_
+from .views import HowGiven, is_dense
+from .where import user_line
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+
+def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
+    """``tensor``, which stands for ``original``, is given the memory of ``value``; it keeps its history."""
+    plain = isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor)
+    fits = plain and (tensor.dtype, tensor.device) == (value.dtype, value.device)
+    fits = fits and (not tensor.requires_grad or tensor.shape == value.shape)
+    if not fits:
+        raise MutationError(
+            f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
+            where=user_line(),
+            fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
+        )
+    if is_stale(value) or (tensor._is_view() and tensor.requires_grad):
+        raise MutationError(
+            "the function gives a view that requires grad other memory, or one by a view whose base was written to since",
+            where=user_line(),
+            fix="use the other tensor itself",
+        )
+    own = original if is_traced(original) else trace.lift(original)
+    memory = value.detach()
+    trace.lineage.give(own, with_history_of(memory, tensor), memory, how)
+
+
+def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
+    if more or (source is not None and not isinstance(source, Tensor)):
+        raise MutationError("the function gives a tensor the memory of a storage (set_)", where=user_line(), fix="x.set_(y) of a tensor")
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+    source = tensor.new_empty(0) if source is None else source
+    if source.dtype != tensor.dtype:
+        raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}")
+    if source.requires_grad or (tensor.requires_grad and not tensor.is_leaf):
+        raise MutationError(
+            "the function gives a tensor with a history other memory, or one to it (set_)", where=user_line(), fix="x.data = y"
+        )
+    give_data(trace, original, tensor, source, "set_")
+    return original
+
+
+def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any) -> Any:
+    shape = torch.Size(size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size)
+    if tensor.requires_grad:
+        raise RuntimeError("cannot resize variables that require grad")
+    if shape == tensor.shape and not more:
+        return original
+    real = trace.reals.get(id(original), original)
+    inside = is_traced(original) and id(original) not in trace.inputs
+    if trace.lineage.given(original) is not None:
+        raise MutationError("the function resizes other memory that it gave a tensor", where=user_line(), fix="give it what it is to hold")
+    beyond = not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+    if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
+        raise MutationError(
+            "the function resizes a tensor in place to memory that lies around it (resize_)", where=user_line(), fix="return a new tensor"
+        )
+    order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
+    flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
+    if shape.numel() > flat.numel():
+        flat = torch.cat([flat, flat.new_zeros(shape.numel() - flat.numel())])
+    give_data(trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data")
+    return original
+
+
+def _resize_as(trace: Trace, original: Any, tensor: Tensor, like: Tensor, **more: Any) -> Any:
+    return _resize(trace, original, tensor, *like.shape, **more)
+
+
+GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Tensor.resize_as_: _resize_as}
+"""Functions that give their argument other memory; applied to an input or a view they are carried out here (``set_`` always), to another
+tensor by torch."""
+
+
+def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or another dtype.
+
+    Raises where eager PyTorch does not cast what is computed.
+    """
+    rest = {k: v for k, v in kwargs.items() if k != "out"}
+    outs = kwargs["out"] if isinstance(kwargs["out"], tuple) else (kwargs["out"],)
+    if func in _DRAWS or not all(isinstance(out, FunctionalTensor) for out in outs):
+        return func(*args, **kwargs)
+    plain, plain_rest = _plain(args), _plain(rest)  # here: what functionalisation has put off is recorded
+    with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
+        likes = func(*plain, **plain_rest)
+    named = original if isinstance(original, tuple) else (original,)
+    outs = tuple(_fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True))
+    refused = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0])
+    if refused or all(out.is_contiguous() for out in outs):
+        return func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
+    values = func(*args, **rest)  # its functional form returns strides of its own
+    for out, value in zip(outs, [values] if isinstance(values, Tensor) else values, strict=True):
+        out.copy_(value)
+    return values if isinstance(original, tuple) else outs[0]
+
+
+def _plain(value: Any) -> Any:
+    """The fake tensors in some arguments."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return from_functional(value) if isinstance(value, FunctionalTensor) else value
+
+
+def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
+    if not torch.can_cast(like.dtype, out.dtype):
+        wide, name = (str(d).removeprefix("torch.").capitalize() for d in (like.dtype, out.dtype))
+        raise RuntimeError(f"result type {wide} can't be cast to the desired output type {name}")
+    if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
+        return out
+    if out.requires_grad:
+        raise MutationError("the function gives a tensor that requires grad other memory (out=)", where=user_line(), fix="out.copy_(value)")
+    own = trace.reals.get(id(original), original)
+    if out.numel() or trace.lineage.given(original) is not None or (not is_traced(own) and own.untyped_storage().nbytes()):
+        _resize(trace, original, out, *like.shape)
+    else:
+        give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))
+    return trace.lineage.current(original if is_traced(original) else trace.lift(original))
+
+
+_DRAWS = {torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial}

@@ -1,0 +1,357 @@
+"""What only leaves have: ``.grad``, ``.backward()`` inside the function, ``requires_grad_()``. Eager PyTorch is the oracle."""
+
+import pytest
+import torch
+from closeness import assert_rounded
+from torch import nn
+
+import funcgrad as fg
+
+
+def leaf(requires_grad=True):
+    return (torch.arange(4.0) / 5 + 0.1).requires_grad_(requires_grad)
+
+
+def values():
+    return torch.arange(4.0) + 1
+
+
+def backward_inside(x, y):
+    (x * x * y).sum().backward()
+    return x.grad
+
+
+def twice(x, y):
+    (x * y).sum().backward()
+    (x * x).sum().backward()
+
+
+def descent(x, y):
+    loss = (x * x * y).sum()
+    loss.backward()
+    with torch.no_grad():
+        x.sub_(x.grad, alpha=0.1)
+    return loss
+
+
+def descent_from_zero(x, y):
+    if x.grad is not None:
+        x.grad.zero_()
+    (x * x * y).sum().backward()
+    with torch.no_grad():
+        x -= 0.1 * x.grad
+
+
+def descent_of_data(x, y):
+    x.grad = None
+    loss = (x * x * y).sum()
+    loss.backward()
+    x.data.sub_(x.grad, alpha=0.1)
+    x.grad = None
+    return loss.detach()
+
+
+def the_graph_kept(x, y):
+    loss = (x * x * y).sum()
+    loss.backward(retain_graph=True)
+    return loss
+
+
+def set_to_an_input(x, y):
+    x.grad = y
+    return x * y.sum()
+
+
+def set_to_a_view(x, y):
+    x.grad = y.view(2, 2).view(4)
+    y.mul_(2)
+    return x * 2
+
+
+def set_to_a_result(x, y):
+    z = x.detach() * y
+    x.grad = z
+    return z
+
+
+def read(x, y):
+    return x * 2 + (0 if x.grad is None else x.grad)
+
+
+def dropped(x, y):
+    x.grad = None
+    return x * y
+
+
+def switched_on(x, y):
+    before = x * 2
+    x.requires_grad_()
+    return before, x * x * y
+
+
+def switched_off(x, y):
+    before = x * 2
+    x.requires_grad_(False)
+    return before, x * y
+
+
+def frozen_for_a_write(x, y):
+    x.requires_grad_(False)
+    x.mul_(2)
+    x.requires_grad_(True)
+    return x * y
+
+
+def written_then_switched_on(x, y):
+    with torch.no_grad():
+        x.mul_(2)
+    x.requires_grad = True
+    return x * x
+
+
+def switched_on_and_differentiated(x, y):
+    x.requires_grad_()
+    (x * x * y).sum().backward()
+    return x.grad * 1
+
+
+def a_gradient_of_what_is_switched_on(x, y):
+    x.requires_grad_()
+    (g,) = torch.autograd.grad((x * x * y).sum(), x)
+    x.requires_grad_(False)
+    return g
+
+
+CASES = (
+    backward_inside, twice, descent, descent_from_zero, descent_of_data, the_graph_kept, set_to_an_input, set_to_a_view, set_to_a_result,
+    read, dropped, switched_on, switched_off, frozen_for_a_write, written_then_switched_on, switched_on_and_differentiated,
+    a_gradient_of_what_is_switched_on,
+)  # fmt: skip
+
+
+def calls(f, x, y, n=3):
+    """What there is to see after each of some calls on the same arguments, each followed by a backward pass, if one can be."""
+    found = []
+    for _ in range(n):
+        outs = f(x, y)
+        outs = outs if isinstance(outs, tuple) else (outs,) if outs is not None else ()
+        looks = [(t.requires_grad, t.is_leaf, t is x.grad, x.grad is y) for t in (x, y, *outs)]
+        gradients = [x.grad is None, torch.zeros(4) if x.grad is None else x.grad.clone()]
+        memory = x.grad is not None and any(t.data_ptr() == x.grad.data_ptr() for t in (y, *outs))
+        held = [t.detach().clone() for t in (x, y, *outs)]
+        ran = "nothing to run"
+        if any(t.requires_grad for t in outs):
+            try:
+                sum(t.sum() for t in outs if t.requires_grad).backward()
+                ran = "runs"
+            except RuntimeError:
+                ran = "raises"
+        found.append((held + gradients[1:], [looks, gradients[0], memory, ran, x.grad is None]))
+        found.append(([torch.zeros(4) if x.grad is None else x.grad.clone()], []))
+    return found
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["", "a gradient before"])
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["requires grad", "does not"])
+@pytest.mark.parametrize("f", CASES, ids=lambda f: f.__name__)
+def test_as_in_eager(f, requires_grad, before):
+    results = []
+    for function in (f, fg.jit(f)):
+        x, y = leaf(requires_grad), values()
+        if before:
+            x.grad = torch.ones(4)
+        try:
+            results.append(calls(function, x, y))
+        except RuntimeError:
+            results.append(None)
+    expected, found = results
+    assert (expected is None) == (found is None)
+    for (tensors, facts), (ours, own_facts) in zip(expected or (), found or (), strict=True):
+        assert_rounded(ours, tensors)
+        assert own_facts == facts
+
+
+def training(optimizer, zero, transform, warm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+    chosen = optimizer(model.parameters())
+    x = torch.arange(12.0).view(4, 3) / 7
+
+    def step(x):
+        chosen.zero_grad(set_to_none=zero)
+        loss = (model(x) ** 2).mean()
+        loss.backward()
+        chosen.step()
+        return loss.detach()
+
+    for _ in range(warm):
+        step(x)
+    compiled = transform(step)
+    losses = [compiled(x).clone() for _ in range(4)]
+    return losses, [*model.parameters(), *model.buffers()], [p.grad for p in model.parameters()], compiled
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.UnresolvedCaptureWarning")
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_whole_training_step(momentum, zero):
+    """With momentum, the optimizer has made its state before: a function stores no new tensor where another call would find it."""
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=momentum)  # noqa: E731
+    expected = training(optimizer, zero, lambda f: f, 1)
+    found = training(optimizer, zero, fg.jit, 1)
+    for ours, theirs in zip(found[:3], expected[:3], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert found[3].cache_info().misses == 1
+
+
+def test_a_state_that_an_optimizer_makes_is_refused_and_taken_away():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+    def step(x):
+        (weight * x).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(fg.MutationError, match=r"stores a tensor it computes in optimizer.state"):
+        fg.jit(step)(torch.ones(3))
+    assert not optimizer.state and weight.grad is None and torch.equal(weight.detach(), torch.ones(3))
+
+
+def test_forward_and_backward_compiled_and_the_optimizer_outside():
+    results = []
+    for transform in (lambda f: f, fg.jit):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def both(x, model=model):
+            loss = (model(x) ** 2).mean()
+            loss.backward()
+            return loss.detach()
+
+        compiled = transform(both)
+        for i in range(4):  # gradients of two batches add up
+            optimizer.zero_grad()
+            compiled(torch.full((2, 3), 1.0 + i))
+            compiled(torch.ones(2, 3))
+            optimizer.step()
+        results.append([*model.parameters(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*results)
+    assert compiled.cache_info().misses == 2  # without a gradient, and with one
+
+
+def test_the_printed_call():
+    x = leaf()
+    program = fg.jit(backward_inside).program(x, values())
+    assert [str(e) for layer in program.layers for e in layer.effects] == ["x.grad = new(x.grad)"]
+    assert "if x.grad is not None: return MISS" in program.call.text
+    x.grad = torch.ones(4)
+    c = fg.jit(backward_inside)
+    program = c.program(x, values())
+    lines = [line.strip() for line in program.call.text.splitlines()]
+    assert "x_grad = x.grad" in lines and "x_grad.copy_(final_x_grad)" in lines
+    x.grad = None
+    assert "x.grad: is no tensor any more: None" in c.explain_miss(x, values())
+    program = fg.jit(switched_on).program(leaf(False), values())
+    lines = [line.strip() for line in program.call.text.splitlines()]
+    assert lines.index("x.requires_grad_()") < next(i for i, line in enumerate(lines) if "= kernel(" in line)
+
+
+@pytest.mark.parametrize("transform", [fg.jit, fg.grad_compiled])
+def test_captured_tensors(transform):
+    weight, frozen = torch.ones(4), nn.Parameter(torch.ones(4))
+    frozen.grad = torch.ones(4)
+
+    def f(x):
+        weight.requires_grad_()
+        frozen.requires_grad_(False)
+        frozen.grad = None
+        return (x * weight * frozen).sum()
+
+    c = transform(f)
+    for calls in (1, 2):
+        torch.testing.assert_close(c(leaf(False)).detach(), f(leaf(False)).detach() if transform is fg.jit else torch.ones(4))
+        assert weight.requires_grad and not frozen.requires_grad and frozen.grad is None
+    assert c.cache_info().misses == 2, calls  # the second call finds them as they are then
+
+
+def test_a_gradient_that_is_an_argument_too():
+    def f(x, g):
+        x.grad.mul_(2)
+        return g * x
+
+    results = []
+    for function in (f, fg.jit(f)):
+        x = leaf()
+        x.grad = values()
+        results.append([function(x, x.grad), function(x, x.grad), x.grad])
+    assert_rounded(results[1], results[0])
+
+
+def test_one_object_under_two_names():
+    def f(x, y):
+        (x * y).sum().backward()
+        return y.grad
+
+    results = []
+    for function in (f, fg.jit(f)):
+        x = leaf()
+        results.append([function(x, x).clone(), function(x, x).clone(), x.grad])
+    assert_rounded(results[1], results[0])
+
+
+def hooked():
+    x = leaf()
+    x.register_hook(lambda g: g * 2)
+    return x
+
+
+def overlapping():
+    base = torch.arange(6.0)
+    return base[:4], base[2:]
+
+
+REFUSED = {
+    "history": (lambda x, y: (x * y).sum().backward(), lambda: (leaf() * 2, values()), "go on through the history of x"),
+    "hooks": (lambda x, y: (x * y).sum().backward(), lambda: (hooked(), values()), "hooks of it would have to run"),
+    "computed": (lambda x, y: setattr(x, "grad", y), lambda: (leaf() * 2, values()), "computed outside"),
+    "retained": (lambda x, y: x.retain_grad(), lambda: (leaf() * 2, values()), "has it retained"),
+    "overlap": (lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2, overlapping, "writes to one that overlaps with it"),
+    "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0], lambda: (leaf(False), values()), "asks for its gradient"),
+    "memory": (lambda x, y: (x.requires_grad_(), setattr(x, "data", y))[0] * 2, lambda: (leaf(False), values()), "gives it other memory"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_carried_out_is_refused_before_anything_changes(name):
+    f, make, message = REFUSED[name]
+    x, y = make()
+    with pytest.raises(fg.MutationError, match=message):
+        fg.jit(f)(x, y)
+    again, _ = make()
+    assert_rounded([x.detach(), y], [again.detach(), make()[1]])
+    assert x.requires_grad == again.requires_grad and x.shape == again.shape
+
+
+def test_a_second_derivative_of_what_sets_a_gradient_is_refused():
+    def f(x, y):
+        x.grad = y
+        return x**3
+
+    x = leaf()
+    out = fg.jit(f)(x, values())
+    with pytest.raises(fg.UnsupportedTransformError, match=r"sets or reads x.grad"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(fg.jit(f)(x, values()).sum(), x)[0], 3 * x.detach() ** 2)
+
+
+def test_another_run_that_sets_another_gradient_is_refused():
+    runs = iter([0, 1])
+
+    def f(x, y):
+        if next(runs):
+            x.grad = y
+        return x * 2
+
+    with pytest.raises(fg.TraceError, match="sets the gradient of x in one of two runs"):
+        fg.jit(f)(leaf(), values())

@@ -1,0 +1,176 @@
+"""Functions that write to what derivatives need: of second order, and where the caller writes between forward and backward."""
+
+import pytest
+import torch
+from closeness import assert_rounded
+from torch import nn
+
+import funcgrad as fg
+
+
+def weight(n=4):
+    return (torch.arange(float(n)) / 5 + 0.1).requires_grad_()
+
+
+def computed():
+    w = weight()
+    return [w], [w * 1]
+
+
+def with_buffer():
+    w = weight()
+    return [w], [w, torch.arange(4.0) + 1]
+
+
+def a_leaf():
+    w = weight()
+    return [w], [w]
+
+
+def matrix():
+    w = weight(6)
+    return [w], [w.view(2, 3) * 1]
+
+
+def overlapping():
+    w = weight(8)
+    base = w * 1
+    return [w], [base[:5], base[3:]]
+
+
+def tracked(x):
+    x.mul_(2)
+    return x.exp() * x
+
+
+def counted(x, b):
+    b.add_(1)
+    return x * x * b.exp()
+
+
+def averaged(x, b):
+    b.copy_(b * 0.9 + x.detach() * 0.1)
+    return x * x * b
+
+
+def transposed(x):
+    x.t_()
+    return x.exp() * x
+
+
+def decayed(x):
+    with torch.no_grad():
+        x.mul_(0.9)
+    return x**3
+
+
+def through_an_overlap(x, y):
+    x.mul_(2)
+    return x.sin() * x, y * y
+
+
+TWICE = {
+    "tracked": (tracked, computed), "buffer": (counted, with_buffer), "average": (averaged, with_buffer),
+    "transposed": (transposed, matrix), "decayed": (decayed, a_leaf), "overlap": (through_an_overlap, overlapping),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_the_second_derivative_of_what_overwrites_its_inputs(name):
+    f, make = TWICE[name]
+    results = []
+    for function in (f, fg.jit(f)):
+        leaves, inputs = make()
+        outs = function(*inputs)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        first = torch.autograd.grad(sum((o * o).sum() for o in outs), leaves, create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in first), leaves)
+        results.append([*outs, *first, *second, *inputs])
+    assert_rounded([t.detach() for t in results[1]], [t.detach() for t in results[0]])
+
+
+def penalised(transform, make):
+    torch.manual_seed(0)
+    critic = make()
+    x = (torch.arange(6.0).view(2, 3) / 5).requires_grad_()
+    (g,) = torch.autograd.grad(transform(lambda x: critic(x))(x).sum(), x, create_graph=True)
+    ((g.norm(dim=1) - 1) ** 2).mean().backward()
+    return [x.grad, *(p.grad for p in critic.parameters()), *critic.buffers()]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)), nn.Tanh()),
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh()),
+    ],
+    ids=["spectral norm", "batch norm"],
+)
+def test_a_gradient_penalty_of_a_module_with_buffers(make):
+    torch.testing.assert_close(penalised(fg.jit, make), penalised(lambda f: f, make), rtol=1e-3, atol=1e-4)
+
+
+def test_a_copy_is_kept_only_of_what_is_overwritten_and_needed():
+    def kept(f, make):
+        out = fg.jit(f)(*make()[1])
+        return (out[0] if isinstance(out, tuple) else out).grad_fn.program.copied_inputs
+
+    assert kept(counted, with_buffer) == (1,)
+    assert kept(lambda x, b: (b.add_(1), x * x)[1], with_buffer) == ()
+    assert kept(lambda x, b: x * b, with_buffer) == ()
+
+
+# ── the caller writes between forward and backward ───────────────────────────────────────────────────────────────
+
+
+def write_first(x, *rest):
+    x.detach().add_(1)
+
+
+def write_second(x, y):
+    y.add_(1)
+
+
+def nothing(*inputs):
+    pass
+
+
+def unrelated(x, b):
+    b.copy_(x.detach())
+    return x * 2
+
+
+BETWEEN = {
+    "saved as it was written": (lambda x: (x.mul_(2), x * x)[1], computed, write_first),
+    "written, not saved": (lambda x: (x.mul_(2), x * 3)[1], computed, write_first),
+    "buffer": (lambda x, b: (b.mul_(2), x * b)[1], with_buffer, write_second),
+    "buffer left alone": (lambda x, b: (b.mul_(2), x * b)[1], with_buffer, nothing),
+    "buffer through data": (lambda x, b: (b.data.mul_(2), x * b)[1], with_buffer, write_second),
+    "part of a buffer": (lambda x, b: (b[1:].mul_(2), x[:2] * b[:2])[1], with_buffer, write_second),
+    "what was copied into a buffer": (lambda x, b: (lambda z: (b.copy_(z), x * z)[1])(x.detach() * 2), with_buffer, write_second),
+    "unrelated": (unrelated, with_buffer, write_second),
+    "overlap": (lambda x, y: (x.mul_(2), x * x + y.sum())[1], overlapping, write_first),
+    "overlap left alone": (lambda x, y: (x.mul_(2), x * x + y.sum())[1], overlapping, nothing),
+    "transposed": (lambda x: (x.t_(), x.mul_(2), x * x)[2], matrix, write_first),
+    "transposed and left alone": (lambda x: (x.t_(), x.mul_(2), x * x)[2], matrix, nothing),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_write_between_forward_and_backward_is_noticed_where_eager_notices_it(name):
+    f, make, write = BETWEEN[name]
+    results = []
+    for function in (f, fg.jit(f)):
+        leaves, inputs = make()
+        out = function(*inputs)
+        write(*inputs)
+        try:
+            out.sum().backward()
+            results.append([leaf.grad for leaf in leaves])
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            results.append("raises")
+    if isinstance(results[0], str) or isinstance(results[1], str):
+        assert results[0] == results[1]
+    else:
+        assert_rounded(results[1], results[0])
