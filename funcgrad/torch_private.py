@@ -62,6 +62,11 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
     return int(dispatch_keys(tensor).raw_repr())
 
 
+def is_zero_tensor(tensor: torch.Tensor) -> bool:
+    """Whether it stands for zeros, with no memory behind it (what forward derivatives begin with)."""
+    return bool(tensor._is_zerotensor())
+
+
 def is_wrapper_subclass(value: Any) -> bool:
     """Whether a value is a tensor made of others, by ``__tensor_flatten__``."""
     return is_traceable_wrapper_subclass(value)

@@ -119,3 +119,14 @@ def test_one_product_twice_is_not_added_to_itself():
         return (first + first).sum()
 
     agree(f, torch.randn(40, 40), torch.randn(40, 40))
+
+
+def test_zeros_without_memory():
+    """What forward derivatives begin with is a tensor that has no address."""
+    w = torch.randn(2, 2)
+
+    def f(z):
+        return torch.func.hessian(lambda r: (w @ r).sin().sum())(z).sum()
+
+    z = torch.randn(2)
+    assert_rounded(fg.grad_compiled(f, backend="c")(z), torch.func.grad(f)(z))

@@ -8,6 +8,7 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
 
 import funcgrad as fg
 from funcgrad.layers.subclass import subclass
@@ -489,7 +490,9 @@ def test_a_buffer_that_is_a_dtensor_in_a_training_step(mesh):  # S1-11
         return (x @ w).sin() * b
 
     compiled = fg.jit(f)
-    assert rounded(training(compiled, mesh)) == rounded(training(f, mesh))
+    ours, theirs = tree_leaves(training(compiled, mesh)), tree_leaves(training(f, mesh))
+    assert [x for x in ours if not isinstance(x, float)] == [x for x in theirs if not isinstance(x, float)]
+    assert [x for x in ours if isinstance(x, float)] == pytest.approx([x for x in theirs if isinstance(x, float)], rel=1e-4, abs=1e-5)
     assert compiled.cache_info().misses == 1
 
 

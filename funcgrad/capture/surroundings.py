@@ -27,6 +27,10 @@ _COUNTED = (bool, int, float, str, type(None))
 """What a function may count or note on its way: put back after the dry run, so that the second run starts where the first did."""
 
 
+_WEIGHTS = "_flat_weights"
+"""Where torch's recurrent modules keep a list of their weights, a new one whenever one is swapped (``functional_call``)."""
+
+
 class Surroundings:
     """The dicts and lists that were seen, each with a copy of what it held and the name a reader knows it by."""
 
@@ -93,7 +97,7 @@ class Surroundings:
             traced = [(key, value) for key, value in items if self._holds_traced(value)]
             for key, value in traced:
                 had = before.get(key) if isinstance(before, dict) else (before[key] if key < len(before) else None)
-                if had is None or real_of.get(id(value)) is not had:
+                if (had is None or real_of.get(id(value)) is not had) and key != _WEIGHTS:
                     shown = key if not isinstance(key, torch.Tensor) else type_text(real_of.get(id(key), key))
                     stored.append(f"{name}{shown}" if name.endswith(".") else f"{name}[{shown!r}]")
             if isinstance(container, list):

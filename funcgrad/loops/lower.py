@@ -14,7 +14,9 @@ from torch import Tensor, fx
 
 from ..errors import GraphError
 from ..graphs import Graph, again, device_of, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from ..torch_private import is_zero_tensor
 from .gather import Checked
+from .rows import plain
 from .table import TABLE
 from .values import Count, Memory, MixedDtypesError, Number, Value, View, below, memory, number, pointwise, reduce
 
@@ -128,6 +130,8 @@ def _check(node: fx.Node, found: Any, out: Any) -> None:
 
 
 def _exists(node: fx.Node, out: Any) -> Value | None:
+    if isinstance(out, Tensor) and is_zero_tensor(out):
+        return number(plain(0, out.dtype), out.dtype, out.shape) if out.dtype in SUPPORTED else None
     if isinstance(out, Tensor):
         there = memory(node.name, tuple(out.shape), tuple(out.stride()), out.dtype)
         return pointwise("neg", there) if out.is_neg() else there  # PyTorch notes that the sign is turned, and leaves memory as it is
