@@ -256,7 +256,7 @@ def memory_of(value: Any) -> dict[int, int]:
 
 def is_expanded(tensor: Tensor) -> bool:
     """Whether one element in memory stands for several of the tensor."""
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() > 0 and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def nbytes(value: Any) -> int:

@@ -198,8 +198,10 @@ def refuse_stores(
         now = lineage.current(own)
         if resized and any(slot in group for group in neighbours(named)) and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
             faults.append("writes to it, though others share its memory")
-        if slot in shared:
-            faults.append("writes to one that shares that memory")
+        others = {id(mirrored[id(t)].seen): other for other, t in named if t is not tensors[slot]}
+        source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
+        if slot in shared or source in touched:
+            faults.append("writes to one that shares that memory, or changes how it looks")
         if differentiable and tensors[slot].numel():  # eager PyTorch's own backward may read the new values, or the old ones
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]

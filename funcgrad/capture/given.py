@@ -60,6 +60,12 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
         raise MutationError(
             "the function gives a tensor with a history other memory, or one to it (set_)", where=user_line(), fix="x.data = y"
         )
+    if tensor._is_view() or trace.lineage.given(original) is not None:
+        raise MutationError(
+            "the function gives a view other memory, or a tensor for the second time (set_)",
+            where=user_line(),
+            fix="use the other tensor itself",
+        )
     give_data(trace, original, tensor, source, "set_")
     return original
 

@@ -174,6 +174,12 @@ class Lifter(TorchFunctionMode):
         """Note an input that is to require grad where it did not, or the other way round."""
         real = original if not is_traced(original) else self._trace.reals.get(id(original))
         if real is not None and (real.requires_grad != on or tensor.requires_grad != on):
+            if not on and any(other._base is real for other in self._trace.reals.values()):
+                raise MutationError(
+                    "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view of",
+                    where=user_line(),
+                    fix="do it outside, before the view is taken",
+                )
             self._trace.switched.append(tensor)
 
     def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:

@@ -17,6 +17,9 @@ from .values import Count, Map, Memory, Number, Value, View, Within
 _AT_MOST = 64.0
 """Operations for an element, of which a transcendental function is some twenty."""
 
+_LOOKS = 3
+"""Ways in which it looks at tensors: what takes an element from each of many places (a window) is read from one."""
+
 _FROM = 1 << 12
 """Elements that do not stay in the nearest cache from one kernel to the next."""
 
@@ -65,13 +68,14 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
     """How to compute a value from what is in memory; None where that takes a loop, or too long."""
     sources: set[Value] = set()
     kept: set[Value] = set()
-    cost, pending, seen = 0.0, [value], {value}
+    cost, looks, pending, seen = 0.0, 0, [value], {value}
     while pending:
         current = pending.pop()
         if current is not value and (current in stored or isinstance(current, Memory)):
             sources.add(current)
         elif isinstance(current, (Map, View, Within, Number, Count)):
             cost += operations(current.op) if isinstance(current, Map) else 0.0
+            looks += isinstance(current, (View, Within)) and current.arg.numel * _BESIDE > value.numel
             new = [v for v in current.inputs if v not in seen]
             seen.update(new)
             pending += new
@@ -80,7 +84,7 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
             kept.add(current)
         else:
             return None
-        if cost > _AT_MOST:
+        if cost > _AT_MOST or looks > _LOOKS:
             return None
     return _Recipe(frozenset(sources), frozenset(kept), cost)
 

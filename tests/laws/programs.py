@@ -121,7 +121,7 @@ MEMORY = (
     "{x}.resize_(9).zero_()", "{x}.resize_as_({y}).copy_({y})", "torch.mul({y}, 2, out={x})", "torch.cumsum({y}.detach(), 0, out={x})",
 )  # fmt: skip
 REFUSED = (
-    "(.backward() inside, .grad =, requires_grad_())", "which would go on through the history", "other memory",
+    "(.backward() inside, .grad =, requires_grad_())", "off (requires_grad_())", "which would go on through the history", "other memory",
     "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
     "writes to memory it reads elsewhere",
 )  # fmt: skip
