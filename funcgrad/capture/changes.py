@@ -200,8 +200,10 @@ def refuse_stores(
             faults.append("writes to it, though others share its memory")
         others = {id(mirrored[id(t)].seen): other for other, t in named if t is not tensors[slot]}
         source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
-        if slot in shared or source in touched:
-            faults.append("writes to one that shares that memory, or changes how it looks")
+        if slot in shared:
+            faults.append("writes to one that shares that memory")
+        if source is not None and changes.get(source, Change()).restrides:
+            faults.append("changes how the one looks whose memory it is given")
         if differentiable and tensors[slot].numel():  # eager PyTorch's own backward may read the new values, or the old ones
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]

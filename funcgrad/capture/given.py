@@ -38,19 +38,25 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
             fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
         )
     if is_stale(value) or (tensor._is_view() and tensor.requires_grad):
-        raise MutationError(
-            "the function gives a view that requires grad other memory, or one by a view whose base was written to since",
-            where=user_line(),
-            fix="use the other tensor itself",
-        )
+        raise _of_a_view()
     own = original if is_traced(original) else trace.lift(original)
     memory = value.detach()
     trace.lineage.give(own, with_history_of(memory, tensor), memory, how)
 
 
+def _of_a_view() -> MutationError:
+    return MutationError(
+        "the function gives a view that requires grad other memory, or one by a view whose base was written to since",
+        where=user_line(),
+        fix="use the other tensor itself",
+    )
+
+
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
     if more or (source is not None and not isinstance(source, Tensor)):
         raise MutationError("the function gives a tensor the memory of a storage (set_)", where=user_line(), fix="x.set_(y) of a tensor")
+    if is_stale(tensor):
+        raise _of_a_view()
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     source = tensor.new_empty(0) if source is None else source

@@ -123,7 +123,7 @@ MEMORY = (
 REFUSED = (
     "(.backward() inside, .grad =, requires_grad_())", "off (requires_grad_())", "which would go on through the history", "other memory",
     "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
-    "writes to memory it reads elsewhere",
+    "writes to memory it reads elsewhere", "fills a view of an expanded tensor",
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")

@@ -38,7 +38,7 @@ def carried_out(case):
     """The program of a case that is not refused by name, and whose inputs are its arguments (not their gradients)."""
     try:
         program = program_of(case)
-    except fg.MutationError as error:
+    except (fg.MutationError, fg.UnsupportedTransformError) as error:
         assume(not any(reason in str(error) for reason in REFUSED))
         raise
     assume(not program.facts.captured)
@@ -189,6 +189,7 @@ def test_layers_one_by_one_are_the_printed_stack(seed):
     case = generate(seed)
     eager = run(case, lambda f: f)
     assume(eager.error is None)
+    assume("requires_grad_" not in case.text)  # a leaf made inside is one for the printed stack only
     program = carried_out(case)
     assume(not counts_for_itself(program, case.text) and not takes_views_between_layers(program))
     assert difference(run(case, lambda f: printed(program)), run(case, lambda f: one_by_one(program))) is None
