@@ -109,9 +109,9 @@ def _as_before(node: fx.Node, new: fx.Node) -> None:
 # ── products ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _products(graph: fx.Graph, target: Any = aten.mm.default) -> list[fx.Node]:
-    """The products that the library runs."""
-    found = [n for n in graph.nodes if n.target is target]
+def _products(graph: fx.Graph) -> list[fx.Node]:
+    """The products of two matrices that the library runs."""
+    found = [n for n in graph.nodes if n.target is aten.mm.default]
     return [n for n in found if not is_small(value_of(n).shape, value_of(_args(n)[0]).shape[-1])]
 
 
