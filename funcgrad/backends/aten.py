@@ -20,6 +20,7 @@ from ..graphs import Graph, is_expanded, is_getitem, is_random, scalar, storages
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
+from .library import ADDING
 
 
 class AtenBackend:
@@ -124,16 +125,13 @@ _POINTWISE = frozenset(
 )
 """Ops whose in-place form computes element by element, so that reading and writing one place is safe."""
 
-_ADDING = ("addmm", "baddbmm")
-"""Products that may add to their first operand where it lies, which the library does at the same speed."""
-
 
 def in_place_form(op: Any) -> Any:
     """``aten.mul_.Tensor`` for ``aten.mul.Tensor``; None where there is none with the same arguments."""
     if not is_operator(op) or op.namespace != "aten":
         return None
     base = op.__name__.split(".")[0]
-    packet = getattr(torch.ops.aten, base + "_", None) if base in _POINTWISE or base in _ADDING else None
+    packet = getattr(torch.ops.aten, base + "_", None) if base in _POINTWISE or op in ADDING.values() else None
     overload = getattr(packet, overload_name(op), None)
     return overload if overload is not None and argument_names(overload) == argument_names(op) else None
 

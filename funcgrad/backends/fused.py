@@ -35,7 +35,7 @@ from . import c, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
 from .build import function, load
-from .library import ADDING, for_library
+from .library import added_to, for_library
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
@@ -231,7 +231,7 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
     for step in steps:
         if isinstance(step, Extern):
             yield from views(step.node.all_input_nodes)
-            yield Call(step.node, _added_to(step.node))
+            yield Call(step.node, added_to(step.node))
             # none of several results keeps the others alive
             yield from views(n for n in step.node.users if is_getitem(n) and n.users)
             continue
@@ -245,14 +245,6 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
         yield from (Allocate(b, origins[b.name]) for b in launch.buffers if b.name in origins)
         yield launch
     yield from views(r for r in graph.results if isinstance(r, fx.Node))
-
-
-def _added_to(node: fx.Node) -> fx.Node | None:
-    """What a product adds to and nobody else reads, if it is a product, too: it is added to in place."""
-    if node.target not in ADDING.values():
-        return None
-    start: Any = node.args[0]
-    return start if (start.target in ADDING or start.target in ADDING.values()) and len(start.users) == 1 else None
 
 
 def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:

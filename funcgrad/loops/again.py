@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import frozen
 
 from .gather import Gather
-from .groups import Group, Task, operations
+from .groups import ROW, Group, Task, operations
 from .values import Count, Map, Memory, Number, Value, View, Within
 
 _AT_MOST = 64.0
@@ -22,9 +22,6 @@ _LOOKS = 3
 
 _FROM = 1 << 12
 """Elements that do not stay in the nearest cache from one kernel to the next."""
-
-_BESIDE = 16
-"""A number for each row of so many elements is nothing to keep."""
 
 
 @frozen(eq=False)
@@ -41,7 +38,8 @@ def compute_again(
     maker: Callable[[Value], Task | None],
 ) -> None:  # fmt: skip
     """Let groups that come later compute what they read from others. ``stored``: what kernels leave for others, and which; ``wanted``: what
-    has to be in memory; ``maker``: the task that makes a value. Changes ``stored``, and what groups read."""
+    has to be in memory; ``maker``: the task that makes a value. Changes ``stored``, and what groups read; their order stands, since what is
+    read instead is made before."""
     at = {task: i for i, task in enumerate(tasks)}
     readers: dict[Value, list[Group]] = {}
     for task in tasks:
@@ -59,7 +57,6 @@ def compute_again(
         for group in later:
             group.reads.discard(value)
             group.reads.update(recipe.sources)
-            group.after.update(made_by for s in recipe.sources if (made_by := maker(s)) is not None)
             for source in recipe.sources:
                 readers.setdefault(source, []).append(group)
 
@@ -75,11 +72,11 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
             sources.add(current)
         elif isinstance(current, (Map, View, Within, Number, Count)):
             cost += operations(current.op) if isinstance(current, Map) else 0.0
-            looks += isinstance(current, (View, Within)) and current.arg.numel * _BESIDE > value.numel
+            looks += isinstance(current, (View, Within)) and current.arg.numel * ROW > value.numel
             new = [v for v in current.inputs if v not in seen]
             seen.update(new)
             pending += new
-        elif current is not value and current in group_of and current.numel * _BESIDE <= value.numel:
+        elif current is not value and current in group_of and current.numel * ROW <= value.numel:
             sources.add(current)
             kept.add(current)
         else:

@@ -16,7 +16,7 @@ from ..graphs import is_getitem
 from .again import compute_again
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
-from .groups import EXPENSIVE, Decision, ExternTask, Fused, Group, Task
+from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Task
 from .index import Axis, Index, substitute
 from .lower import Lowering
 from .scan import Scan
@@ -25,9 +25,6 @@ from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axe
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
-
-_ROW = 16
-"""Elements of a row for which one more number is nothing to read."""
 
 Read = tuple[Value, tuple[Index, ...]]
 
@@ -218,7 +215,7 @@ class _Fusion:
         """Whether it is there, or a view of what is, and next to nothing to read: one number for each row."""
         while isinstance(value, View):
             value = value.arg
-        return value in self._group_of and value.numel * _ROW <= beside.numel
+        return value in self._group_of and value.numel * ROW <= beside.numel
 
     # ── done ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -228,8 +225,9 @@ class _Fusion:
             own = self._group_of.get(value)
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
-        compute_again(_in_order(self._tasks), stored, self._wanted, self._group_of, self._task_of)
-        return Fused(tuple(_in_order(self._tasks)), stored, self._group_of)
+        tasks = _in_order(self._tasks)
+        compute_again(tasks, stored, self._wanted, self._group_of, self._task_of)
+        return Fused(tuple(tasks), stored, self._group_of)
 
 
 class _Order:

@@ -15,7 +15,7 @@ import torch
 from .gather import Checked
 from .index import Index
 from .rows import TABLE, Rule, aten, row
-from .values import Value, cast, compare, concatenate, look, number, own_index, permute, pointwise, reshape, where
+from .values import Value, compare, concatenate, look, number, own_index, permute, pointwise, reshape, where
 
 _LARGEST = 4
 """Rows of a matrix that is written out."""
@@ -185,7 +185,7 @@ def _determinant(log: bool) -> Rule:
         if not log:
             return (_product([*signs, *diagonal]), *rest)
         sizes = [pointwise("log", pointwise("abs", d)) for d in diagonal]
-        return (_product([*signs, *(_sign(d) for d in diagonal)]), functools.reduce(lambda x, y: x + y, sizes), *rest)
+        return (_product([*signs, *(pointwise("sign", d) for d in diagonal)]), functools.reduce(lambda x, y: x + y, sizes), *rest)
 
     rule.takes_given = True  # type: ignore[attr-defined]
     return rule
@@ -193,10 +193,6 @@ def _determinant(log: bool) -> Rule:
 
 def _product(values: Sequence[Value]) -> Value:
     return functools.reduce(lambda x, y: x * y, values)
-
-
-def _sign(x: Value) -> Value:
-    return cast(compare("gt", x, 0.0), x.dtype) - cast(compare("lt", x, 0.0), x.dtype)
 
 
 TABLE[aten._linalg_det.default], TABLE[aten._linalg_slogdet.default] = _determinant(False), _determinant(True)
