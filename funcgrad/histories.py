@@ -33,6 +33,16 @@ def is_stale(tensor: torch.Tensor) -> bool:
         return True
 
 
+def renew_history(tensor: torch.Tensor) -> None:
+    """Let a view know that its base got a history since: until it is asked, autograd takes it for a leaf when it is written to.
+
+    An input that is the base itself in the caller's hands is a view in a recorded run. Not to be called by what a custom Function's
+    ``apply`` calls: that holds a lock of the view's.
+    """
+    if tensor._is_view():
+        is_stale(tensor)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """The version counter of a tensor; 0 for an inference tensor, which has none."""
     return 0 if tensor.is_inference() else tensor._version
@@ -124,3 +134,9 @@ def with_history_of(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad():
         tensor: torch.Tensor = _WithHistory.apply(look, carrier)  # type: ignore[no-untyped-call]
     return tensor
+
+
+def with_dead_end(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory that requires grad: gradients flow to a leaf that nobody has."""
+    with torch.enable_grad():
+        return with_history_of(tensor, tensor.new_zeros(()).requires_grad_().expand_as(tensor))

@@ -122,10 +122,63 @@ def a_gradient_of_what_is_switched_on(x, y):
     return g
 
 
+def a_view_before(x, y):
+    before = x[1:]
+    x.requires_grad_()
+    return before, x * y, before * y[1:]
+
+
+def on_and_off(x, y):
+    x.requires_grad_()
+    between = x * y
+    x.requires_grad_(False)
+    return between, x[1:]
+
+
+def a_view_after(x, y):
+    x.requires_grad_(False)
+    return x[1:], y * 2
+
+
+def nothing_to_track(x, y):
+    with torch.no_grad():
+        z = x.sin()
+    x.requires_grad_()
+    return z
+
+
+def a_leaf_made_inside(x, y):
+    z = (x.detach() * 2).requires_grad_()
+    return z * y, y * 2
+
+
+def a_leaf_and_what_it_was(x, y):
+    z = x.detach() * 2
+    same = z.detach()
+    z.requires_grad_()
+    same.unsqueeze_(0)
+    return z, same
+
+
+def a_leaf_and_a_part(x, y):
+    z = x.detach() * 2
+    part = z[1:]
+    z.requires_grad_()
+    return part, z.detach()
+
+
+def a_leaf_over_an_input(x, y):
+    z = x.data
+    part = z[1:]
+    z.requires_grad_()
+    return part
+
+
 CASES = (
     backward_inside, twice, descent, descent_from_zero, descent_of_data, the_graph_kept, set_to_an_input, set_to_a_view, set_to_a_result,
     read, dropped, switched_on, switched_off, frozen_for_a_write, written_then_switched_on, switched_on_and_differentiated,
-    a_gradient_of_what_is_switched_on,
+    a_gradient_of_what_is_switched_on, a_view_before, on_and_off, a_view_after, nothing_to_track, a_leaf_made_inside,
+    a_leaf_and_what_it_was, a_leaf_and_a_part, a_leaf_over_an_input,
 )  # fmt: skip
 
 
@@ -319,6 +372,34 @@ REFUSED = {
     "overlap": (lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2, overlapping, "writes to one that overlaps with it"),
     "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0], lambda: (leaf(False), values()), "asks for its gradient"),
     "memory": (lambda x, y: (x.requires_grad_(), setattr(x, "data", y))[0] * 2, lambda: (leaf(False), values()), "gives it other memory"),
+}
+
+
+class Tripled(torch.autograd.Function):
+    """Its backward pass writes to a buffer."""
+
+    @staticmethod
+    def forward(ctx, x, buffer):
+        ctx.buffer = buffer
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.buffer.mul_(3)
+        return g * 2, None
+
+
+def a_view():
+    return torch.arange(6.0)[1:5], values()
+
+
+REFUSED |= {
+    "tracked": (lambda x, y: (x.requires_grad_(False), x.copy_(y * y))[0] * 2, lambda: (leaf(), leaf()), "a leaf, what requires grad"),
+    "an early view of a view": (lambda x, y: (x[1:], x.requires_grad_())[0] * 2, a_view, "that is a view itself"),
+    "a view under no_grad": (lambda x, y: torch.no_grad()(lambda v: v[1:])(x.requires_grad_()) * 2, a_view, "that is a view itself"),
+    "given, switched": (lambda x, y: (setattr(x, "data", y), x.requires_grad_(False))[1] * 2, lambda: (leaf(), values()), "other memory"),
+    "a hidden leaf": (lambda x, y: Tripled.apply(x.clone().requires_grad_(), y), lambda: (leaf(False), values()), "a leaf it made itself"),
+    "a view's history": (lambda x, y: (x.copy_(y * y), (x * x).sum().backward())[0], lambda: (a_view()[0], leaf()), "a view, what"),
 }
 
 

@@ -266,9 +266,21 @@ def out_that_is_transposed(x, y):
     return room.exp()
 
 
+def a_result_resized(x, y):
+    z = x * y
+    z.resize_(5).zero_()
+    return z[3:].add_(1), z
+
+
+def a_result_resized_by_out(x, y):
+    z = x.sum()
+    torch.cumsum(y.expand(2, 3).detach(), 0, out=z)
+    return z * 2
+
+
 GIVEN = (
     set_to_an_input, set_to_a_part_of_a_result, set_to_nothing, resized_smaller, resized_and_written, resized_like_another,
-    out_of_other_sizes, out_of_another_dtype, several_outs, out_that_is_transposed,
+    out_of_other_sizes, out_of_another_dtype, several_outs, out_that_is_transposed, a_result_resized, a_result_resized_by_out,
 )  # fmt: skip
 
 
@@ -316,6 +328,9 @@ REFUSED = {
     "beyond": (lambda x, y: x.resize_(5), shared, "memory that lies around it"),
     "differentiated": (lambda x, y: (y.resize_(2), x * 2)[1], two_leaves, "its result is differentiated"),
     "depends": (lambda x, y: (y.resize_(0), y.resize_as_(x).copy_(x))[0].detach(), two_leaves, "other memory"),
+    "a part of a result": (lambda x, y: (x * y)[1:].resize_(1), two, "memory that lies around it"),
+    "a result": (lambda x, y: ((z := x.relu()), setattr(z, "data", y))[0], two_leaves, "a result that requires grad other memory"),
+    "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
     "twice": (lambda x, y: x.set_(y).resize_(2), two, "resizes other memory that it gave"),
     "leaf under no_grad": (lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x), two_leaves, "that requires grad other memory"),
 }
@@ -348,7 +363,34 @@ def test_what_eager_refuses_of_memory_is_refused(f):
         assert_rounded([x.detach(), y], [torch.ones(3), torch.ones(3)])
 
 
-@pytest.mark.parametrize("f", [lambda x: x[2::2].copy_(x[:-2:2]), lambda x: x.view(2, 4).sub_(x.view(2, 4)[:, 1:2])])
+def test_memory_that_is_given_keeps_its_version_counter():
+    """``x.data = y`` shares what is in it, and no more: a write to ``x`` leaves alone what autograd saved of ``y``."""
+
+    def f(x, y):
+        x.data = y
+        loss = (y * y).sum()
+        with torch.no_grad():
+            x.mul_(2)
+        return loss, y[1:]
+
+    results = []
+    for function in (f, fg.jit(f)):
+        leaf, x = torch.ones(4, requires_grad=True), torch.empty(0)
+        y = leaf[1:]
+        loss, part = function(x, y)
+        results.append([loss.detach(), part.detach(), x, y.detach(), *torch.autograd.grad(part.sum(), leaf)])
+        assert y._version == 0
+    assert_rounded(results[1], results[0])
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x[2::2].copy_(x[:-2:2]),
+        lambda x: x.view(2, 4).sub_(x.view(2, 4)[:, 1:2]),
+        lambda x: torch.cumsum(x[:3], 0, out=x[1:7:2]),
+    ],
+)
 def test_a_write_that_reads_what_it_overwrites_elsewhere_is_refused(f):
     """Eager PyTorch raises where it sees that at once; else the result depends on the order in which it happens to go."""
     x = torch.arange(8.0)

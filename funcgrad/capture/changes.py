@@ -152,7 +152,7 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
 
 def refuse_leaves(
     gradients: Mapping[Source, Tensor | None],
-    switches: Mapping[Source, bool],
+    switches: Mapping[Source, tuple[bool, ...]],
     read: Sequence[Source],
     named: Sequence[tuple[Source, Tensor]],
     changes: Mapping[Source | Base, Change],
@@ -166,6 +166,8 @@ def refuse_leaves(
         faults = ["writes to one that overlaps with it"] if slot in together else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
         faults += ["gives it other memory"] if slot in stores else []
+        tracked = changes.get(slot, Change()).data == "tracked"
+        faults += ["writes to it, a leaf, what requires grad"] if tracked and tensors[slot].requires_grad and slot in switches else []
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
             faults.append("hooks of it would have to run")
         if faults:
@@ -174,6 +176,25 @@ def refuse_leaves(
                 where=str(slot),
                 fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
+
+    for changed, change in changes.items() if gradients or read else ():
+        if change.data == "tracked" and not isinstance(changed, Base) and view_base(tensors[changed]) is not None:
+            raise MutationError(  # the history of a view that is written to does not outlive a backward pass
+                f"the function writes to {changed}, a view, what requires grad, and sets a gradient (.backward() inside, .grad =, "
+                "requires_grad_())",
+                where=str(changed),
+                fix="call .backward() outside, or write to what it is a view of",
+            )
+
+
+def refuse_hidden_backward(in_backward: Sequence[Source]) -> None:
+    """Raise for a backward pass that writes to inputs, though none of them requires grad: it begins at a leaf the function made."""
+    for slot in in_backward:
+        raise MutationError(
+            f"the function writes to {slot} in a backward pass that goes to a leaf it made itself (requires_grad_() inside)",
+            where=str(slot),
+            fix="make the leaf outside and pass it as an argument",
+        )
 
 
 def refuse_stores(

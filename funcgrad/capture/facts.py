@@ -72,8 +72,9 @@ class Facts(Shown):
     """The inputs whose ``.grad`` is another in the end: a new tensor (True), or none."""
     gradless: tuple[Source, ...]
     """The inputs whose ``.grad`` the function asked for, or set: they have none before."""
-    switches: Mapping[Source, bool]
-    """The inputs for which the function called ``requires_grad_()``: whether they require grad in the end."""
+    switches: Mapping[Source, tuple[bool, ...]]
+    """The inputs for which the function called ``requires_grad_()``, and what leaves them as it does: ``True`` if they come to
+    require grad, so that what is computed meanwhile has a history; ``False`` if they do not in the end."""
     draws: bool
     """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
 

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from ..errors import MutationError
 from ..graphs import type_text
-from ..histories import is_stale, with_history_of
+from ..histories import has_history, is_stale, with_history_of
 from ..subclasses import is_traced
 from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes
 from ..trees import flatten
 from .replaced import set_
 from .views import HowGiven, is_dense
 from .where import user_line
+from .writes import refuse_overlap
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -39,8 +40,12 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         )
     if is_stale(value) or (tensor._is_view() and tensor.requires_grad):
         raise _of_a_view()
+    if has_history(tensor) and id(original) not in trace.inputs and is_traced(original):
+        raise MutationError(  # what computed it may have saved it for backward
+            "the function gives a result that requires grad other memory", where=user_line(), fix="use the other tensor itself"
+        )
     own = original if is_traced(original) else trace.lift(original)
-    memory = value.detach()
+    memory = value.data  # a version counter of its own
     trace.lineage.give(own, with_history_of(memory, tensor), memory, how)
 
 
@@ -84,6 +89,7 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
         return original
     real = trace.reals.get(id(original), original)
     inside = is_traced(original) and id(original) not in trace.inputs
+    inside = inside and (trace.lineage.source(tensor) is not None or trace.lineage.is_looked_at(tensor))
     if trace.lineage.given(original) is not None:
         raise MutationError("the function resizes other memory that it gave a tensor", where=user_line(), fix="give it what it is to hold")
     beyond = not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
@@ -104,8 +110,7 @@ def _resize_as(trace: Trace, original: Any, tensor: Tensor, like: Tensor, **more
 
 
 GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Tensor.resize_as_: _resize_as}
-"""Functions that give their argument other memory; applied to an input or a view they are carried out here (``set_`` always), to another
-tensor by torch."""
+"""Functions that give their argument other memory."""
 
 
 def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -127,6 +132,7 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
         return func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
     values = func(*args, **rest)  # its functional form returns strides of its own
     for out, value in zip(outs, [values] if isinstance(values, Tensor) else values, strict=True):
+        refuse_overlap(func, out, flatten((args, rest))[0])
         out.copy_(value)
     return values if isinstance(original, tuple) else outs[0]
 
@@ -149,6 +155,8 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
     if out.requires_grad:
         raise MutationError("the function gives a tensor that requires grad other memory (out=)", where=user_line(), fix="out.copy_(value)")
     own = trace.reals.get(id(original), original)
+    if out.numel() and not like.is_contiguous():
+        raise MutationError("the function resizes what out= names to a transposed layout", where=user_line(), fix="return a new tensor")
     if out.numel() or trace.lineage.given(original) is not None or (not is_traced(own) and own.untyped_storage().nbytes()):
         _resize(trace, original, out, *like.shape)
     else:

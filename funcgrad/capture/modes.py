@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import type_text
-from ..histories import bump_version
+from ..histories import bump_version, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -33,7 +33,6 @@ from ..torch_private import (
 from .given import GIVES, call_with_out, give_data
 from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
-from .replaced import set_
 from .where import user_line
 
 if TYPE_CHECKING:
@@ -47,6 +46,16 @@ RESTRIDES = {
     if hasattr(owner, name)
 }
 """Functions that change how their argument looks, and the views that look so."""
+
+
+WRITES = {
+    getattr(Tensor, name)
+    for name in dir(Tensor)
+    if name == "__setitem__"
+    or (name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"))
+    or (name.endswith("_") and not name.endswith("__"))
+}
+"""Methods that write to their tensor."""
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -123,6 +132,8 @@ class Lifter(TorchFunctionMode):
         given = kwargs or {}
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in given.items()}
+        if func in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:
+            renew_history(args[0])
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
@@ -132,8 +143,7 @@ class Lifter(TorchFunctionMode):
             self._switch(original, args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
-        known = not is_traced(original) or id(original) in self._trace.inputs
-        if func in GIVES and isinstance(args[0], FunctionalTensor) and (known or func is set_ or args[0]._is_view()):
+        if func in GIVES and isinstance(args[0], FunctionalTensor):
             return GIVES[func](self._trace, original, *args, **kwargs)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
@@ -173,14 +183,24 @@ class Lifter(TorchFunctionMode):
     def _switch(self, original: Any, tensor: Any, on: bool) -> None:
         """Note an input that is to require grad where it did not, or the other way round."""
         real = original if not is_traced(original) else self._trace.reals.get(id(original))
-        if real is not None and (real.requires_grad != on or tensor.requires_grad != on):
+        if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
+            if self._trace.lineage.named(tensor) is not tensor:
+                raise MutationError(
+                    "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
+                    where=user_line(),
+                    fix="call requires_grad_() before",
+                )
             if not on and any(other._base is real for other in self._trace.reals.values()):
                 raise MutationError(
                     "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view of",
                     where=user_line(),
                     fix="do it outside, before the view is taken",
                 )
-            self._trace.switched.append(tensor)
+            if on and real._is_view():
+                self._trace.lineage.switched_on(tensor)
+            if not on:
+                self._trace.lineage.switched_off(tensor)
+            self._trace.switched.append((tensor, on))
 
     def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.

@@ -18,7 +18,15 @@ from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot
 from ..torch_private import is_wrapper_subclass, storage_id, transform_active, without_function_modes
 from ..trees import flatten
-from .changes import changes_of, refuse, refuse_backward, refuse_inner_tensors, refuse_leaves, refuse_stores
+from .changes import (
+    changes_of,
+    refuse,
+    refuse_backward,
+    refuse_hidden_backward,
+    refuse_inner_tensors,
+    refuse_leaves,
+    refuse_stores,
+)
 from .facts import Facts, Source, naming
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
@@ -80,6 +88,8 @@ class _DryRun:
         trace, inputs = self.trace, self._inputs
         stand_ins: dict[Any, Any] = {s: trace.symbolic_float(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
         self._mirrored = mirror(trace, self._reals, self._grad)
+        for own in self._mirrored.values():
+            trace.writes.keep_strides(own.memory)
         stand_ins |= {slot: self._mirrored[id(t)].seen for slot, t in inputs.tensors}
         for slot, tensor in self._reals:
             if not isinstance(slot, Arg):
@@ -131,6 +141,10 @@ class _DryRun:
             tracked[key_of[id(tensor)]] = tracked.get(key_of[id(tensor)], False) or flag
         return {key: self._mirrored[key].how_written(flag) for key, flag in tracked.items()}
 
+    def _inputs_written(self, slot_of: Mapping[int, Source]) -> list[Tensor]:
+        """The inputs that were written to so far, once for each write."""
+        return [t for t, _ in self.trace.lineage.written(lambda t: id(t) in slot_of)]
+
     def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
         """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run starts again."""
         found: dict[Source, Tensor | None] = {}
@@ -148,10 +162,17 @@ class _DryRun:
         asked = {id(self.trace.reals.get(id(t), t)) for t in self.trace.asked_for_gradient}
         return tuple(slot for slot, real in named if (id(real) in asked or slot in gradients) and (not real.is_leaf or real.grad is None))
 
-    def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, bool]:
-        called = {id(t) for t in self.trace.switched}
-        own = {slot: self._mirrored[id(real)].seen for slot, real in named}
-        return {slot: self.trace.current(t).requires_grad for slot, t in own.items() if {id(t), id(self.trace.current(t))} & called}
+    def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, tuple[bool, ...]]:
+        """What to call ``requires_grad_`` with, if anything: before what is computed is, and in the end. (See ``Facts.switches``.)"""
+        found: dict[Source, tuple[bool, ...]] = {}
+        for slot, real in named:
+            own = self._mirrored[id(real)]
+            now = self.trace.current(own.seen)
+            called = [on for t, on in self.trace.switched if t is own.seen or t is now]
+            if called:
+                begins = (True,) if any(called) and not own.requires_grad else ()
+                found[slot] = begins if now.requires_grad else (*begins, False)
+        return found
 
     def _run_backward(self, leaves: Sequence[Tensor]) -> None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
@@ -175,10 +196,10 @@ class _DryRun:
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)
-        in_forward = self._written()
+        in_forward, wrote = self._written(), None
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
         if self._splits and self._grad:
-            known = len(self._reals)
+            known, wrote = len(self._reals), len(self._inputs_written(slot_of))
             self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
@@ -187,15 +208,17 @@ class _DryRun:
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
+        read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
+        refuse_leaves(gradients, switches, read, named, changes, stores)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
-        sources = any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or any(switches.values())
-        sources = self._grad and sources
+        switched_on = any(True in calls for calls in switches.values())
+        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
-        read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
-        refuse_leaves(gradients, switches, read, named, changes, stores)
+        if wrote is not None and not sources:
+            refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]])
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,

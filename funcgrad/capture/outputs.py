@@ -10,9 +10,9 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import UnsupportedTransformError
 from ..graphs import type_text
-from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below
+from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, view_base
 from ..slots import Arg, Base, Captured, Slot
-from .views import Lineage, Step, View, When, detaches
+from .views import DETACH, Lineage, Step, View, When, detaches
 
 
 @frozen
@@ -59,7 +59,8 @@ def look_at_outputs(
     for root, users in intermediates:
         itself = first.get(id(root)) if lineage.current(root) is root else None
         base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
-        if is_base is not None and is_base(base, root) and _must_be_views(users):
+        made = itself is not None and root.requires_grad and is_leaf(root)  # what is no view of it would become one
+        if is_base is not None and (made or (is_base(base, root) and _must_be_views(users))):
             views |= {p: View(base, steps, when, when == "before") for p, (steps, when, _) in users.items() if p != itself}
             bases |= {base: root} if isinstance(base, Base) else {}
     found: list[OutputFact] = []
@@ -71,7 +72,8 @@ def look_at_outputs(
                 when = "after" if view is None else view.when
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
-            own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and (view is None or not is_untold(now))
+            of_input = view is not None and is_untold(now) and id(view_base(now)) in slot_of
+            own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             found.append(OutputFact(path, type_text(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
         else:
             found.append(OutputFact(path, type_text(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
@@ -111,6 +113,10 @@ def _views(
             if own is not root and when == "before":  # it looked like this for a while
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
+            if own is root and lineage.precedes(now, own):
+                when = "first"
+            elif own is root and lineage.follows(now, own):
+                steps = (DETACH, *steps)  # it still requires grad when the view is taken again
             if has_history(now) and (lineage.is_opaque(now, own) or detaches(steps)):
                 views[path] = View(slot_of[id(own)], steps, computed=True)
             else:

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
 from ..graphs import Graph, choose, is_random, require_false, type_text, written_copies
+from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
 from ..philox import philox
 from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
@@ -105,7 +106,7 @@ class Trace(Recorder):
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
         self.asked_for_gradient: list[Tensor] = []
-        self.switched: list[Tensor] = []
+        self.switched: list[tuple[Tensor, bool]] = []
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False
@@ -257,7 +258,10 @@ class Trace(Recorder):
         """An argument of ``autograd.Function.apply``, which no torch-function mode sees."""
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or is_transform_wrapper(value):
             return value
-        return self.lineage.current(self.stand_in(value))
+        operand = self.lineage.current(self.stand_in(value))
+        if self.graph is not None and self.writes.custom_functions == 1:
+            renew_history(operand)
+        return operand
 
     def current(self, value: Any) -> Any:
         """What a leaf of the result has become (see ``Lineage.current``)."""

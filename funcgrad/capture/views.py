@@ -14,11 +14,13 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from ..errors import MutationError
 from ..graphs import target_text, tensors_in
-from ..histories import made_by_python, version_of
+from ..histories import is_leaf, made_by_python, version_of
 from ..slots import Slot
 from ..subclasses import is_traced
 from ..torch_private import view_kind, without_function_modes
+from .where import user_line
 
 
 @frozen
@@ -46,17 +48,17 @@ class Step:
         return f"{target_text(self.op).removeprefix('aten.')}({args})" + ("" if self.item is None else f"[{self.item}]")
 
 
-When = Literal["before", "after", "last"]
+When = Literal["first", "before", "after", "last"]
 
 
 @frozen
 class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
-    ``when`` it was taken: ``"before"`` memory it looks at was written to, ``"after"`` that, or ``"last"``, of what an input looks
-    like in the end. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided:
-    ``stale`` ones. ``computed``: it has a history of its own (a custom Function's, or it was written to after ``detach``), which
-    its value carries.
+    ``when`` it was taken: ``"first"``, before ``of`` came to require grad; ``"before"`` memory it looks at was written to,
+    ``"after"`` that, or ``"last"``, of what an input looks like in the end. Autograd forbids to use some views (a part of
+    ``unbind``) once their base was written to or restrided: ``stale`` ones. ``computed``: it has a history of its own (a custom
+    Function's, or it was written to after ``detach``), which its value carries.
     """
 
     of: Slot
@@ -193,6 +195,9 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+DETACH = Step(torch.ops.aten.detach.default, ())
+
+
 def detaches(steps: Sequence[Step]) -> bool:
     """Whether the result of some steps has no history."""
     return any(step.op is torch.ops.aten.detach.default for step in steps)
@@ -207,6 +212,9 @@ class Lineage:
 
     def __init__(self) -> None:
         self._taken: dict[int, tuple[Tensor, Step, int]] = {}
+        self._without_grad: set[int] = set()
+        self._switched_off: set[int] = set()
+        self._switched_on: set[int] = set()
         self._replaced: dict[int, Tensor] = {}
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
@@ -226,12 +234,15 @@ class Lineage:
             self._unknown.add(id(source))
             return
         with without_function_modes():
-            version = version_of(source)
+            version, without_grad = version_of(source), not source.requires_grad
+        if id(source) in self._switched_on and not torch.is_grad_enabled():
+            raise _of_a_view()
         rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
                 item = i if isinstance(out, (list, tuple)) else None
                 self._taken[id(result)] = (source, Step(op, rest, named, item, torch.is_grad_enabled()), version)
+                self._without_grad |= {id(result)} if without_grad else set()
                 self._alive.append(result)
 
     def wrote(self, tensor: Tensor, tracked: bool) -> None:
@@ -286,6 +297,29 @@ class Lineage:
         """What a tensor was taken of, and how."""
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
+    def switched_on(self, view: Tensor) -> None:
+        """Write down that an input, a view, comes to require grad: for itself, while it stands here for its base, too."""
+        if self.is_looked_at(view):
+            raise _of_a_view()
+        self._switched_on.add(id(view))
+
+    def switched_off(self, leaf: Tensor) -> None:
+        """Write down that a leaf requires grad no more."""
+        self._switched_off.add(id(leaf))
+
+    def precedes(self, tensor: Tensor, leaf: Tensor) -> bool:
+        """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient flows to it."""
+        return leaf.requires_grad and is_leaf(leaf) and self._is_without_grad(tensor, leaf)
+
+    def follows(self, tensor: Tensor, leaf: Tensor) -> bool:
+        """Whether a view of a leaf was taken after that was told to require grad no more, or before that ever did."""
+        return id(leaf) in self._switched_off and not leaf.requires_grad and self._is_without_grad(tensor, leaf)
+
+    def _is_without_grad(self, tensor: Tensor, leaf: Tensor) -> bool:
+        while (taken := self.source(tensor)) is not None and taken[0] is not leaf:
+            tensor = taken[0]
+        return id(tensor) in self._without_grad
+
     def is_opaque(self, tensor: Tensor, source: Tensor) -> bool:
         """Whether a custom ``autograd.Function`` stands between a view and what it looks at."""
         return self.path(tensor, lambda t: t is source)[0] is not source
@@ -307,6 +341,14 @@ class Lineage:
             version = then if version is None else version  # of the last step: what it is taken of may itself have been stale
             steps.append(step)
         return tensor, tuple(reversed(steps)), version is not None and version_of(tensor) > version
+
+
+def _of_a_view() -> MutationError:
+    return MutationError(
+        "the function takes a view under no_grad, or before it calls requires_grad_(), of an input that is a view itself",
+        where=user_line(),
+        fix="take the view in grad mode, after requires_grad_(); or call that outside",
+    )
 
 
 def _hashable(value: Any) -> Any:

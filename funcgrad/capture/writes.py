@@ -37,7 +37,7 @@ class Writes:
     def __init__(self, lineage: Lineage) -> None:
         self.after_forward: list[Callable[[], None]] = []
         self._lineage = lineage
-        self._custom_functions = 0
+        self.custom_functions = 0
         self._gapped: list[tuple[Tensor, tuple[int, ...]]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._memory: Mapping[Slot, Tensor] | None = None
@@ -63,21 +63,22 @@ class Writes:
     def note(self, op: Any, args: Any, kwargs: Any) -> None:
         """Write down what a call writes to."""
         # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
-        tracked = self._custom_functions > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
+        tracked = self.custom_functions > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
         for tensor in written_by(op, args, kwargs):
             self._lineage.wrote(tensor, tracked)
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        if writes_inputs(op) and view_kind(op) is None and isinstance(args[0] if args else None, Tensor) and is_expanded(args[0]):
+        target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None
+        if target is not None and args and target is args[0] and is_expanded(target):
             if op not in FILLS:
                 raise RuntimeError(
                     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
                     "Please clone() the tensor before performing the operation."
                 )
             # to write to an expanded tensor, functionalisation would sum over it: fill what was expanded
-            return op, (self._before_expand(args[0], op), *args[1:]), kwargs
-        if writes_inputs(op) and view_kind(op) is None and args and isinstance(args[0], Tensor):
-            _refuse_as_eager(op, args)
+            return op, (self._before_expand(target, op), *args[1:]), kwargs
+        if target is not None:
+            _refuse_as_eager(op, target, args)
         return rewrite(op, args, kwargs)
 
     def _before_expand(self, tensor: Tensor, op: Any) -> Tensor:
@@ -91,11 +92,11 @@ class Writes:
     @contextlib.contextmanager
     def in_custom_function(self) -> Iterator[None]:
         """Around the forward of a custom ``autograd.Function``."""
-        self._custom_functions += 1
+        self.custom_functions += 1
         try:
             yield
         finally:
-            self._custom_functions -= 1
+            self.custom_functions -= 1
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -144,11 +145,9 @@ def _count(tensor: Tensor) -> int:
     return sum(map(mutation_count, inner_tensors(tensor)))
 
 
-def _refuse_as_eager(op: Any, args: Any) -> None:
-    """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads what it
-    overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
-    target, others = args[0], [a for a in args[1:] if isinstance(a, Tensor)]
-    for other in others:
+def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
+    """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its order."""
+    for other in (a for a in others if isinstance(a, Tensor) and a is not target):
         if storage_id(other) == storage_id(target) and _partly_overlap(target, other):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
@@ -156,10 +155,16 @@ def _refuse_as_eager(op: Any, args: Any) -> None:
             )
         if storage_id(other) == storage_id(target) and Geometry.of(other) != Geometry.of(target) and share_elements(other, target):
             raise MutationError(
-                f"{target_text(op)} writes to memory it reads elsewhere: the result depends on the order in which it goes",
+                f"{target_text(what)} writes to memory it reads elsewhere: the result depends on the order in which it goes",
                 where=user_line(),
                 fix="read a copy: x[2::2].copy_(x[:-2:2].clone())",
             )
+
+
+def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
+    """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads what it
+    overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
+    refuse_overlap(op, target, args)
     if op in _PRODUCTS and not target.is_complex():
         with without_modes(), without_function_modes():
             wide = torch.result_type(*(_shell(a) if isinstance(a, Tensor) else a for a in args[:2]))

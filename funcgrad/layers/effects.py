@@ -75,7 +75,17 @@ class RequireGrad:
         return f"{self.target}.requires_grad_({'' if self.on else 'False'})"
 
 
-Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad
+@frozen
+class DeadEnd:
+    """An output requires grad though no input does: the function computed it from a leaf it made, which nobody else has."""
+
+    target: Slot
+
+    def __str__(self) -> str:
+        return f"{self.target}: requires grad, to no end"
+
+
+Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad | DeadEnd
 
 
 @frozen

@@ -17,6 +17,6 @@ def leaves(signature: Signature, facts: Facts) -> Layer | None:
     if not facts.gradients and not facts.switches:
         return None
     gradients = tuple(SetGradient(slot, NewGradient(slot) if is_new else None) for slot, is_new in facts.gradients.items())
-    switches = tuple(RequireGrad(slot, on) for slot, on in facts.switches.items())
+    switches = tuple(RequireGrad(slot, on) for slot, calls in facts.switches.items() for on in calls)
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in gradients if e.source is not None)))
     return Layer("leaves", str(leaves.__doc__), signature, inner, effects=(*gradients, *switches))

@@ -16,7 +16,8 @@ def mutation(signature: Signature, facts: Facts) -> Layer | None:
         return None
     effects = tuple(CopyBack(slot, Final(slot), _how(slot, data, facts), slot in facts.subclasses) for slot, data in written.items())
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
-    before = tuple(e.target for e in effects if e.how != "unversioned" and facts.differentiable and facts.shares_memory(e.target))
+    early = {e.target for e in effects if facts.shares_memory(e.target) or facts.changes[e.target].restrides}  # type: ignore[index]
+    before = tuple(e.target for e in effects if e.how != "unversioned" and facts.differentiable and e.target in early)
     return Layer("mutation", str(mutation.__doc__), signature, inner, effects=effects, before=before)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..capture.facts import Facts
 from ..capture.views import View
 from ..slots import Signature, Slot
-from .effects import RequireGrad
+from .effects import DeadEnd, RequireGrad
 from .layer import Layer, replaced
 
 
@@ -15,7 +15,9 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     slots = dict(zip(signature.outs, (o for o in facts.outputs if o.is_dynamic), strict=True))
     views: dict[Slot, View] = {slot: output.view for slot, output in slots.items() if output.view is not None}
     leaves = tuple(RequireGrad(slot) for slot, output in slots.items() if output.is_leaf and (slot not in views or views[slot].steps))
-    if not views and not leaves:
+    ends = tuple(DeadEnd(slot) for slot, o in slots.items() if o.requires_grad and not o.is_leaf and slot not in views)
+    ends = () if facts.differentiable else ends
+    if not views and not leaves and not ends:
         return None
     outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
-    return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=leaves)
+    return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=(*leaves, *ends))

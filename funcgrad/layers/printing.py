@@ -4,6 +4,7 @@ what a layer does."""
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,13 @@ import torch
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..histories import bump_version, with_history_of
+from ..histories import bump_version, with_dead_end, with_history_of
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import below_autograd, direct, versions_kept
-from .effects import CopyBack, Drawn, Effect, Recipe, RequireGrad, Restride, SetGradient, SetStorage, Wrapped
+from .effects import CopyBack, DeadEnd, Drawn, Effect, Recipe, RequireGrad, Restride, SetGradient, SetStorage, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -47,11 +48,14 @@ def print_layers(
     for layer in layers:
         for slot, recipe in layer.makes.items():
             printer.make(slot, recipe)
+    views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in layer.outer.outs and isinstance(v, View)}
+    for slot, view in views.items():
+        if view.when == "first":
+            printer.make(slot, view)
     for layer in layers:
         for effect in layer.effects:
-            if isinstance(effect, RequireGrad) and effect.on and effect.target in outer.ins:
+            if _is_early(effect, outer):
                 printer.effect(effect, False)
-    views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in layer.outer.outs and isinstance(v, View)}
     early = {slot: view for slot, view in views.items() if view.when == "before"}
     for slot, view in early.items():
         if view.of in outer.ins:
@@ -84,7 +88,7 @@ def print_layers(
             if slot in views and slot in layer.recover and views[slot].when == "after":
                 printer.make(slot, views[slot])
         for effect in layer.effects:
-            if not isinstance(effect, RequireGrad):
+            if not isinstance(effect, (RequireGrad, DeadEnd)):
                 printer.effect(effect, effect.target in quiet)
     for slot, view in views.items():
         if view.when == "last":
@@ -92,9 +96,14 @@ def print_layers(
     printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
     for layer in layers:
         for effect in layer.effects:
-            if isinstance(effect, RequireGrad) and not (effect.on and effect.target in outer.ins):
+            if isinstance(effect, (RequireGrad, DeadEnd)) and not _is_early(effect, outer):
                 printer.effect(effect, False)
     return printer.lines
+
+
+def _is_early(effect: Effect, outer: Signature) -> bool:
+    """Whether an input comes to require grad: before the kernel runs, so that what that computes has a history."""
+    return isinstance(effect, RequireGrad) and effect.on and effect.target in outer.ins
 
 
 def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Callable[..., Any]:
@@ -202,9 +211,14 @@ class _Printer:
 
     def _step(self, step: Step, value: str) -> str:
         packet, overload = step.op.__name__.split(".")
+        item = "" if step.item is None else f"[{step.item}]"
+        if step.op is torch.ops.aten.slice.Tensor and not step.kwargs and 0 <= step.args[0] <= _INDICES:
+            return f"{value}[{':, ' * step.args[0]}{_slice(*step.args[1:])}]"
+        if step.op in _METHODS and not step.kwargs:
+            return f"{value}.{packet}({', '.join(map(self._argument, step.args))}){item}"
         name = self._constant(packet if overload == "default" else f"{packet}_{overload}", direct(step.op))
         args = [value, *map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
-        return f"{name}({', '.join(args)})" + ("" if step.item is None else f"[{step.item}]")
+        return f"{name}({', '.join(args)}){item}"
 
     def bump(self, slots: set[Slot]) -> None:
         """Lines that move version counters on."""
@@ -244,6 +258,9 @@ class _Printer:
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
+        else:
+            self._constants["with_dead_end"] = with_dead_end
+            self.lines.append(f"{target} = with_dead_end({target})")
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, tuple):
@@ -258,6 +275,23 @@ class _Printer:
             name += "_"
         self._constants[name] = value
         return name
+
+
+_METHODS = {
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overloads in {
+        "view": "default", "t": "default", "transpose": "int", "permute": "default", "select": "int", "unbind": "int", "expand": "default",
+        "unsqueeze": "default", "squeeze": "default dim dims", "diagonal": "default", "detach": "default", "unfold": "default",
+    }.items() for overload in overloads.split()
+}  # fmt: skip
+"""View ops whose method of a tensor makes the very call: Python's way to it takes half the time of the operator's."""
+
+_INDICES = 3
+"""Up to which dimension a slice is taken by an index."""
+
+
+def _slice(start: int | None = None, end: int | None = None, step: int = 1) -> str:
+    return f"{start or ''}:{'' if end is None or end == sys.maxsize else end}{'' if step == 1 else f':{step}'}"
 
 
 def _runs(steps: Sequence[Step]) -> Iterator[tuple[bool, list[Step]]]:

@@ -51,10 +51,11 @@ def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...
         if layer is not None:
             layers.append(layer)
             signature = layer.inner
+    tracked = any(map(facts.requires_grad, outer.ins)) or any(True in calls for calls in facts.switches.values())
     ambient = (
         no_autocast(signature, autocast_devices),
         grad_mode(signature, needs_grad_mode),
-        untracked(signature, not facts.differentiable and any(map(facts.requires_grad, outer.ins))),
+        untracked(signature, not facts.differentiable and tracked),
     )
     return (*layers, *(layer for layer in ambient if layer is not None))
 

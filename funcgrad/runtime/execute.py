@@ -163,8 +163,11 @@ class _Hollow:
 def _write(target: Tensor, value: Tensor) -> None:
     if is_wrapper_subclass(target):
         overwrite(target, value)
-    else:
-        target.copy_(value)
+        return
+    for d, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:  # expanded: written once
+            target, value = target.narrow(d, 0, 1), value.narrow(d, 0, 1)
+    target.copy_(value)
 
 
 def _require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +124,8 @@ MEMORY = (
 REFUSED = (
     "(.backward() inside, .grad =, requires_grad_())", "off (requires_grad_())", "which would go on through the history", "other memory",
     "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
-    "writes to memory it reads elsewhere", "fills a view of an expanded tensor",
+    "of an input that is a view itself", "writes to memory it reads elsewhere", "fills a view of an expanded tensor",
+    "to a transposed layout", "that goes to a leaf it made itself",
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
@@ -309,9 +311,14 @@ def _leaves(tensors: list[Tensor]) -> list[Tensor]:
     return list({id(t): t for t in found}.values())
 
 
+def refusal(found: Seen) -> str | None:
+    """What of ``REFUSED`` a compiled function says it does not carry out."""
+    return next((reason for reason in REFUSED if found.error is not None and reason in found.error), None)
+
+
 def difference(expected: Seen, found: Seen) -> str | None:
     """What differs between two runs; None if nothing does."""
-    if found.error is not None and any(reason in found.error for reason in REFUSED):
+    if refusal(found) is not None:
         return f"{found.error}\n… left an input changed" if found.stages["changed"] else None
     if (expected.error is None) != (found.error is None):
         return f"eager: {expected.error or 'runs'}\ncompiled: {found.error or 'runs'}"
@@ -332,9 +339,12 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def check(program: Program) -> str | None:
-    """What differs between eager and compiled, and does so in double precision, too: what rounding makes of ``exp().sin()`` does not."""
-    differs = check_once(program)
+def check(program: Program, refused: Counter[str] | None = None) -> str | None:
+    """What differs between eager and compiled, and does so in double precision, too: what rounding makes of ``exp().sin()`` does not.
+
+    What is refused by name where eager PyTorch runs is no difference; it is counted in ``refused``.
+    """
+    differs = check_once(program, refused)
     if differs is None:
         return None
     before = torch.get_default_dtype()
@@ -345,7 +355,7 @@ def check(program: Program) -> str | None:
         torch.set_default_dtype(before)
 
 
-def check_once(program: Program) -> str | None:
+def check_once(program: Program, refused: Counter[str] | None = None) -> str | None:
     """What differs between eager and compiled; also on a second call, which reuses the program."""
     expected = run(program, lambda f: f)
     compiled = fg.jit(_indirect(program))
@@ -357,6 +367,9 @@ def check_once(program: Program) -> str | None:
         differs = difference(expected, found)
         if differs:
             return f"{which} call: {differs}"
+        reason = refusal(found)
+        if reason is not None and refused is not None and expected.error is None and which == "first":
+            refused[reason] += 1
     return None
 
 
@@ -394,12 +407,12 @@ def _smaller(program: Program) -> list[Program]:
     return found
 
 
-def report(seed: int) -> str | None:
-    """A minimised failing program of a seed, as runnable Python, with what differs; None if nothing does."""
+def report(seed: int, refused: Counter[str] | None = None) -> str | None:
+    """A minimised failing program of a seed, as runnable Python, with what differs; None if nothing does. ``refused``: see ``check``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = generate(seed)
-        if check(program) is None:
+        if check(program, refused) is None:
             return None
         small = minimise(program)
     return f"# seed {seed}\n{small.text}\n# {check(small)}".replace("\n# ", "\n# ")
