@@ -45,6 +45,8 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
             "the function gives a result that requires grad other memory", where=user_line(), fix="use the other tensor itself"
         )
     own = original if is_traced(original) else trace.lift(original)
+    if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
+        raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
     memory = value.data  # a version counter of its own
     trace.lineage.give(own, with_history_of(memory, tensor), memory, how)
 
@@ -93,6 +95,7 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if trace.lineage.given(original) is not None:
         raise MutationError("the function resizes other memory that it gave a tensor", where=user_line(), fix="give it what it is to hold")
     beyond = not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+    inside = inside or (not tensor.numel() and trace.lineage.is_looked_at(tensor))
     if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
         raise MutationError(
             "the function resizes a tensor in place to memory that lies around it (resize_)", where=user_line(), fix="return a new tensor"

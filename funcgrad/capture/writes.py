@@ -70,6 +70,8 @@ class Writes:
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None
         if target is not None and args and target is args[0] and is_expanded(target):
+            if op is torch.ops.aten.copy_.default and _is_same_look(target, args[1]):
+                raise MutationError("the function copies an expanded tensor to itself", where=user_line(), fix="leave it as it is")
             if op not in FILLS:
                 raise RuntimeError(
                     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -143,6 +145,10 @@ class Writes:
 
 def _count(tensor: Tensor) -> int:
     return sum(map(mutation_count, inner_tensors(tensor)))
+
+
+def _is_same_look(a: Tensor, b: Tensor) -> bool:
+    return storage_id(a) == storage_id(b) and Geometry.of(a) == Geometry.of(b)
 
 
 def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:

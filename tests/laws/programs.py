@@ -125,7 +125,7 @@ REFUSED = (
     "(.backward() inside, .grad =, requires_grad_())", "off (requires_grad_())", "which would go on through the history", "other memory",
     "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
     "of an input that is a view itself", "writes to memory it reads elsewhere", "fills a view of an expanded tensor",
-    "to a transposed layout", "that goes to a leaf it made itself",
+    "copies an expanded tensor to itself", "to a transposed layout", "that goes to a leaf it made itself",
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
@@ -262,7 +262,8 @@ def run(program: Program | Case, transform: Callable[[Callable[..., Any]], Calla
 
 
 def _strides(t: Tensor) -> list[int]:
-    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
+    """The strides that say where something lies."""
+    return [] if t.numel() == 0 else [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
 
 
 def _is_leaf(t: Tensor) -> bool | str:
