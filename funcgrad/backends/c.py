@@ -17,7 +17,7 @@ from ..loops.groups import EXPENSIVE
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
 from .backend import Launch
-from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
+from .c_language import HOW, PRELUDE, STORED, TURNS, TYPES, C, number
 from .c_language import stored as _stored
 from .c_scatter import parameters, scatter_function
 from .emitter import index_text, print_expressions, row_parts
@@ -265,6 +265,9 @@ class _Printer:
                 inside[expr] = f"{name}[{self._column()}]"
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in effects]
         before = self._running(roots, inside)
+        turns = self._turns(stage, roots, effects, inside)
+        if turns:
+            return self._near_and_far(stage, roots, effects, inside, turns)
         body = print_expressions(self._language, roots, inside, lambda e: True)
         after: list[str] = []
         clauses: list[str] = []
@@ -278,13 +281,11 @@ class _Printer:
             before.append(f"{kind} {sum_} = {_start(reduced.kind, reduced.dtype)};")
             body.append(f"{sum_} = {add.format(sum_, inside[reduced.body])};")
             clauses.append(f"reduction({clause}:{sum_})")
-        for keep in stage.keeps:
-            body.append(f"{self._kept[keep]}[{self._column()}] = {inside[keep]};")
+        body += self._kept_and_stored(stage, effects, inside)
         for effect in effects:
-            value = inside[effect.value]
             if isinstance(effect, Store):
-                body.append(_stored(self._parameters[effect.buffer], self._language.address(effect.at), value, effect.value.dtype))
                 continue
+            value = inside[effect.value]
             total, add = f"t_{self._parameters[effect.buffer]}", _REDUCTIONS[effect.kind][1]
             if self._total_sizes[effect.buffer] == 1:
                 name = f"a{next(self._numbers)}"
@@ -296,6 +297,38 @@ class _Printer:
                 at = f"{total}[{index_text(effect.at)}]"
                 body.append(f"{at} = {add.format(at, value)};")
         return [*before, *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)), *after]
+
+    def _kept_and_stored(self, stage: Stage, effects: Sequence[Store | Total], names: Mapping[Expr, str]) -> list[str]:
+        lines = [f"{self._kept[keep]}[{self._column()}] = {names[keep]};" for keep in stage.keeps]
+        for effect in effects:
+            if isinstance(effect, Store):
+                at, buffer = self._language.address(effect.at), self._parameters[effect.buffer]
+                lines.append(_stored(buffer, at, names[effect.value], effect.value.dtype))
+        return lines
+
+    def _turns(self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: Mapping[Expr, str]) -> list[Expr]:
+        """The angles of a walk whose sines and cosines may be computed fast, and the walk again if one is far from zero."""
+        here = walk(roots, set(known))
+        once = bool(stage.reductions or self._kernel.over) or any(isinstance(e, (Total, Scanned)) for e in (*effects, *here))
+        if once or not self._kernel.columns:
+            return []
+        found = [e.operands[0] for e in here if isinstance(e, Op) and e.name in TURNS and e.dtype != torch.float64]
+        return list(dict.fromkeys(found))
+
+    def _near_and_far(
+        self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: dict[Expr, str], turns: Sequence[Expr]
+    ) -> list[str]:
+        near, far = dict(known), known
+        body = print_expressions(self._language.near(), roots, near, lambda e: True)
+        body += [f"far |= fabsf({near[angle]}) > FG_NEAR;" for angle in turns]
+        again = print_expressions(self._language, roots, far, lambda e: True)
+        return [
+            "{", "  int far = 0;",
+            *(f"  {line}" for line in self._loops([*body, *self._kept_and_stored(stage, effects, near)], ["reduction(|:far)"], False)),
+            "  if (far) {",
+            *(f"    {line}" for line in self._loops([*again, *self._kept_and_stored(stage, effects, far)], [], False)),
+            "  }", "}",
+        ]  # fmt: skip
 
     def _running(self, roots: Sequence[Expr], known: Mapping[Expr, str]) -> list[str]:
         """The variables of the scans of a walk; sums and products of single precision go on in double precision."""

@@ -1,13 +1,14 @@
 """C as a language kernels are printed in: its types, numbers and operations, and the functions they rely on.
 
 NaN, infinities and signed zeros come out as in PyTorch. The vector math is glibc's (at most 4 ulp) where it has a vector form, and
-polynomials of at most 1.3 ulp for exp, what is made of it, and log1p: they are inlined, and faster.
+polynomials of at most 1.6 ulp for exp, what is made of it, log1p, sine and cosine: they are inlined, and faster.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 
@@ -25,6 +26,10 @@ STORED = TYPES | {torch.bool: "uint8_t", torch.bfloat16: "bf16", torch.float16: 
 
 def _function(name: str) -> Operation:
     return lambda dtype, args: f"{name}{'' if dtype == torch.float64 else 'f'}({', '.join(args)})"
+
+
+def _turn(name: str) -> Operation:
+    return lambda dtype, args: f"{f'mv_{name}' if dtype == torch.float64 else f'fg_{name}f'}({args[0]})"
 
 
 def _wrapping(template: str) -> Operation:
@@ -117,6 +122,21 @@ static inline float fg_expf(float x) {
   int32_t n = (int32_t)(as_bits(t) - 0x4b400000u), h = n >> 1;
   return p * as_float((uint32_t)(h + 127) << 23) * as_float((uint32_t)(n - h + 127) << 23);
 }
+/* sine and cosine: x less n quarter turns, with pi / 2 in three parts, which is near enough where |x| is below FG_NEAR; what is further
+   away is left to the C library. Polynomials of Cephes. The work on both is the same: the compiler does it once. */
+#define FG_NEAR 131072.0f
+ALWAYS float fg_turn(float x, uint32_t quarters) {
+  float t = fmaf(x, 0.636619772f, 12582912.0f), n = t - 12582912.0f;
+  float r = fmaf(n, -1.57079637f, x);
+  r = fmaf(n, 4.37113883e-8f, r); r = fmaf(n, 1.71512451e-15f, r);
+  uint32_t turns = as_bits(t) + quarters;
+  float z = r * r, s = -1.9515295891e-4f, c = 2.443315711809948e-5f;
+  s = fmaf(s, z, 8.3321608736e-3f); s = fmaf(s, z, -1.6666654611e-1f); s = fmaf(s * z, r, r);
+  c = fmaf(c, z, -1.388731625493765e-3f); c = fmaf(c, z, 4.166664568298827e-2f); c = fmaf(c, z * z, fmaf(-0.5f, z, 1.0f));
+  return as_float(as_bits(turns & 1 ? c : s) ^ ((turns & 2) << 30));
+}
+ALWAYS float fg_sinf(float x) { float y = fg_turn(x, 0); return x == 0 ? x : y; }
+ALWAYS float fg_cosf(float x) { return fg_turn(x, 1); }
 /* log1p: 1 + x = 2^k (1 + m) with -1/4 <= m < 1/2, and m made of x itself, so that nothing of it is lost */
 static inline float fg_log1pf(float x) {
   uint32_t e = (as_bits(1.0f + x) - 0x3f400000u) & 0xff800000u;
@@ -169,6 +189,9 @@ ALWAYS int64_t fg_philox_bits(int64_t key, int64_t counter, int half) {
 
 PRELUDE = _prelude()
 
+TURNS = ("sin", "cos")
+"""Operations that are computed fast in single precision, where the angle is near zero."""
+
 _LONG_STEP = 16
 """Elements; with shorter steps whole vectors are read, and taken apart."""
 
@@ -176,13 +199,19 @@ _LONG_STEP = 16
 class C:
     """C, as ``emitter.Language``. ``parameters``: what buffers are called; ``column``: the counter of the loops that are vectorised."""
 
-    operations = _OPERATIONS
+    operations: Mapping[str, Operation] = _OPERATIONS
 
     def __init__(self, parameters: Mapping[str, str], column: Axis | None = None) -> None:
         self._parameters = parameters
         self._column = column
         self._steps: set[int] = set()
         self.running: dict[Scanned, str] = {}  # the variables in which scans go on
+
+    def near(self) -> C:
+        """The same language, for angles near zero: see ``TURNS``."""
+        language = copy(self)
+        language.operations = {**self.operations, **{name: _turn(name) for name in TURNS}}
+        return language
 
     def address(self, at: Index) -> str:
         """Where an element lies. GCC 12 does not vectorise loops that step over a power of two, if it knows: these come as variables."""

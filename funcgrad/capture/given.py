@@ -135,7 +135,8 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
         return func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
     values = func(*args, **rest)  # its functional form returns strides of its own
     for out, value in zip(outs, [values] if isinstance(values, Tensor) else values, strict=True):
-        refuse_overlap(func, out, flatten((args, rest))[0])
+        if trace.writes.first_run:
+            refuse_overlap(func, out, flatten((args, rest))[0])
         out.copy_(value)
     return values if isinstance(original, tuple) else outs[0]
 

@@ -93,7 +93,7 @@ class Trace(Recorder):
         self._backward_autocast = backward_autocast
         self._env: ShapeEnv | None = None
         self.lineage = Lineage()
-        self.writes = Writes(self.lineage)
+        self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
         self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after, self._outer)
         self.tracer = Tracer(self)
         self.draws = Draws(self, rng, first_run=stand_in_for is not None)

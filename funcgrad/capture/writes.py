@@ -34,7 +34,9 @@ from .where import user_line
 class Writes:
     """The writes of one run. ``before`` and ``after`` are called around each op of it."""
 
-    def __init__(self, lineage: Lineage) -> None:
+    def __init__(self, lineage: Lineage, first_run: bool) -> None:
+        """``first_run``: tensors lie where the real ones do, so that it can be told which overlap."""
+        self.first_run = first_run
         self.after_forward: list[Callable[[], None]] = []
         self._lineage = lineage
         self.custom_functions = 0
@@ -79,7 +81,7 @@ class Writes:
                 )
             # to write to an expanded tensor, functionalisation would sum over it: fill what was expanded
             return op, (self._before_expand(target, op), *args[1:]), kwargs
-        if target is not None:
+        if target is not None and self.first_run:
             _refuse_as_eager(op, target, args)
         return rewrite(op, args, kwargs)
 

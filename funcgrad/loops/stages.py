@@ -139,15 +139,19 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
     numbers: dict[Expr, int] = {}
     spent: dict[int, int] = {}
     in_order: set[int] = set()
+    turned: dict[Expr, int] = {}
     for expr in walk(roots):
         if isinstance(expr, Reduced):
             numbers[expr] = numbers[expr.body] + 1
             continue
         number = max((numbers[a] for a in expr.args), default=0)
-        if expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
+        if isinstance(expr, Op) and expr.name in ("sin", "cos") and turned.get(expr.operands[0], -1) >= number:
+            number = turned[expr.operands[0]]  # most of the work on sine and cosine of one angle is the same
+        elif expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
             while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
+            turned[expr.operands[0]] = number
         if isinstance(expr, Scanned):
             while number in spent:
                 number += 1

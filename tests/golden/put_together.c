@@ -1,20 +1,37 @@
-void k_5eb7de79b5d0(const float* restrict p0, float* restrict p1) {
+void k_c55fab7cb8b5(const float* restrict p0, float* restrict p1) {
   {
     for (int64_t row = 0; row < 5; ++row) {
       const int64_t r0 = row;
       const int64_t v2 = r0;
       const int v4 = v2 >= (4LL);
       const int v5 = v2 < (4LL);
-      #pragma omp simd
-      for (int64_t r1 = 0; r1 < 30; ++r1) {
-        const float v6 = p0[CLAMP(r0, 0, 3) * 30 + r1 + 30];
-        const float v7 = p0[r1 * -1 + 29];
-        const float v8 = v7 * 2.0f;
-        const float v9 = v4 ? v8 : 0.0f;
-        const float v10 = v5 ? v6 : v9;
-        const float v11 = mv_sinf(v10);
-        const float v12 = -v11;
-        p1[r0 * 30 + r1] = v12;
+      {
+        int far = 0;
+        #pragma omp simd reduction(|:far)
+        for (int64_t r1 = 0; r1 < 30; ++r1) {
+          const float v6 = p0[CLAMP(r0, 0, 3) * 30 + r1 + 30];
+          const float v7 = p0[r1 * -1 + 29];
+          const float v8 = v7 * 2.0f;
+          const float v9 = v4 ? v8 : 0.0f;
+          const float v10 = v5 ? v6 : v9;
+          const float v11 = fg_sinf(v10);
+          const float v12 = -v11;
+          far |= fabsf(v10) > FG_NEAR;
+          p1[r0 * 30 + r1] = v12;
+        }
+        if (far) {
+          #pragma omp simd
+          for (int64_t r1 = 0; r1 < 30; ++r1) {
+            const float v6 = p0[CLAMP(r0, 0, 3) * 30 + r1 + 30];
+            const float v7 = p0[r1 * -1 + 29];
+            const float v8 = v7 * 2.0f;
+            const float v9 = v4 ? v8 : 0.0f;
+            const float v10 = v5 ? v6 : v9;
+            const float v11 = mv_sinf(v10);
+            const float v12 = -v11;
+            p1[r0 * 30 + r1] = v12;
+          }
+        }
       }
     }
   }
