@@ -71,7 +71,7 @@ def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequenc
     return (if_true if condition else if_false).run(*operands)
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Graph(Shown):
     """Pure ATen calls: placeholders in the order of ``signature.ins``, results in the order of ``signature.outs``.
 
@@ -139,7 +139,7 @@ class Returned:
     leaves: tuple[Slot | Constant, ...]
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Joint(Shown):
     """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
 
@@ -229,10 +229,17 @@ def device_of(graph: Graph) -> torch.device:
     return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
 
-def storages(node: Node) -> set[int]:
+def storages(node: Node) -> frozenset[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
     value = node.meta.get("val")
-    return {storage_id(value)} if isinstance(value, Tensor) else set(map(storage_id, tensors_in(value)))
+    known, found = node.meta.get(_STORAGES, (None, None))  # asked for again and again, and it takes longest to find
+    if found is None or known is not value:
+        found = frozenset(map(storage_id, tensors_in(value)))
+        node.meta[_STORAGES] = value, found
+    return found  # type: ignore[no-any-return]
+
+
+_STORAGES = "funcgrad_storages"
 
 
 Place = tuple[str, int]
@@ -297,8 +304,8 @@ def is_view(node: Node) -> bool:
     """
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
-    own = storages(node) if node.op == "call_function" else set()
-    return bool(own) and own <= set().union(*map(storages, node.all_input_nodes))
+    own = storages(node) if node.op == "call_function" else ()
+    return bool(own) and all(any(storage in storages(n) for n in node.all_input_nodes) for storage in own)
 
 
 def copy_nodes(graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str) -> Graph:

@@ -48,7 +48,7 @@ class Doc:
 
 
 class Shown:
-    """Mixin of every stage: ``doc()`` says what it looks like, ``str()`` and notebooks draw it."""
+    """Mixin of every stage: ``doc()`` says what it looks like, ``str()``, the interactive prompt and notebooks draw it."""
 
     __slots__ = ()
 
@@ -57,6 +57,9 @@ class Shown:
 
     def __str__(self) -> str:
         return as_text(self.doc())
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return as_html(self.doc())

@@ -14,7 +14,7 @@ from .show import Code, Doc, Shown
 _numbers = itertools.count()
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Source(Shown):
     """Printed code, and the objects its free names stand for."""
 

@@ -1,4 +1,4 @@
-"""The notebook runs, shows every stage, and its HTML stands alone: no network, no script error, readable in light and dark."""
+"""The notebooks run; the first shows every stage, and its HTML stands alone: no network, no script error, readable in light and dark."""
 
 import json
 import re
@@ -17,7 +17,8 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
-NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "00_one_gradient.ipynb"
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+NOTEBOOK, ON_MEMORY = NOTEBOOKS
 STAGES = ("p.facts", "p.joint", "p.partition", "p.kernels[0]", "p.schedule[0]", "p.sources[0]", "p.call")
 
 # The lab template without what it loads from the network (require.js, MathJax, Mermaid): nothing the notebook shows needs it.
@@ -79,11 +80,24 @@ class ThisInterpreter(AsyncKernelManager):
         return KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python")
 
 
+def execute(path):
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=300, kernel_manager_class=ThisInterpreter, resources={"metadata": {"path": path.parent}})
+    return client.execute()
+
+
 @pytest.fixture(scope="module")
 def executed():
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(notebook, timeout=300, kernel_manager_class=ThisInterpreter, resources={"metadata": {"path": NOTEBOOK.parent}})
-    return client.execute()
+    return execute(NOTEBOOK)
+
+
+def shown(notebook, sources):
+    """Cell source → the HTML it showed, for the cells that show a stage."""
+    return {
+        cell.source.splitlines()[-1]: "".join(o.data.get("text/html", "") for o in cell.outputs if o.output_type == "execute_result")
+        for cell in notebook.cells
+        if cell.source and cell.source.splitlines()[-1] in sources
+    }
 
 
 def export(notebook, theme):
@@ -93,12 +107,7 @@ def export(notebook, theme):
 
 @pytest.fixture(scope="module")
 def stages(executed):
-    """Cell source → the HTML it showed, for the cells that show a stage."""
-    return {
-        cell.source: "".join(o.data.get("text/html", "") for o in cell.outputs if o.output_type == "execute_result")
-        for cell in executed.cells
-        if cell.source in STAGES
-    }
+    return shown(executed, STAGES)
 
 
 class Resources(HTMLParser):
@@ -116,14 +125,16 @@ class Resources(HTMLParser):
 # ── the notebook ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_pair_is_in_sync():
-    script, notebook = (jupytext.read(NOTEBOOK.with_suffix(s)) for s in (".py", ".ipynb"))
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_pair_is_in_sync(path):
+    script, notebook = (jupytext.read(path.with_suffix(s)) for s in (".py", ".ipynb"))
     assert [(c.cell_type, c.source) for c in script.cells] == [(c.cell_type, c.source) for c in notebook.cells]
     assert notebook.metadata.jupytext.formats == "ipynb,py:percent"
 
 
-def test_the_stored_notebook_has_no_outputs():
-    cells = [c for c in nbformat.read(NOTEBOOK, as_version=4).cells if c.cell_type == "code"]
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_stored_notebook_has_no_outputs(path):
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
     assert all(not c.outputs and c.execution_count is None for c in cells)
 
 
@@ -132,6 +143,16 @@ def test_every_stage_shows_itself(stages):
     for source, html in stages.items():
         assert '<div class="funcgrad">' in html, source
     assert '<svg class="funcgrad-graph"' in stages["p.joint"]
+
+
+def test_the_notebook_on_memory_draws_it_over_time():
+    notebook = execute(ON_MEMORY)
+    drawn = shown(notebook, ("saved", "use", "free", "bounded"))
+    assert list(drawn) == ["saved", "use", "free", "bounded"]
+    assert all('<div class="funcgrad">' in html for html in drawn.values())
+    assert "budget" in drawn["bounded"] and "budget" not in drawn["free"]
+    printed = "".join(o.text for o in notebook.cells[-1].outputs if o.get("name") == "stdout")
+    assert printed.count("of forward is computed again") >= 2
 
 
 def test_the_stages_are_small(stages):

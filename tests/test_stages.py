@@ -35,6 +35,18 @@ def stages(program):
     return found
 
 
+def test_no_stage_is_written_out_at_length():
+    """Expressions share what they are made of: written out in full, a chain of functions would double with each."""
+
+    def chain(x):
+        for _ in range(12):
+            x = x.sin() * x
+        return x.sum()
+
+    program = fg.grad_compiled(chain).program(X)
+    assert len(repr(program)) + len(repr(program.kernels[0].steps)) < 60_000
+
+
 def test_every_stage_prints_and_draws(program):
     for name, stage in stages(program).items():
         assert str(stage).strip(), name

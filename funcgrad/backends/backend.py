@@ -28,7 +28,7 @@ class Extern:
     why: str
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Kernels(Shown):
     """What a graph is lowered to, in order. ``graph`` says what goes in and out."""
 
@@ -119,7 +119,7 @@ class Launch:
 Step = Call | Free | Allocate | Launch
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Schedule(Shown):
     """Calls in order, each value freed right after its last reader."""
 

@@ -42,7 +42,7 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
     return lambda path: own[path] if path in own else out_slot(path)
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Facts(Shown):
     """What the dry run showed.
 

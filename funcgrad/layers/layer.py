@@ -26,7 +26,7 @@ InnerIndex = NewType("InnerIndex", int)
 """The position of a value in a layer's inner signature: never where an ``OuterIndex`` is asked for (checked by type)."""
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Layer(Shown):
     """See the module's docstring. ``context``: Python entered around the kernel.
 

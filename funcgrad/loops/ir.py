@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
 from ..show import Doc, Shown, Table
 from .index import Axis, Bound, Index
@@ -86,7 +86,7 @@ class Op(Expr):
     """An operation on numbers; the arguments are of one dtype but for ``cast`` and ``where``."""
 
     name: str
-    operands: tuple[Expr, ...]
+    operands: tuple[Expr, ...] = field(repr=False)  # shared: written out, they would be as long as the trees they are not
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -187,7 +187,7 @@ class Stage:
     effects: tuple[Effect, ...]
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Kernel(Shown):
     """Loops over ``rows`` (in parallel), each with ``stages`` over ``columns``.
 

@@ -82,7 +82,7 @@ class Limit:
         )
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Partition(Shown):
     """Two graphs whose composition is the joint graph.
 

@@ -30,7 +30,7 @@ class SavedValue:
     again: float
 
 
-@frozen
+@frozen(repr=False)
 class SavedValues(Shown):
     """A sequence of ``SavedValue``, and what is computed again instead of being saved.
 

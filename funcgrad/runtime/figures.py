@@ -25,7 +25,7 @@ from ..trees import flatten, unflatten
 from .program import Program
 
 
-@frozen
+@frozen(repr=False)
 class MemoryUse(Shown):
     """Bytes above what is there before the call: ``saved_bytes`` are alive between forward and backward, ``predicted_peak`` and
     ``measured_peak`` at the worst moment of both, results included."""
@@ -44,7 +44,7 @@ class MemoryUse(Shown):
         return Doc(f"memory of {self.function}", (Table(("", ""), rows),))
 
 
-@frozen
+@frozen(repr=False)
 class Cost(Shown):
     """``flops``: floating-point operations; ``bytes_moved``: what each kernel and library call reads and writes, each tensor once;
     ``roofline_seconds``: the time that takes on this machine if every step runs at the speed of the multiplier or of memory."""

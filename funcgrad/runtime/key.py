@@ -123,7 +123,7 @@ def ambient() -> tuple[Any, ...]:
     )
 
 
-@frozen
+@frozen(repr=False)
 class CallKey(Shown):
     """The structure and the leaves of the arguments, which of them share memory, and the ambient state.
 

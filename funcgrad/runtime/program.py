@@ -83,7 +83,7 @@ def unchanged(
     return values, tuple(evolve(m, state={e: v for e, v in m.state.items() if m.now(e) == v}) for m in modules)
 
 
-@frozen(eq=False)
+@frozen(eq=False, repr=False)
 class Program(Shown):
     """One compiled call: stages that can be printed, shown in a notebook and (the graphs) run.
 
