@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import TraceError
-from ..graphs import getitem, scalar, storages
+from ..graphs import getitem, require_false, scalar, storages
 from ..slots import Slot, identifier
 from ..torch_private import (
     FakeTensor,
@@ -155,3 +155,9 @@ class Recorder:
         with self.fakes:
             copy.meta = {**node.meta, "val": node.meta["val"].clone()}
         return copy
+
+    def require_false(self, condition: Tensor, message: str) -> None:
+        """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
+        if self.graph is not None:
+            node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
+            node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}

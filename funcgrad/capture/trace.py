@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
-from ..graphs import Graph, choose, is_random, require_false, type_text, written_copies
+from ..graphs import Graph, choose, is_random, type_text, written_copies
 from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
 from ..philox import philox
@@ -445,9 +445,3 @@ class Trace(Recorder):
             return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
         finally:
             self.graph, self._nodes, self.constants, self._scalars = outer
-
-    def require_false(self, condition: Tensor, message: str) -> None:
-        """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
-        if self.graph is not None:
-            node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
-            node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
