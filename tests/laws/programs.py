@@ -11,7 +11,7 @@ import random
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -129,6 +129,10 @@ REFUSED = (
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
+KINDS = {VIEWS: 6, VALUES: 6, WRITES: 8, RESTRIDES: 2, LEAVES: 2, MEMORY: 1}
+"""How often each kind of statement is drawn."""
+PLAIN = {kind: KINDS[kind] for kind in (VIEWS, VALUES, WRITES, RESTRIDES)}
+"""Views, values and writes alone: of these, next to none is refused."""
 
 
 @attrs.frozen
@@ -174,7 +178,7 @@ class Case:
         return setup, self.f
 
 
-def generate(seed: int) -> Program:
+def generate(seed: int, kinds: Mapping[tuple[str, ...], int] = KINDS) -> Program:
     """The program of a seed."""
     r = random.Random(seed)
     inputs: list[str] = []
@@ -188,7 +192,7 @@ def generate(seed: int) -> Program:
     variables = [f"x{i}" for i in range(len(inputs))]
     for i in range(r.randint(1, 7)):
         for _ in range(6):
-            kind = r.choices((VIEWS, VALUES, WRITES, RESTRIDES, LEAVES, MEMORY), (6, 6, 8, 2, 2, 1))[0]
+            (kind,) = r.choices(list(kinds), list(kinds.values()))
             statement = r.choice(kind).format(x=r.choice(variables), y=r.choice(variables))
             target = f"v{i}" if kind in (VIEWS, VALUES) else None
             line = f"{target} = {statement}" if target else statement
@@ -408,11 +412,11 @@ def _smaller(program: Program) -> list[Program]:
     return found
 
 
-def report(seed: int, refused: Counter[str] | None = None) -> str | None:
+def report(seed: int, refused: Counter[str] | None = None, kinds: Mapping[tuple[str, ...], int] = KINDS) -> str | None:
     """A minimised failing program of a seed, as runnable Python, with what differs; None if nothing does. ``refused``: see ``check``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = generate(seed)
+        program = generate(seed, kinds)
         if check(program, refused) is None:
             return None
         small = minimise(program)
