@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from attrs import frozen
+import torch
+from attrs import field, frozen
 from torch import fx
 
 from ..alive import Alive, chart_of
@@ -86,6 +87,9 @@ class Launch:
     scratch: tuple[Buffer, ...]
     checks: tuple[Buffer, ...] = ()
     room: Buffer | None = None
+    memory: Buffer | None = None
+    """The arena of the program, and (``places``) where in it buffers lie, by name: offsets in bytes."""
+    places: Mapping[str, int] = field(factory=dict)
 
     @functools.cached_property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -128,12 +132,15 @@ class Schedule(Shown):
 
     def doc(self) -> Doc:
         rows: list[tuple[str, ...]] = []
+        in_arena = {name for step in self.steps if isinstance(step, Launch) for name in step.places}
+        arenas = {step.memory.name for step in self.steps if isinstance(step, Launch) and step.memory}
         for step in self.steps:
             if isinstance(step, Free):
                 rows.append(("free", ", ".join(step.names), "", ""))
             elif isinstance(step, Allocate):
                 place = f"in place of {step.over}" if step.over else ""
-                rows.append(("allocate", step.buffer.name, place, "" if place else in_bytes(size_of(step.buffer))))
+                place = f"for {len(in_arena)} buffers" if step.buffer.name in arenas else place
+                rows.append(("allocate", step.buffer.name, place, "" if step.over else in_bytes(size_of(step.buffer))))
             elif isinstance(step, Launch):
                 own = {b.name for b in step.scratch}
                 arena = [f"{len(step.arena.offsets)} buffers in an arena"] if step.arena.offsets else []
@@ -217,6 +224,11 @@ def alive_in(schedules: Sequence[Schedule], workspace: Callable[[fx.Node], int] 
         results = zip(graph.signature.outs, graph.results, strict=True)
         saved = {slot: r.name for slot, r in results if isinstance(slot, Saved)}
     return alive
+
+
+def bytes_buffer(name: str, size: int) -> Buffer:
+    """Memory for whatever lies in it."""
+    return Buffer(name, (size,), torch.uint8, (1,))
 
 
 def size_of(buffer: Buffer) -> int:

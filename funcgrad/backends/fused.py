@@ -31,9 +31,9 @@ from ..loops.verify import verify
 from ..options import ENVIRONMENT
 from ..source import Source, compile_function
 from ..torch_private import ALONE, empty_cpu, holders, over
-from . import c, in_place, triton_build, triton_launches, triton_scatter
+from . import arena, c, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
-from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step
+from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer
 from .build import function, load
 from .library import added_to, for_library
 
@@ -54,7 +54,12 @@ class CBackend:
         return _lowered(for_library(graph), torch.device("cpu"))
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        return _scheduled(kernels, c.STACK)
+        plain, steps = _scheduled(kernels, c.STACK)
+        shared = arena.with_arena(kernels.graph, steps)
+        if shared is None:
+            return plain
+        schedule = Schedule(kernels.graph, tuple(_with_frees(kernels.graph, shared)))
+        return schedule if alive_in([schedule]).peak <= alive_in([plain]).peak else plain
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
@@ -84,7 +89,7 @@ class TritonBackend:
         return _lowered(graph, self._device, triton_scatter.refuse)
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        return _scheduled(kernels, 0)
+        return _scheduled(kernels, 0)[0]
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
@@ -118,10 +123,10 @@ def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -
     return Kernels(graph, tuple(_steps(graph, lowering, fused)))
 
 
-def _scheduled(kernels: Kernels, stack: int) -> Schedule:
-    """``stack``: so many bytes of scratch need no memory of their own."""
-    steps = in_place.take_over(kernels.graph, list(_launched(kernels)))
-    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, _with_memory(kernels.graph, steps, stack))))
+def _scheduled(kernels: Kernels, stack: int) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
+    """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no memory of their own."""
+    steps = list(_with_memory(kernels.graph, in_place.take_over(kernels.graph, list(_launched(kernels))), stack))
+    return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps
 
 
 def _built(python: Source, launches: Mapping[str, Any]) -> Runnable:
@@ -213,7 +218,7 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
         yield Launch(f"{graph.name}_launch{next(numbers)}", together, tuple(scratch), tuple(checks))
 
 
-def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> Iterable[Step]:
+def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> Iterable[Call | Allocate | Launch]:
     """Calls and launches, and before each the views and the memory it needs."""
     externs = {s.node for s in steps if isinstance(s, Extern)}
     by_name = {n.name: n for n in graph.fx.nodes}
@@ -221,7 +226,7 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
     launches = [s for s in steps if isinstance(s, Launch)]
     there = {by_name[b.name] for s in launches for k in s.kernels for b in k.writes if b.name in by_name}
 
-    def views(nodes: Iterable[fx.Node]) -> Iterable[Step]:
+    def views(nodes: Iterable[fx.Node]) -> Iterable[Call]:
         for node in nodes:
             if node.op == "call_function" and node not in there and node not in externs and (is_view(node) or is_getitem(node)):
                 there.add(node)
@@ -237,8 +242,8 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
             continue
         yield from views(by_name[b.name] for b in step.buffers if b.name in by_name and is_getitem(by_name[b.name]))
         written = {b.name for kernel in step.kernels for b in kernel.writes}
-        arena = step.arena.nbytes
-        room = Buffer(f"arena{next(arenas)}", (arena,), torch.uint8, (1,)) if arena > stack else None
+        size = step.arena.nbytes
+        room = bytes_buffer(f"arena{next(arenas)}", size) if size > stack else None
         launch = evolve(step, room=room)
         yield from (Allocate(b) for b in launch.takes if b.name in written or b is room)
         origins = launch.origins
@@ -269,7 +274,8 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
     if not isinstance(step, Launch):
         return []
     # where a check fails, all is computed once more
-    return [*(b.name for b in (*step.buffers, *step.takes)), *(n.name for n in graph.placeholders if step.checks)]
+    names = [b.name for b in (*step.buffers, *step.takes) if b.name not in step.places]
+    return [*names, *([step.memory.name] if step.memory else []), *(n.name for n in graph.placeholders if step.checks)]
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,11 +292,18 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
+    arenas = {step.memory for step in schedule.steps if isinstance(step, Launch) and step.memory}
     for step in schedule.steps:
         if isinstance(step, Allocate):
             lines.append(f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step) if step.over else empty(printer, step.buffer)}")
+            lines += [f"    {step.buffer.name}_at = {step.buffer.name}.data_ptr()"] if step.buffer in arenas else []
         elif isinstance(step, Launch):
-            buffers = [passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name)) for b in step.takes]
+            buffers = [
+                f"{step.memory.name}_at + {step.places[b.name]}"
+                if step.memory and b.name in step.places
+                else passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name))
+                for b in step.takes
+            ]
             call = f"{step.name}({', '.join(buffers)})"
             if step.checks:
                 otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
@@ -299,7 +312,7 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
             lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
         else:
             lines += printer.step(step)
-            if isinstance(step, Call) and step.node.name in read and isinstance(value_of(step.node), Tensor):
+            if isinstance(step, Call) and step.node.name in read and _may_lie_otherwise(step.node):
                 # what is returned stays as the library made it
                 returned = any(user.op == "output" for user in step.node.users)
                 kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
@@ -346,6 +359,14 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
     with torch.random.fork_rng(devices=()), torch.no_grad():
         graph.run(*inputs)
     raise error(what)
+
+
+def _may_lie_otherwise(node: fx.Node) -> bool:
+    """Whether a library call may return another layout than PyTorch's shape functions say; products do not."""
+    return isinstance(value_of(node), Tensor) and node.target not in _PRODUCTS
+
+
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default}
 
 
 def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:

@@ -17,7 +17,7 @@ from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
-from ..torch_private import below_autograd, direct, versions_kept
+from ..torch_private import METHODS, below_autograd, direct, versions_kept
 from .effects import CopyBack, DeadEnd, Drawn, Effect, Recipe, RequireGrad, Restride, SetGradient, SetStorage, Wrapped
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class _Printer:
         item = "" if step.item is None else f"[{step.item}]"
         if step.op is torch.ops.aten.slice.Tensor and not step.kwargs and 0 <= step.args[0] <= _INDICES:
             return f"{value}[{':, ' * step.args[0]}{_slice(*step.args[1:])}]"
-        if step.op in _METHODS and not step.kwargs:
+        if step.op in METHODS and not step.kwargs:
             return f"{value}.{packet}({', '.join(map(self._argument, step.args))}){item}"
         name = self._constant(packet if overload == "default" else f"{packet}_{overload}", direct(step.op))
         args = [value, *map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
@@ -276,15 +276,6 @@ class _Printer:
         self._constants[name] = value
         return name
 
-
-_METHODS = {
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overloads in {
-        "view": "default", "t": "default", "transpose": "int", "permute": "default", "select": "int", "unbind": "int", "expand": "default",
-        "unsqueeze": "default", "squeeze": "default dim dims", "diagonal": "default", "detach": "default", "unfold": "default",
-    }.items() for overload in overloads.split()
-}  # fmt: skip
-"""View ops whose method of a tensor makes the very call: Python's way to it takes half the time of the operator's."""
 
 _INDICES = 3
 """Up to which dimension a slice is taken by an index."""
