@@ -1,51 +1,71 @@
-"""One arena for the small buffers of a program that kernels alone know: one allocation, and addresses in the place of tensors.
+"""Arenas for the small buffers of a program that kernels alone know: one allocation for several, and addresses in the place of tensors.
 
-A tensor takes a microsecond to make and to drop, as long as a small kernel runs. Large buffers have memory of their own, which is free
-for others as soon as they are not needed; small ones among many hardly count.
+A tensor takes a microsecond to make and to drop, as long as a small kernel runs. Buffers that are made one after the other mostly die
+together: an arena lives from the first of its buffers to the last. None is so large that the C library asks the system for its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import fx
 
 from ..graphs import Graph
 from ..loops.ir import Buffer
-from ..loops.memory import Arena, place
+from ..loops.memory import skewed
 from .backend import Allocate, Call, Launch, bytes_buffer, size_of
 
-_SMALL = 1 << 16
-"""Bytes of a buffer up to which it goes into the arena."""
+_SMALL = 1 << 15
+"""Bytes of a buffer up to which it goes into an arena."""
 
-_WORTH, _MOST = 4, 1000
-"""How many buffers make an arena; with more than the most, it would take long to find their places."""
+_LARGEST = 3 << 15
+"""Bytes of an arena: below what glibc takes from the system, and gives back, each time."""
+
+_WORTH = 4
+"""How many buffers make it worth while."""
 
 
-def with_arena(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> list[Call | Allocate | Launch] | None:
-    """The steps, with small buffers in an arena; None where it is not worth it."""
+@frozen(eq=False)
+class _Place:
+    arena: Buffer
+    offset: int
+
+
+def with_arenas(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> list[Call | Allocate | Launch] | None:
+    """The steps, with small buffers in arenas; None where it is not worth it."""
     origins = _origins(graph, steps)
     buffers = {s.buffer.name: s.buffer for s in steps if isinstance(s, Allocate) and s.over is None}
     roots = [buffers[name] for name in dict.fromkeys(origins.values())]
-    if not _WORTH <= len(roots) <= _MOST:
+    if len(roots) < _WORTH:
         return None
-    life: dict[str, tuple[int, int]] = {}
-    for i, step in enumerate(steps):
-        for b in step.buffers if isinstance(step, Launch) else ():
-            if b.name in origins:
-                root = origins[b.name]
-                life[root] = (life.get(root, (i, i))[0], i)
-    arena = place(roots, life)
-    names = {n.name for n in graph.fx.nodes}
-    memory = bytes_buffer(
-        next(name for name in ("memory", *(f"memory{i}" for i in range(len(names) + 1))) if name not in names), arena.nbytes
-    )
-    return list(_placed(steps, origins, arena, memory))
+    places = _places(graph, roots)
+    return list(_placed(steps, {name: places[origin] for name, origin in origins.items()}))
+
+
+def _places(graph: Graph, buffers: Sequence[Buffer]) -> dict[str, _Place]:
+    """Arenas are filled one after the other, in the order in which buffers are made."""
+    arenas: list[list[tuple[str, int]]] = [[]]
+    end, ends = 0, list[int]()
+    for b in buffers:
+        size = skewed(size_of(b))
+        if end + size > _LARGEST:
+            ends.append(end)
+            arenas.append([])
+            end = 0
+        arenas[-1].append((b.name, end))
+        end += size
+    taken = {n.name for n in graph.fx.nodes}
+    free = (name for i in range(len(taken) + len(arenas)) if (name := f"memory{i}") not in taken)
+    found: dict[str, _Place] = {}
+    for held, size in zip(arenas, (*ends, end), strict=True):
+        arena = bytes_buffer(next(free), size)
+        found |= {name: _Place(arena, offset) for name, offset in held}
+    return found
 
 
 def _origins(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> dict[str, str]:
-    """The buffers that can go into the arena, each with the first that lies in its place."""
+    """The buffers that can go into an arena, each with the first that lies in its place."""
     known = {r.name for r in graph.results if isinstance(r, fx.Node)}
     known |= {n.name for s in steps if isinstance(s, Call) for n in (s.node, *s.node.all_input_nodes)}
     known |= {s.room.name for s in steps if isinstance(s, Launch) and s.room}
@@ -61,18 +81,16 @@ def _origins(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> dict[st
     return {name: origin for name, origin in origins.items() if origin not in tensors}
 
 
-def _placed(
-    steps: Sequence[Call | Allocate | Launch], origins: dict[str, str], arena: Arena, memory: Buffer
-) -> Iterator[Call | Allocate | Launch]:
-    begun = False
+def _placed(steps: Sequence[Call | Allocate | Launch], places: Mapping[str, _Place]) -> Iterator[Call | Allocate | Launch]:
+    begun: set[Buffer] = set()
     for step in steps:
-        if isinstance(step, Allocate) and step.buffer.name in origins:
-            if not begun:
-                yield Allocate(memory)
-            begun = True
-            continue
-        if isinstance(step, Launch):
-            places = {b.name: arena.offsets[origins[b.name]] for b in step.buffers if b.name in origins}
-            yield evolve(step, memory=memory, places=places) if places else step
+        if isinstance(step, Allocate) and step.buffer.name in places:
+            arena = places[step.buffer.name].arena
+            if arena not in begun:
+                begun.add(arena)
+                yield Allocate(arena)
+        elif isinstance(step, Launch):
+            here = {b.name: places[b.name] for b in step.buffers if b.name in places}
+            yield evolve(step, places={name: (p.arena, p.offset) for name, p in here.items()}) if here else step
         else:
             yield step

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -87,9 +88,8 @@ class Launch:
     scratch: tuple[Buffer, ...]
     checks: tuple[Buffer, ...] = ()
     room: Buffer | None = None
-    memory: Buffer | None = None
-    """The arena of the program, and (``places``) where in it buffers lie, by name: offsets in bytes."""
-    places: Mapping[str, int] = field(factory=dict)
+    places: Mapping[str, tuple[Buffer, int]] = field(factory=dict)
+    """The buffers that lie in arenas of the program, by name: in which, and its offset in bytes."""
 
     @functools.cached_property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -132,14 +132,14 @@ class Schedule(Shown):
 
     def doc(self) -> Doc:
         rows: list[tuple[str, ...]] = []
-        in_arena = {name for step in self.steps if isinstance(step, Launch) for name in step.places}
-        arenas = {step.memory.name for step in self.steps if isinstance(step, Launch) and step.memory}
+        arenas = {name: at.name for step in self.steps if isinstance(step, Launch) for name, (at, _) in step.places.items()}
+        held = Counter(arenas.values())
         for step in self.steps:
             if isinstance(step, Free):
                 rows.append(("free", ", ".join(step.names), "", ""))
             elif isinstance(step, Allocate):
                 place = f"in place of {step.over}" if step.over else ""
-                place = f"for {len(in_arena)} buffers" if step.buffer.name in arenas else place
+                place = f"an arena for {held[step.buffer.name]} buffers" if held[step.buffer.name] else place
                 rows.append(("allocate", step.buffer.name, place, "" if step.over else in_bytes(size_of(step.buffer))))
             elif isinstance(step, Launch):
                 own = {b.name for b in step.scratch}

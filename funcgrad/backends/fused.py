@@ -40,6 +40,9 @@ from .library import added_to, for_library
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
 
+_MORE = 1.01
+"""How much higher the peak may be for an arena."""
+
 _KERNELS_IN_A_FILE = 4
 """Files are compiled at the same time; each costs some 50 ms whatever it holds."""
 
@@ -55,11 +58,11 @@ class CBackend:
 
     def schedule(self, kernels: Kernels) -> Schedule:
         plain, steps = _scheduled(kernels, c.STACK)
-        shared = arena.with_arena(kernels.graph, steps)
+        shared = arena.with_arenas(kernels.graph, steps)
         if shared is None:
             return plain
         schedule = Schedule(kernels.graph, tuple(_with_frees(kernels.graph, shared)))
-        return schedule if alive_in([schedule]).peak <= alive_in([plain]).peak else plain
+        return schedule if alive_in([schedule]).peak <= _MORE * alive_in([plain]).peak else plain
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
@@ -275,7 +278,7 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
         return []
     # where a check fails, all is computed once more
     names = [b.name for b in (*step.buffers, *step.takes) if b.name not in step.places]
-    return [*names, *([step.memory.name] if step.memory else []), *(n.name for n in graph.placeholders if step.checks)]
+    return [*names, *(at.name for at, _ in step.places.values()), *(n.name for n in graph.placeholders if step.checks)]
 
 
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,15 +295,15 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
-    arenas = {step.memory for step in schedule.steps if isinstance(step, Launch) and step.memory}
+    arenas = {at for step in schedule.steps if isinstance(step, Launch) for at, _ in step.places.values()}
     for step in schedule.steps:
         if isinstance(step, Allocate):
             lines.append(f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step) if step.over else empty(printer, step.buffer)}")
             lines += [f"    {step.buffer.name}_at = {step.buffer.name}.data_ptr()"] if step.buffer in arenas else []
         elif isinstance(step, Launch):
             buffers = [
-                f"{step.memory.name}_at + {step.places[b.name]}"
-                if step.memory and b.name in step.places
+                _in_arena(*step.places[b.name])
+                if b.name in step.places
                 else passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name))
                 for b in step.takes
             ]
@@ -319,6 +322,10 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
                 lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
     lines.append(printer.result())
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def _in_arena(arena: Buffer, offset: int) -> str:
+    return f"{arena.name}_at + {offset}" if offset else f"{arena.name}_at"
 
 
 def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate) -> str:

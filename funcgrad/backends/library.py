@@ -2,7 +2,7 @@
 
 - convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
 - the products of the slices of one tensor with one matrix are one product;
-- a sum of products is added up by the products, in place;
+- a sum of products is added up by the products, in place; many small ones of a sequence's slices are one product;
 - a matrix that many small products read transposed is transposed once.
 """
 
@@ -40,9 +40,9 @@ def for_library(graph: Graph) -> Graph:
     new = copy_nodes(graph, nodes, pairs, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
     for rewrite in found:
         rewrite(new.fx)
-    for node in reversed(list(new.fx.nodes)):
-        if node.op == "call_function" and not node.users and not has_effect(node):
-            new.fx.erase_node(node)
+        for node in reversed(list(new.fx.nodes)):
+            if node.op == "call_function" and not node.users and not has_effect(node):
+                new.fx.erase_node(node)
     return verify(evolve(graph, fx=new.fx, constants=new.constants))
 
 
@@ -169,6 +169,55 @@ def _sums(graph: fx.Graph) -> None:
         node.replace_all_uses_with(new)
 
 
+def _together(graph: fx.Graph) -> None:
+    """``a.t() @ b + c.t() @ d + …``, of few rows each, is one product of all rows. (The gradient of a matrix that every step reads.)"""
+    ends = [n for n in graph.nodes if n.target is aten.addmm.default]
+    sums = [(end, _terms(end)) for end in ends if all(user.op == "output" for user in end.users)]
+    stacks: list[tuple[Sequence[fx.Node], fx.Node]] = []
+    for end, terms in sorted(sums, key=lambda found: -len(found[1])):
+        if len(terms) >= _OFTEN and len({(value_of(a).shape, value_of(b).shape) for a, b in terms}) == 1:
+            with graph.inserting_before(graph.output_node()):
+                first, second = (_all_rows(end, side, stacks) for side in _in_order(terms))
+                end.replace_all_uses_with(_call(end, aten.mm.default, _call(end, aten.t.default, first), second))
+
+
+def _terms(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """``(a, b), …`` of a sum ``a.t() @ b + …`` of products with few rows, whose parts nobody else reads."""
+    found = []
+    while True:
+        a, b = _args(node)[-2:]
+        if a.target is not aten.t.default or value_of(b).shape[0] > _FEW_ROWS or node.kwargs:
+            return []
+        found.append((_args(a)[0], b))
+        if node.target is aten.mm.default:
+            return found
+        node = _args(node)[0]
+        if len(node.users) > 1 or node.target not in (aten.mm.default, aten.addmm.default):
+            return []
+
+
+def _in_order(terms: Sequence[tuple[fx.Node, fx.Node]]) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The first and the second operands, in the order of the slices that the first ones are, if they are."""
+    slices = [_slice(a) for a, _ in terms]
+    order = sorted(range(len(terms)), key=lambda i: slices[i][1] if all(slices) else i)  # type: ignore[index]
+    return [terms[i][0] for i in order], [terms[i][1] for i in order]
+
+
+def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Sequence[fx.Node], fx.Node]]) -> fx.Node:
+    """Matrices one below the other: a tensor that they are all the slices of, a part of what another sum has stacked, or a copy."""
+    slices = [_slice(m) for m in matrices]
+    if all(slices) and len({x for x, _ in slices}) == 1 and [i for _, i in slices] == list(range(value_of(slices[0][0]).shape[0])):  # type: ignore[misc, index]
+        return _call(like, aten.view.default, slices[0][0], [-1, value_of(slices[0][0]).shape[2]])  # type: ignore[index]
+    rows = value_of(matrices[0]).shape[0]
+    for stacked, whole in stacks:
+        for start in range(len(stacked) - len(matrices) + 1):
+            if stacked[start : start + len(matrices)] == matrices:
+                return _call(like, aten.slice.Tensor, whole, 0, start * rows, (start + len(matrices)) * rows)
+    whole = _call(like, aten.concat.default, list(matrices))  # copied by the library: a kernel would ask each element where it lies
+    stacks.append((matrices, whole))
+    return whole
+
+
 def _looked_at(node: fx.Node) -> tuple[tuple[Any, ...], fx.Node]:
     """How a value that nobody else reads is looked at, and where it is made."""
     looks: list[Any] = []
@@ -216,5 +265,6 @@ _REWRITINGS: Sequence[tuple[Callable[[fx.Graph], None], Sequence[Any]]] = (
     (_channels_last, (aten.convolution.default, aten.convolution_backward.default)),
     (_of_slices, (aten.mm.default,)),
     (_sums, tuple(ADDING)),
+    (_together, (aten.mm.default,)),
     (_transposed_once, (aten.mm.default,)),
 )

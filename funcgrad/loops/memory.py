@@ -1,11 +1,10 @@
-"""Memory of what only kernels know, those of one launch or of a program: an arena, in which buffers that are not alive together share
-places."""
+"""Memory of what only the kernels of one launch know: one arena, in which buffers that are not alive together share places."""
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -36,8 +35,12 @@ def origins(kernels: Sequence[Kernel]) -> dict[str, str]:
 
 
 def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence[Buffer] = ()) -> Arena:
-    """Places for ``scratch``, each free from its first writer to its last reader, or to the end if it is ``lasting``. What is written in
-    the place of another buffer takes none."""
+    """Places for ``scratch``: the largest first, each at the lowest address free from its first writer to its last reader, or to
+    the end if it is ``lasting``. What is written in the place of another buffer takes none.
+
+    First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee 2020,
+    "Efficient memory management for deep neural net inference").
+    """
     life: dict[str, tuple[int, int]] = {}
     shared = origins(kernels)
     for i, kernel in enumerate(kernels):
@@ -45,20 +48,10 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence
             name = shared.get(b.name, b.name)
             first, last = life.get(name, (i, i))
             life[name] = (first, max(last, len(kernels) if b in lasting else i))
-    return place([b for b in scratch if b.name not in shared], life)
-
-
-def place(buffers: Sequence[Buffer], life: Mapping[str, tuple[int, int]]) -> Arena:
-    """Places for buffers: the largest first, each at the lowest address that is free from the first to the last moment of its life.
-
-    First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee 2020,
-    "Efficient memory management for deep neural net inference").
-    """
     placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, life
     offsets: dict[str, int] = {}
-    for b in sorted(buffers, key=_nbytes, reverse=True):
-        size = (_nbytes(b) + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        size += ALIGNMENT if size % _PAGE == 0 else 0
+    for b in sorted((b for b in scratch if b.name not in shared), key=_nbytes, reverse=True):
+        size = skewed(_nbytes(b))
         first, last = life[b.name]
         at = 0
         for begin, end, (other_first, other_last) in placed:
@@ -67,6 +60,12 @@ def place(buffers: Sequence[Buffer], life: Mapping[str, tuple[int, int]]) -> Are
         offsets[b.name] = at
         bisect.insort(placed, (at, at + size, (first, last)))
     return Arena(offsets, max((end for _, end, _ in placed), default=0))
+
+
+def skewed(size: int) -> int:
+    """So many bytes, rounded up to whole lines, and one more where what comes next would lie in the same place of the cache."""
+    size = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    return size + (ALIGNMENT if size % _PAGE == 0 else 0)
 
 
 def _nbytes(buffer: Buffer) -> int:
