@@ -40,7 +40,7 @@ _DEAR = 8
 """What an expensive operation counts for, vectorised."""
 
 _PARALLEL_FROM = 200_000
-"""Operations, some 20 µs of them, below which threads cost more than they save: they wait for one another, on a busy machine for long."""
+"""Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy machine for long."""
 
 
 _REDUCTIONS = {

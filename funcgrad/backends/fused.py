@@ -40,8 +40,8 @@ from .library import added_to, for_library
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
 
-_MORE = 1.01
-"""How much higher the peak may be for an arena."""
+_MORE, _MORE_BYTES = 1.01, 1 << 14
+"""How much higher the peak may be for arenas."""
 
 _KERNELS_IN_A_FILE = 4
 """Files are compiled at the same time; each costs some 50 ms whatever it holds."""
@@ -62,7 +62,8 @@ class CBackend:
         if shared is None:
             return plain
         schedule = Schedule(kernels.graph, tuple(_with_frees(kernels.graph, shared)))
-        return schedule if alive_in([schedule]).peak <= _MORE * alive_in([plain]).peak else plain
+        before = alive_in([plain]).peak
+        return schedule if alive_in([schedule]).peak <= max(_MORE * before, before + _MORE_BYTES) else plain
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
