@@ -197,7 +197,7 @@ def generate(seed: int, kinds: Mapping[tuple[str, ...], int] = KINDS) -> Program
             target = f"v{i}" if kind in (VIEWS, VALUES) else None
             line = f"{target} = {statement}" if target else statement
             # not for restrides: eager forgets them then, and a gradient that does not fit its tensor fails, or not, by its sizes
-            if r.random() < 0.2 and kind is not RESTRIDES:
+            if r.random() < 0.2 and kind != RESTRIDES:
                 line = f"with torch.no_grad(): {line}"
             candidate = attrs.evolve(program, statements=(*program.statements, line))
             if r.random() < 0.03 or _runs(candidate):  # a program that raises is of interest, but one in ten is enough
