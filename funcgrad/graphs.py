@@ -231,15 +231,7 @@ def device_of(graph: Graph) -> torch.device:
 
 def storages(node: Node) -> frozenset[int]:
     """Identities of the memory a node's value lives in: two nodes that share one are views of the same memory."""
-    value = node.meta.get("val")
-    known, found = node.meta.get(_STORAGES, (None, None))  # asked for again and again, and it takes longest to find
-    if found is None or known is not value:
-        found = frozenset(map(storage_id, tensors_in(value)))
-        node.meta[_STORAGES] = value, found
-    return found  # type: ignore[no-any-return]
-
-
-_STORAGES = "funcgrad_storages"
+    return frozenset(map(storage_id, tensors_in(node.meta.get("val"))))
 
 
 Place = tuple[str, int]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from closeness import assert_rounded
+from laws.programs import CountBackward
 from torch import nn
 
 import funcgrad as fg
@@ -375,20 +376,6 @@ REFUSED = {
 }
 
 
-class Tripled(torch.autograd.Function):
-    """Its backward pass writes to a buffer."""
-
-    @staticmethod
-    def forward(ctx, x, buffer):
-        ctx.buffer = buffer
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        ctx.buffer.mul_(3)
-        return g * 2, None
-
-
 def a_view():
     return torch.arange(6.0)[1:5], values()
 
@@ -398,7 +385,11 @@ REFUSED |= {
     "an early view of a view": (lambda x, y: (x[1:], x.requires_grad_())[0] * 2, a_view, "that is a view itself"),
     "a view under no_grad": (lambda x, y: torch.no_grad()(lambda v: v[1:])(x.requires_grad_()) * 2, a_view, "that is a view itself"),
     "given, switched": (lambda x, y: (setattr(x, "data", y), x.requires_grad_(False))[1] * 2, lambda: (leaf(), values()), "other memory"),
-    "a hidden leaf": (lambda x, y: Tripled.apply(x.clone().requires_grad_(), y), lambda: (leaf(False), values()), "a leaf it made itself"),
+    "a hidden leaf": (
+        lambda x, y: CountBackward.apply(x.clone().requires_grad_(), y),
+        lambda: (leaf(False), values()),
+        "a leaf it made itself",
+    ),
     "a view's history": (lambda x, y: (x.copy_(y * y), (x * x).sum().backward())[0], lambda: (a_view()[0], leaf()), "a view, what"),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import fx
 
 from ..graphs import Graph
@@ -26,10 +26,8 @@ _WORTH = 4
 """How many buffers make it worth while."""
 
 
-@frozen(eq=False)
-class _Place:
-    arena: Buffer
-    offset: int
+_Place = tuple[Buffer, int]
+"""In which arena a buffer lies, and where: bytes."""
 
 
 def with_arenas(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> list[Call | Allocate | Launch] | None:
@@ -60,7 +58,7 @@ def _places(graph: Graph, buffers: Sequence[Buffer]) -> dict[str, _Place]:
     found: dict[str, _Place] = {}
     for held, size in zip(arenas, (*ends, end), strict=True):
         arena = bytes_buffer(next(free), size)
-        found |= {name: _Place(arena, offset) for name, offset in held}
+        found |= {name: (arena, offset) for name, offset in held}
     return found
 
 
@@ -85,12 +83,12 @@ def _placed(steps: Sequence[Call | Allocate | Launch], places: Mapping[str, _Pla
     begun: set[Buffer] = set()
     for step in steps:
         if isinstance(step, Allocate) and step.buffer.name in places:
-            arena = places[step.buffer.name].arena
+            arena, _ = places[step.buffer.name]
             if arena not in begun:
                 begun.add(arena)
                 yield Allocate(arena)
         elif isinstance(step, Launch):
             here = {b.name: places[b.name] for b in step.buffers if b.name in places}
-            yield evolve(step, places={name: (p.arena, p.offset) for name, p in here.items()}) if here else step
+            yield evolve(step, places=here) if here else step
         else:
             yield step

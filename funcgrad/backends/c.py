@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..loops.groups import EXPENSIVE
+from ..loops.groups import EXPENSIVE, TURNS
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
 from .backend import Launch
-from .c_language import HOW, PRELUDE, STORED, TURNS, TYPES, C, number
+from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
 from .c_language import stored as _stored
 from .c_scatter import parameters, scatter_function
 from .emitter import index_text, print_expressions, row_parts

@@ -12,6 +12,7 @@ from copy import copy
 
 import torch
 
+from ..loops.groups import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE
@@ -189,9 +190,6 @@ ALWAYS int64_t fg_philox_bits(int64_t key, int64_t counter, int half) {
 
 PRELUDE = _prelude()
 
-TURNS = ("sin", "cos")
-"""Operations that are computed fast in single precision, where the angle is near zero."""
-
 _LONG_STEP = 16
 """Elements; with shorter steps whole vectors are read, and taken apart."""
 
@@ -208,7 +206,7 @@ class C:
         self.running: dict[Scanned, str] = {}  # the variables in which scans go on
 
     def near(self) -> C:
-        """The same language, for angles near zero: see ``TURNS``."""
+        """The same language, for angles near zero: sine and cosine in single precision are fast there."""
         language = copy(self)
         language.operations = {**self.operations, **{name: _turn(name) for name in TURNS}}
         return language

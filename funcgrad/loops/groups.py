@@ -14,6 +14,9 @@ from .values import Value
 ROW = 16
 """Elements of a row for which one more number is nothing to read, or to keep."""
 
+TURNS = ("sin", "cos")
+"""Functions of an angle: most of the work on both is the same."""
+
 EXPENSIVE = frozenset(
     (
         "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .groups import EXPENSIVE, operations
+from .groups import EXPENSIVE, TURNS, operations
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
 _STREAMS = 12
@@ -145,13 +145,14 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
             numbers[expr] = numbers[expr.body] + 1
             continue
         number = max((numbers[a] for a in expr.args), default=0)
-        if isinstance(expr, Op) and expr.name in ("sin", "cos") and turned.get(expr.operands[0], -1) >= number:
-            number = turned[expr.operands[0]]  # most of the work on sine and cosine of one angle is the same
+        if isinstance(expr, Op) and expr.name in TURNS and turned.get(expr.operands[0], -1) >= number:
+            number = turned[expr.operands[0]]
         elif expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
             while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
-            turned[expr.operands[0]] = number
+            if expr.name in TURNS:
+                turned[expr.operands[0]] = number
         if isinstance(expr, Scanned):
             while number in spent:
                 number += 1
