@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
-from ..graphs import type_text
+from ..graphs import tensors_in, type_text
 from ..histories import bump_version, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
@@ -32,6 +32,7 @@ from ..torch_private import (
 )
 from .given import GIVES, call_with_out, give_data
 from .lifted import MetTooLate
+from .memory import history
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .where import user_line
 
@@ -152,6 +153,8 @@ class Lifter(TorchFunctionMode):
             else:
                 out = REWRITES.get(func, func)(*args, **kwargs)
             self._trace.writes.spread_versions()
+            if self._trace.graph is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
+                self._trace.used.update(id(t) for a in (*args, *kwargs.values()) for t in tensors_in(a))
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
             return original if out is not None and args and out is args[0] and is_traced(original) else out
@@ -215,24 +218,44 @@ class Lifter(TorchFunctionMode):
                 fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
             )
         own = original if is_traced(original) else self._trace.lift(original)
-        if self._trace.graph is not None:
-            pass  # the dry run found that it may be changed
-        elif func is not Tensor.detach_:
-            with torch.enable_grad():
-                probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
-                if probe._is_view() and tensor._is_view():
-                    set_creation_meta(probe, creation_meta(tensor))
+        first = self._trace.graph is None  # in later runs, it may be changed
+        if first and func is Tensor.detach_:
+            if own._is_view():
+                return func(own)  # type: ignore[no-any-return] # raises
+        elif first and torch.is_grad_enabled():  # where not, autograd does not look
+            probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
+            if probe._is_view() and tensor._is_view():
+                set_creation_meta(probe, creation_meta(tensor))
             func(probe, *args[1:], **kwargs)
-        elif own._is_view():
-            return func(own)  # type: ignore[no-any-return] # raises
-        with torch.enable_grad():
+        forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"  # autograd lets nobody read it from now on
+        with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
             by = RESTRIDES[func](*args, **kwargs)
         if by is not tensor:
+            if forbidden:
+                set_creation_meta(by, creation_meta(tensor))
+            if first and not torch.is_grad_enabled() and func is not Tensor.detach_:
+                self._refuse_to_forget(func, own, tensor, by)
             self._trace.lineage.replace(own, by, torch.is_grad_enabled())
-        if func is not Tensor.detach_ and (not tensor._is_view() or creation_meta(tensor).name == "DEFAULT"):
+        if func is not Tensor.detach_:
             bump_version(tensor)
             self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
+
+    def _refuse_to_forget(self, func: Any, own: Tensor, tensor: Tensor, by: Tensor) -> None:
+        """Under no_grad autograd does not hear that a tensor changes its sizes: what computed it gets a gradient of the sizes it has then.
+
+        A view is no such tensor, as autograd finds its history when asked for, nor is a leaf nobody has used so far; nor are more
+        dimensions of size one in front of a computed one, which a gradient may have.
+        """
+        real, more = self._trace.reals.get(id(own), own), by.dim() - tensor.dim()
+        fits = more >= 0 and by.shape == (1,) * more + tuple(tensor.shape) and by.stride()[more:] == tensor.stride()
+        used = real.requires_grad and is_leaf(real) and self._trace.used & {id(own), id(tensor)}
+        if used or (history(real) == "computed" and not fits):
+            raise MutationError(
+                f"the function changes the sizes of a tensor {type_text(own)} that was computed or used, under no_grad ({func.__name__})",
+                where=user_line(),
+                fix="do it in grad mode or before, or take the view: autograd would go on with a gradient of other sizes",
+            )
 
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -107,6 +107,7 @@ class Trace(Recorder):
         self.inputs: set[int] = set()
         self.asked_for_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
+        self.used: set[int] = set()  # what something differentiable was computed from, in the dry run
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False
@@ -261,6 +262,7 @@ class Trace(Recorder):
         operand = self.lineage.current(self.stand_in(value))
         if self.graph is not None and self.writes.custom_functions == 1:
             renew_history(operand)
+        self.used |= {id(operand)} if torch.is_grad_enabled() else set()
         return operand
 
     def current(self, value: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..histories import bump_version, with_dead_end, with_history_of
+from ..histories import bump_version, renew_history, with_dead_end, with_history_of
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
@@ -241,11 +241,14 @@ class _Printer:
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             self.lines.append(f"{within}{target}{through}.copy_({self._variables[effect.source]})")
         elif isinstance(effect, Restride):
+            renew = f"renew_history({target})"
             if effect.renewed:
-                self.lines.append(f"{target}.grad_fn")  # autograd finds the history of a view of what was written to when asked
+                self._constants["renew_history"] = renew_history
+                self.lines.append(renew)
             for step in effect.steps:
                 args = [*map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
-                self.lines.append(f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})")
+                line = f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})"
+                self.lines.append(line if step.tracked or not effect.renewed else f"{line}; {renew}")
         elif isinstance(effect, SetStorage):
             source = self._variables[effect.source]
             if effect.how == "set_":

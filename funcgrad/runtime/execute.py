@@ -16,9 +16,10 @@ from attrs import frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
-from ..histories import bump_version, version_of
+from ..capture.views import Step, take
+from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private import below_autograd, is_wrapper_subclass
+from ..torch_private import below_autograd, is_wrapper_subclass, versions_kept
 from .tangents import Outline, TangentLayout
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
@@ -37,8 +38,9 @@ class Differentiable:
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
     every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, as
     forward saw them: of those at ``copied_inputs``, which the call writes to or restrides, a copy is kept. Those at
-    ``restrided_inputs`` will look otherwise after the call. The version counters of those at ``bumps`` move. ``watched_inputs``
-    are those whose values at the end of the call backward needs, each with how far its version counter moves until then.
+    ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so by these steps, unknown to
+    autograd. The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values at the end of the call
+    backward needs, each with how far its version counter moves until then.
     """
 
     forward: Runnable
@@ -56,6 +58,7 @@ class Differentiable:
     copied_inputs: tuple[int, ...]
     watched_inputs: tuple[tuple[int, int], ...]
     restrided_inputs: tuple[int, ...]
+    restrided_leaves: Mapping[int, tuple[Step, ...]]
     bumps: tuple[int, ...]
     subclass_inputs: tuple[int, ...]
     makes_zeros: bool
@@ -67,6 +70,8 @@ class Differentiable:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
+        if self.restrided_leaves:
+            inputs = tuple(_ahead(v, self.restrided_leaves.get(i)) for i, v in enumerate(inputs))
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
@@ -158,6 +163,24 @@ class _Hollow:
     def empty(self) -> Tensor:
         """A tensor like it."""
         return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)
+
+
+def _ahead(leaf: Any, steps: Sequence[Step] | None) -> Any:
+    """A leaf as it looks now, connected to autograd as it will look: who connects it fixes the sizes of its gradient."""
+    if steps is None or not (leaf.requires_grad and is_leaf(leaf)):
+        return leaf
+    now = leaf.detach()
+    _look_like(leaf, take(now, steps))
+    try:
+        with torch.enable_grad():
+            return leaf.as_strided(now.shape, now.stride(), now.storage_offset())
+    finally:
+        _look_like(leaf, now)
+
+
+def _look_like(leaf: Tensor, other: Tensor) -> None:
+    with torch.no_grad(), versions_kept(leaf):
+        leaf.as_strided_(other.shape, other.stride(), other.storage_offset())
 
 
 def _write(target: Tensor, value: Tensor) -> None:

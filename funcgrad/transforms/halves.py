@@ -100,7 +100,7 @@ def differentiable(
     backward = signatures[1] if len(graphs) == 2 else None
     needed, tangents = _needed(joint, graphs), _tangents(joint, active)
     captured = {c.slot: c for c in inner.facts.captured}
-    restrided = {slot for slot, change in inner.facts.changes.items() if change.restrides}
+    restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
 
     def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
@@ -139,6 +139,7 @@ def differentiable(
         copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in restrided)),
         watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
         restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in restrided),
+        restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
         makes_zeros=any(layout.wrapping is not None for layout in tangents),
