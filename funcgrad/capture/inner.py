@@ -172,7 +172,7 @@ class Inner:
             own = fresh(value)
         trace = active_trace()
         assert trace is not None
-        trace.writes.keep_strides(own)
+        trace.writes.keep_place(own)
         return own
 
 

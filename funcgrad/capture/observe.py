@@ -89,7 +89,7 @@ class _DryRun:
         stand_ins: dict[Any, Any] = {s: trace.symbolic_float(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
         self._mirrored = mirror(trace, self._reals, self._grad)
         for own in self._mirrored.values():
-            trace.writes.keep_strides(own.memory)
+            trace.writes.keep_place(own.memory)
         stand_ins |= {slot: self._mirrored[id(t)].seen for slot, t in inputs.tensors}
         for slot, tensor in self._reals:
             if not isinstance(slot, Arg):

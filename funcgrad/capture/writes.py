@@ -40,7 +40,7 @@ class Writes:
         self.after_forward: list[Callable[[], None]] = []
         self._lineage = lineage
         self.custom_functions = 0
-        self._gapped: list[tuple[Tensor, tuple[int, ...]]] = []
+        self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._memory: Mapping[Slot, Tensor] | None = None
         self._counts: dict[Slot, int] = {}
@@ -55,11 +55,15 @@ class Writes:
         return op, args, kwargs
 
     def after(self) -> None:
-        """A write to a tensor with gaps in memory computed a dense value: the strides must not show it."""
-        for tensor, stride in self._gapped:
+        """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are told, the offset."""
+        for tensor, place in self._placed:
             value = from_functional(tensor)
-            if value.stride() != stride:
-                room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(stride))
+            if self.first_run and (value.stride(), value.storage_offset()) != (place.stride, place.offset):
+                last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True))
+                room = torch.ops.aten.new_empty.default(value, [place.offset + last + 1])
+                replace_value(tensor, torch.ops.aten.as_strided.default(room, list(value.shape), list(place.stride), place.offset))
+            elif not self.first_run and value.stride() != place.stride:
+                room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(place.stride))
                 replace_value(tensor, torch.ops.aten.copy.default(room, value))
 
     def note(self, op: Any, args: Any, kwargs: Any) -> None:
@@ -104,9 +108,10 @@ class Writes:
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def keep_strides(self, tensor: Tensor) -> None:
-        """``tensor`` stands for an input; where that has gaps in memory, it keeps them."""
-        self._gapped += [(inner, tuple(inner.stride())) for inner in inner_tensors(tensor) if not is_dense(inner)]
+    def keep_place(self, tensor: Tensor) -> None:
+        """``tensor`` stands for an input; where that has gaps in memory, it keeps them, and the offset it begins at."""
+        own = [(inner, Geometry.of(inner)) for inner in inner_tensors(tensor)]
+        self._placed += [(t, place) for t, place in own if not is_dense(t) or (place.offset and self.first_run)]
 
     def link(self, tensors: Sequence[Tensor]) -> None:
         """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""

@@ -1,0 +1,178 @@
+"""Sizes and strides changed in place under ``no_grad``: autograd does not hear of it, and goes on as it does in eager PyTorch."""
+
+import pytest
+import torch
+from laws.programs import Case, CountBackward, difference, run
+
+import funcgrad as fg
+
+
+def restride(name, *args):
+    def change(x):
+        with torch.no_grad():
+            getattr(x, name)(*args)
+
+    return change
+
+
+transpose, column, row, squeeze = restride("t_"), restride("unsqueeze_", -1), restride("unsqueeze_", 0), restride("squeeze_")
+WEIGHTS = torch.arange(6.0).view(3, 2) + 1
+
+
+def leaf():
+    return torch.arange(6.0).div(5).view(2, 3).clone().requires_grad_()
+
+
+def base():
+    return torch.arange(8.0).div(5).requires_grad_() * 1
+
+
+def with_gradient():
+    x = leaf()
+    x.grad = torch.ones(2, 3)
+    return x
+
+
+def a_leaf(x):
+    transpose(x)
+    return (x * WEIGHTS,)
+
+
+def a_leaf_and_back(x):
+    transpose(x)
+    transpose(x)
+    return (x * WEIGHTS.t(),)
+
+
+def nothing_else(x):
+    transpose(x)
+    return ()
+
+
+def with_a_row(x):
+    row(x)
+    return (x * 2,)
+
+
+def beside_a_write(x, y):
+    y[:1].mul_(5)
+    column(x)
+    return (x * 2,)
+
+
+def after_a_write(x, y):
+    x.mul_(2)
+    column(x)
+    return (x * y.sum(),)
+
+
+def before_a_write(x, y):
+    column(x)
+    x.mul_(y.sum())
+    return ()
+
+
+def before_a_write_to_another(x, y):
+    transpose(x)
+    with torch.no_grad():
+        y.sin_()
+    return ()
+
+
+def of_a_part(x, y):
+    part = x.split(1)[0]
+    with torch.no_grad():
+        part.mul_(2)
+    squeeze(part)
+    return ()
+
+
+def used_then(x, y):
+    transpose(x)
+    return (x * 2,)
+
+
+def of_a_hidden_view(x, y):
+    with torch.no_grad():
+        view = x.view_as(x)
+    x.squeeze_()
+    transpose(view)
+    return ()
+
+
+def seen_by_backward(x, y):
+    out = CountBackward.apply(y, x.detach())
+    column(x)
+    return (out,)
+
+
+CASES = {
+    "a leaf": (a_leaf, lambda: (leaf(),)),
+    "a leaf with a gradient": (a_leaf, lambda: (with_gradient(),)),
+    "a leaf that is a view": (a_leaf, lambda: (torch.arange(6.0).view(2, 3).requires_grad_(),)),
+    "a leaf and back": (a_leaf_and_back, lambda: (leaf(),)),
+    "a leaf alone": (nothing_else, lambda: (leaf(),)),
+    "a row of a leaf": (with_a_row, lambda: (leaf(),)),
+    "a row of a leaf with a gradient": (with_a_row, lambda: (with_gradient(),)),
+    "a row of what was computed": (with_a_row, lambda: (leaf() * 2,)),
+    "untracked": (a_leaf, lambda: (leaf().detach(),)),
+    "beside a write": (beside_a_write, lambda: (lambda b: (b.view(2, 4)[:, 1:3], b[2:6]))(base())),
+    "after a write": (after_a_write, lambda: (base()[1:], torch.ones(3, requires_grad=True))),
+    "after a write, untracked": (after_a_write, lambda: (base().detach()[1:], torch.ones(3))),
+    "before a write": (before_a_write, lambda: (torch.ones(4), torch.ones(3, requires_grad=True))),
+    "before a write to a view": (before_a_write, lambda: (torch.ones(4)[1:], torch.ones(3, requires_grad=True))),
+    "before a write to another": (before_a_write_to_another, lambda: (lambda b: (b.view(2, 4).unbind(0)[1], b[2:6]))(base())),
+    "of a part": (of_a_part, lambda: (torch.ones(4, requires_grad=True) * 2, torch.ones(2))),
+    "of a view taken under no_grad": (of_a_hidden_view, lambda: (base().view(4, 2).t(), torch.ones(2))),
+    "seen by backward": (seen_by_backward, lambda: (torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))),
+    "forbidden, then used": (used_then, lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2))),
+    "forbidden, then used under no_grad": (torch.no_grad()(used_then), lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_as_in_eager(name):
+    f, make = CASES[name]
+    case, compiled = Case(make, f), fg.jit(f)
+    expected = run(case, lambda f: f)
+    for _ in range(2):
+        assert difference(expected, run(case, lambda f: compiled)) is None
+
+
+def of_what_was_computed(x):
+    y = x * 2
+    transpose(y)
+    return y * WEIGHTS
+
+
+def of_a_leaf_used_before(x):
+    y = x * 2
+    transpose(x)
+    return y.t() * x
+
+
+@pytest.mark.parametrize("f", [of_what_was_computed, of_a_leaf_used_before])
+def test_what_autograd_would_forget_is_refused(f):
+    """In eager PyTorch, backward raises for these sizes, and is wrong without a word for a square matrix."""
+    x = leaf()
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        f(x).sum().backward()
+    x = leaf()
+    with pytest.raises(fg.MutationError, match=r"computed or used, under no_grad \(t_\)"):
+        fg.jit(f)(x)
+    assert x.shape == (2, 3)
+
+
+@pytest.mark.parametrize("view", [lambda b: b[2:6], lambda b: b[::2], lambda b: b.view(2, 4)[:, 1:3], lambda b: b.view(2, 4).t()])
+def test_a_look_at_all_of_an_input_is_known_as_one_after_a_write(view):
+    """Also where the input begins further on in its memory."""
+
+    def f(x):
+        tail = x[1:]
+        x.add_(x.mean())
+        x.copy_(x.detach())
+        x[1:].copy_(tail)
+        return (torch.cumsum(x.detach(), 0, out=x),)
+
+    case, compiled = Case(lambda: (view(torch.arange(8.0)),), f), fg.jit(f)
+    assert difference(run(case, lambda f: f), run(case, lambda f: compiled)) is None
