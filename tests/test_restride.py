@@ -106,7 +106,15 @@ def seen_by_backward(x, y):
     return (out,)
 
 
+def a_view_with_a_history_of_its_own(x, y):
+    column(x)
+    values = x.data
+    values.add_(x.mean())
+    return (values,)
+
+
 CASES = {
+    "a view with a history of its own": (a_view_with_a_history_of_its_own, lambda: (base()[1:], torch.ones(2))),
     "a leaf": (a_leaf, lambda: (leaf(),)),
     "a leaf with a gradient": (a_leaf, lambda: (with_gradient(),)),
     "a leaf that is a view": (a_leaf, lambda: (torch.arange(6.0).view(2, 3).requires_grad_(),)),

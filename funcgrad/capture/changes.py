@@ -219,7 +219,7 @@ def refuse_stores(
         now = lineage.current(own)
         if any(slot in group for group in neighbours(named)) and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
             faults.append("writes to it, though others share its memory")
-        others = {id(mirrored[id(t)].seen): other for other, t in named if t is not tensors[slot]}
+        others = {id(mirrored[id(t)].seen): other for other, t in reversed(named) if t is not tensors[slot]}
         source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
         if slot in shared:
             faults.append("writes to one that shares that memory")

@@ -110,14 +110,15 @@ def _views(
                 when = "last" if lineage.current(own) is root else "before"
             elif written_since or is_stale(root):
                 when = "before"
-            if own is not root and when == "before":  # it looked like this for a while
+            computed = has_history(now) and (lineage.is_opaque(now, own) or detaches(steps))
+            if own is not root and (when == "before" or computed):  # it looked like this for a while, or does not yet
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
             if own is root and lineage.precedes(now, own):
                 when = "first"
             elif own is root and lineage.follows(now, own):
                 steps = (DETACH, *steps)  # it still requires grad when the view is taken again
-            if has_history(now) and (lineage.is_opaque(now, own) or detaches(steps)):
+            if computed:
                 views[path] = View(slot_of[id(own)], steps, computed=True)
             else:
                 views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last")

@@ -6,7 +6,7 @@ They are replaced for the whole process, so one trace runs at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,14 +48,13 @@ def replace_set() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def apply_with(operand: Callable[[Any], Any], around: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Inside, every custom ``autograd.Function`` is applied to ``operand(argument)`` of each argument, within ``around()``."""
+def apply_with(operand: Callable[[Any], Any], run: Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]) -> Iterator[None]:
+    """Inside, each custom ``autograd.Function`` is applied by ``run(apply, operands, keywords)``; an operand is ``operand(argument)``."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with around():
-            return original.__get__(None, cls)(*map(operand, args), **kwargs)
+        return run(original.__get__(None, cls), [*map(operand, args)], kwargs)
 
     function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:

@@ -290,7 +290,7 @@ class Trace(Recorder):
                 replace_set(),
                 replace_checkpoint(checkpointed(self.within)),
                 engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
-                apply_with(self._operand, self.writes.in_custom_function),
+                apply_with(self._operand, self.writes.run_custom_function),
             ):
                 result = function(*args, **kwargs)
             if self.refused is not None:

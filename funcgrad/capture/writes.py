@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,8 +67,7 @@ class Writes:
 
     def note(self, op: Any, args: Any, kwargs: Any) -> None:
         """Write down what a call writes to."""
-        # a custom Function may tell autograd of what it writes to when it has returned (mark_dirty)
-        tracked = self.custom_functions > 0 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)))
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
         for tensor in written_by(op, args, kwargs):
             self._lineage.wrote(tensor, tracked)
 
@@ -97,14 +95,17 @@ class Writes:
             tensor = taken[0]
         return tensor
 
-    @contextlib.contextmanager
-    def in_custom_function(self) -> Iterator[None]:
-        """Around the forward of a custom ``autograd.Function``."""
+    def run_custom_function(self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is."""
         self.custom_functions += 1
         try:
-            yield
+            out = apply(*operands, **keywords)
         finally:
             self.custom_functions -= 1
+        for result in tensors_in(out):
+            if torch.is_grad_enabled() and result.requires_grad and any(result is operand for operand in operands):
+                self._lineage.wrote(result, True)
+        return out
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -241,14 +241,14 @@ class _Printer:
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             self.lines.append(f"{within}{target}{through}.copy_({self._variables[effect.source]})")
         elif isinstance(effect, Restride):
-            renew = f"renew_history({target})"
+            self._constants["renew_history"] = renew_history
+            renew = f"renew_history({target})"  # autograd finds the history of a view again, of its base and by its sizes, when asked
             if effect.renewed:
-                self._constants["renew_history"] = renew_history
                 self.lines.append(renew)
             for step in effect.steps:
                 args = [*map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
                 line = f"{self._within(step.tracked, within)}{target}.{step.method}({', '.join(args)})"
-                self.lines.append(line if step.tracked or not effect.renewed else f"{line}; {renew}")
+                self.lines.append(line if step.tracked else f"{line}; {renew}")
         elif isinstance(effect, SetStorage):
             source = self._variables[effect.source]
             if effect.how == "set_":
