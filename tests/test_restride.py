@@ -92,6 +92,11 @@ def used_then(x, y):
     return (x * 2,)
 
 
+def used_with_another(x, y):
+    transpose(x)
+    return (x * y.mean(),)
+
+
 def of_a_hidden_view(x, y):
     with torch.no_grad():
         view = x.view_as(x)
@@ -116,6 +121,7 @@ def a_view_with_a_history_of_its_own(x, y):
 CASES = {
     "a view with a history of its own": (a_view_with_a_history_of_its_own, lambda: (base()[1:], torch.ones(2))),
     "a leaf": (a_leaf, lambda: (leaf(),)),
+    "a leaf whose values backward needs": (used_with_another, lambda: (leaf(), torch.ones(2, requires_grad=True))),
     "a leaf with a gradient": (a_leaf, lambda: (with_gradient(),)),
     "a leaf that is a view": (a_leaf, lambda: (torch.arange(6.0).view(2, 3).requires_grad_(),)),
     "a leaf and back": (a_leaf_and_back, lambda: (leaf(),)),

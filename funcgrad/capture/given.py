@@ -161,7 +161,12 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
     own = trace.reals.get(id(original), original)
     if out.numel() and not like.is_contiguous():
         raise MutationError("the function resizes what out= names to a transposed layout", where=user_line(), fix="return a new tensor")
-    if out.numel() or trace.lineage.given(original) is not None or (not is_traced(own) and own.untyped_storage().nbytes()):
+    if (
+        out.numel()
+        or not like.numel()
+        or trace.lineage.given(original) is not None
+        or (not is_traced(own) and own.untyped_storage().nbytes())
+    ):
         _resize(trace, original, out, *like.shape)
     else:
         give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))

@@ -69,9 +69,9 @@ class Differentiable:
     """Whether forward draws random numbers: a derivative that runs it again must draw the same."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
         if self.restrided_leaves:
             inputs = tuple(_ahead(v, self.restrided_leaves.get(i)) for i, v in enumerate(inputs))
+        first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
