@@ -190,3 +190,38 @@ def test_a_look_at_all_of_an_input_is_known_as_one_after_a_write(view):
 
     case, compiled = Case(lambda: (view(torch.arange(8.0)),), f), fg.jit(f)
     assert difference(run(case, lambda f: f), run(case, lambda f: compiled)) is None
+
+
+def sets_a_gradient_it_then_changes(x, y):
+    x.grad = y
+    y.unsqueeze_(-1)
+    return ()
+
+
+def returns_a_leaf_with_a_gradient(x, y):
+    out = x.sin()
+    out.requires_grad_()
+    out.grad = y
+    return (out,)
+
+
+def gives_a_view_of_what_gets_a_history(x, y):
+    view = x[1:]
+    view.data = y
+    x.mul_(leaf().sum())
+    return (view,)
+
+
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (sets_a_gradient_it_then_changes, "that it made the gradient of x"),
+        (returns_a_leaf_with_a_gradient, "returns a leaf it made itself"),
+        (gives_a_view_of_what_gets_a_history, "gives a view other memory"),
+    ],
+)
+def test_what_a_call_could_not_carry_over_is_refused(f, message):
+    x, y = torch.ones(3), torch.ones(3)
+    with pytest.raises(fg.FuncgradError, match=message):
+        fg.jit(f)(x, y)
+    assert x.grad is None and y.shape == (3,) and torch.equal(x, torch.ones(3))

@@ -45,6 +45,8 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
             "the function gives a result that requires grad other memory", where=user_line(), fix="use the other tensor itself"
         )
     own = original if is_traced(original) else trace.lift(original)
+    if value is tensor:
+        return  # x.data = x
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
         raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
     memory = value.data  # a version counter of its own

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
-from ..histories import bump_version, is_leaf, renew_history
+from ..histories import bump_version, has_history, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -32,7 +32,6 @@ from ..torch_private import (
 )
 from .given import GIVES, call_with_out, give_data
 from .lifted import MetTooLate
-from .memory import history
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .where import user_line
 
@@ -249,8 +248,9 @@ class Lifter(TorchFunctionMode):
         """
         real, more = self._trace.reals.get(id(own), own), by.dim() - tensor.dim()
         fits = more >= 0 and by.shape == (1,) * more + tuple(tensor.shape) and by.stride()[more:] == tensor.stride()
+        computed = not real._is_view() and own.requires_grad and has_history(own)
         used = real.requires_grad and is_leaf(real) and self._trace.used & {id(own), id(tensor)}
-        if used or (history(real) == "computed" and not fits):
+        if used or (computed and not fits):
             raise MutationError(
                 f"the function changes the sizes of a tensor {type_text(own)} that was computed or used, under no_grad ({func.__name__})",
                 where=user_line(),

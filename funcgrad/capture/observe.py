@@ -156,6 +156,12 @@ class _DryRun:
                 raise MetTooLate(before)
             if now is not (None if known is None else known.seen):
                 found[slot] = now
+                if now is not None and self.trace.lineage.restrides(now):
+                    raise MutationError(
+                        f"the function changes the sizes of a tensor {type_text(now)} that it made the gradient of {slot} (.grad =)",
+                        where=str(slot),
+                        fix="change its sizes before, or set a copy",
+                    )
         return found
 
     def _gradless(self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]) -> tuple[Source, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..errors import UnsupportedTransformError
+from ..errors import MutationError, UnsupportedTransformError
 from ..graphs import type_text
 from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, view_base
 from ..slots import Arg, Base, Captured, Slot
@@ -72,6 +72,12 @@ def look_at_outputs(
                 when = "after" if view is None else view.when
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
+            if lineage.given(leaf) is not None and leaf.requires_grad != now.requires_grad:
+                raise MutationError(
+                    "the function gives a view other memory (.data =), and what it is a view of a history",
+                    where=path,
+                    fix="use the other tensor itself",
+                )
             of_input = view is not None and is_untold(now) and id(view_base(now)) in slot_of
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             found.append(OutputFact(path, type_text(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
@@ -134,10 +140,12 @@ def _views(
 
 
 def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:
-    """A leaf made in the function and returned, on which another result depends, would not get its gradient."""
+    """A leaf made in the function and returned would not get the gradient of a result that depends on it, nor bring one along."""
     made = [t for t in tensors if t.requires_grad and is_leaf(t) and id(t) not in slot_of]
-    if made and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & {id(t) for t in made}:
+    depends = made and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & {id(t) for t in made}
+    if depends or any(t.grad is not None for t in made):
         raise UnsupportedTransformError(
-            "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend on it",
+            "the function returns a leaf it made itself (requires_grad_() inside) together with "
+            + ("results that depend on it" if depends else "a gradient (.grad =, .backward())"),
             fix="make the leaf outside and pass it as an argument",
         )

@@ -126,7 +126,7 @@ REFUSED = (
     "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
     "of an input that is a view itself", "writes to memory it reads elsewhere", "fills a view of an expanded tensor",
     "copies an expanded tensor to itself", "to a transposed layout", "that goes to a leaf it made itself",
-    "that was computed or used, under no_grad",
+    "that was computed or used, under no_grad", "that it made the gradient of",
 )  # fmt: skip
 """What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
@@ -251,8 +251,8 @@ def run(program: Program | Case, transform: Callable[[Callable[..., Any]], Calla
     seen.stages["memory"] = _shared([*everything, base])
     seen.stages["same"] = [[a is b for a in everything] for b in everything]
     seen.stages["leaves"] = [_is_leaf(t) for t in inputs]
-    seen.stages["gradients"] = [_gradient(t) for t in inputs]
-    seen.stages["same gradients"] = [[g is not None and g is t for t in everything] for g in map(_gradient_itself, inputs)]
+    seen.stages["gradients"] = [_gradient(t) for t in everything]
+    seen.stages["same gradients"] = [[g is not None and g is t for t in everything] for g in map(_gradient_itself, everything)]
     try:
         total = sum(((t.double() * _weights(t)).sum() for t in everything if t.requires_grad), torch.zeros((), dtype=torch.float64))
         if total.requires_grad:
