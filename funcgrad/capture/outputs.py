@@ -141,8 +141,9 @@ def _views(
 
 def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:
     """A leaf made in the function and returned would not get the gradient of a result that depends on it, nor bring one along."""
-    made = [t for t in tensors if t.requires_grad and is_leaf(t) and id(t) not in slot_of]
-    depends = made and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & {id(t) for t in made}
+    made = [t for t in tensors if is_leaf(t) and id(t) not in slot_of]
+    own = {id(t) for t in made if t.requires_grad}
+    depends = own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own
     if depends or any(t.grad is not None for t in made):
         raise UnsupportedTransformError(
             "the function returns a leaf it made itself (requires_grad_() inside) together with "
