@@ -8,7 +8,7 @@ values belong to no group: they are computed again wherever they are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
@@ -25,6 +25,11 @@ from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axe
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
+
+_HELD = 2**15
+"""Bytes a kernel may keep that would be free earlier, for the sake of values that only have the same loops."""
+_FAR = 64
+"""Calls of the graph between two values that are computed at different times."""
 
 Read = tuple[Value, tuple[Index, ...]]
 
@@ -56,6 +61,10 @@ class _Fusion:
         self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
         self._order = _Order()
+        nodes = next(iter(lowering.values)).graph.nodes if lowering.values else ()
+        self._node_position = {node: i for i, node in enumerate(nodes)}
+        self._position = {value: self._node_position[node] for node, value in reversed([*lowering.values.items()])}
+        self._last: dict[Task, int] = {}  # where in the graph the last is that a task computes
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -70,6 +79,7 @@ class _Fusion:
             if is_getitem(user):
                 self._maker[user.name] = task
         self._tasks.append(task)
+        self._last[task] = self._node_position[node]
 
     def check(self, checks: Iterable[Value]) -> None:
         """Whether an index is wrong is known before the next library call."""
@@ -110,6 +120,8 @@ class _Fusion:
         refused: list[tuple[Group, str]] = []
         for group in () if isinstance(value, Scatter) else self._candidates(value, sources):
             domain = self._joins(value, group, sources, before) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
+            if isinstance(domain, Domain) and self._would_wait(value, group, sources):
+                domain = "what it reads would be kept until then"
             if isinstance(domain, Domain):
                 self._fuel -= 1
                 if domain.numel != group.domain.numel:
@@ -126,6 +138,7 @@ class _Fusion:
         group.members[value] = Decision(because, tuple(refused))
         self._order.require(group, before - {group})
         group.reads |= {s for s, _ in sources}
+        self._last[group] = max(self._last.get(group, -1), self._position.get(value, -1))
         self._group_of[value] = group
         for source, _ in sources:
             self._reading.setdefault(source, []).append(group)
@@ -157,6 +170,17 @@ class _Fusion:
             else:
                 return domain
         return why
+
+    def _would_wait(self, value: Value, group: Group, sources: Sequence[Read]) -> bool:
+        """Whether a value would wait for a group that has next to nothing in common with it, or that for the value, holding on to
+        what it reads."""
+        if any(s.numel > group.domain.numel // ROW and (s in group.members or s in group.reads) for s, _ in sources):
+            return False
+        at, last = self._position.get(value), self._last[group]
+        if at is None or abs(at - last) < _FAR:
+            return False
+        waiting = group.reads if last < at else {s for s, _ in sources}
+        return sum(s.numel * s.dtype.itemsize for s in waiting if self._task_of(s) is not None) > _HELD
 
     # ── what a value reads ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -225,7 +249,7 @@ class _Fusion:
             own = self._group_of.get(value)
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
-        tasks = _in_order(self._tasks)
+        tasks = _in_order(self._tasks, self._last)
         compute_again(tasks, stored, self._wanted, self._group_of, self._task_of)
         return Fused(tuple(tasks), stored, self._group_of)
 
@@ -329,10 +353,12 @@ def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
                 yield decided
 
 
-def _in_order(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks so that each comes after what it needs; as they were formed where that leaves a choice."""
+def _in_order(tasks: Sequence[Task], last: Mapping[Task, int]) -> list[Task]:
+    """The tasks so that each comes after what it needs; in the order of the graph where that leaves a choice: autograd's own, in
+    which a gradient is used as soon as it is there."""
+    at = {task: (last[task], task.number) for task in tasks}
     done: dict[Task, None] = {}
-    for task in tasks:
+    for task in sorted(tasks, key=at.__getitem__):
         pending = [(task, False)]
         while pending:
             current, ready = pending.pop()
@@ -342,5 +368,5 @@ def _in_order(tasks: Sequence[Task]) -> list[Task]:
                 done[current] = None
             else:
                 pending.append((current, True))
-                pending += [(t, False) for t in sorted(current.after, key=lambda t: t.number) if t not in done]
+                pending += [(t, False) for t in sorted(current.after, key=at.__getitem__) if t not in done]
     return list(done)

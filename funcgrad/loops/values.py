@@ -290,11 +290,7 @@ def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
     require_inside(value, where, ())
     if isinstance(value, Number):
         return number(value.value, value.dtype, shape)
-    if isinstance(value, View):
-        axes = axes_of(value.shape)
-        inner = dict(zip(axes, where, strict=True))
-        where = tuple(substitute(index, inner) for index in value.where)
-        value = value.arg
+    value, where = _element(value, where)
     if shape == value.shape and where == own_index(shape):
         return value
     return made(View, shape, value.dtype, value, where)  # type: ignore[no-any-return]
@@ -356,7 +352,17 @@ def flip(value: Value, dims: Sequence[int]) -> Value:
 def within(value: Value, where: Sequence[Index], bounds: Sequence[Bound], other: Value) -> Value:
     """``other``, with elements of ``value`` in the places that ``bounds`` describe."""
     require_inside(value, where, bounds)
+    if value.dtype == other.dtype and _element(value, where) == _element(other, own_index(other.shape)):
+        return other  # what is put there was taken from there: x[1:] += y ends so
     return made(Within, other.shape, other.dtype, value, tuple(where), tuple(bounds), other)  # type: ignore[no-any-return]
+
+
+def _element(value: Value, where: Sequence[Index]) -> tuple[Value, tuple[Index, ...]]:
+    """What is read at an index, and where there."""
+    if not isinstance(value, View):
+        return value, tuple(where)
+    inner = dict(zip(axes_of(value.shape), where, strict=True))
+    return value.arg, tuple(substitute(index, inner) for index in value.where)
 
 
 def require_inside(value: Value, where: Sequence[Index], bounds: Sequence[Bound]) -> None:
