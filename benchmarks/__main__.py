@@ -54,6 +54,8 @@ def main() -> None:
             console.print(module.table())
     if "dispatch" in tables:
         console.print(dispatch.layers_table())
+    if "memory" in tables:
+        console.print(memory.workloads_table())
     if "start" in tables:
         console.print(start.table(), start.growth(), sep="\n")
         measured["start"] = start.measure(contestants, names, console)

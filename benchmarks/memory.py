@@ -1,4 +1,4 @@
-"""Peak memory and time of the demo's gradient (a character-level transformer), beside autograd and torch.func."""
+"""Peak memory and time of the demo's gradient (a character-level transformer), beside autograd and torch.func; peaks of all workloads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rich.table import Table
 import funcgrad as fg
 from funcgrad.trees import flatten
 
+from .contestants import eager, funcgrad_function
 from .measure import interleaved_medians, peak_bytes
+from .steady import ALL
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import char_transformer as demo
@@ -46,4 +48,18 @@ def table() -> Table:
         peak, seconds = peaks[name], medians[name]
         relative = (peak / peaks["torch.autograd.grad"], seconds / medians["torch.autograd.grad"])
         rows.add_row(name, f"{peak / 2**20:.3f}", f"{relative[0]:.4f}", f"{seconds * 1e3:.2f}", f"{relative[1]:.3f}")
+    return rows
+
+
+def workloads_table() -> Table:
+    """The peak of each workload's value and gradient, with no budget, above its inputs; results count."""
+    rows = Table(title="Peak memory of value and gradient, no budget")
+    for column in ("", "funcgrad, MiB", "autograd, MiB", "÷ autograd"):
+        rows.add_column(column, justify="right")
+    for workload in ALL:
+        if workload.transform == "value_and_grad":
+            inputs = workload.inputs(False)
+            compiled = funcgrad_function(workload)
+            own, autograd = peak_bytes(lambda c=compiled, i=inputs: c(*i)), peak_bytes(eager(workload, inputs))  # type: ignore[misc]
+            rows.add_row(workload.name, f"{own / 2**20:.3f}", f"{autograd / 2**20:.3f}", f"{own / autograd:.3f}")
     return rows

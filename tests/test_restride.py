@@ -49,6 +49,11 @@ def nothing_else(x):
     return ()
 
 
+def returned(x):
+    transpose(x)
+    return (x,)
+
+
 def with_a_row(x):
     row(x)
     return (x * 2,)
@@ -129,6 +134,9 @@ CASES = {
     "a row of a leaf": (with_a_row, lambda: (leaf(),)),
     "a row of a leaf with a gradient": (with_a_row, lambda: (with_gradient(),)),
     "a row of what was computed": (with_a_row, lambda: (leaf() * 2,)),
+    "computed outside, and left alone": (nothing_else, lambda: (leaf() * 2,)),
+    "computed outside, and returned": (returned, lambda: (leaf() * 2,)),
+    "computed outside, then used under no_grad": (torch.no_grad()(a_leaf), lambda: (leaf() * 2,)),
     "untracked": (a_leaf, lambda: (leaf().detach(),)),
     "beside a write": (beside_a_write, lambda: (lambda b: (b.view(2, 4)[:, 1:3], b[2:6]))(base())),
     "after a write": (after_a_write, lambda: (base()[1:], torch.ones(3, requires_grad=True))),
@@ -165,7 +173,26 @@ def of_a_leaf_used_before(x):
     return y.t() * x
 
 
-@pytest.mark.parametrize("f", [of_what_was_computed, of_a_leaf_used_before])
+def of_a_result(x):
+    y = x * 2
+    transpose(y)
+    return y
+
+
+def of_a_result_and_back(x):
+    y = x * 2
+    transpose(y)
+    column(y)
+    return y.sin()
+
+
+def of_what_a_function_reads(x):
+    y = x * 2
+    transpose(y)
+    return CountBackward.apply(y, torch.ones(()))
+
+
+@pytest.mark.parametrize("f", [of_what_was_computed, of_a_leaf_used_before, of_a_result, of_a_result_and_back, of_what_a_function_reads])
 def test_what_autograd_would_forget_is_refused(f):
     """In eager PyTorch, backward raises for these sizes, and is wrong without a word for a square matrix."""
     x = leaf()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
-from ..graphs import tensors_in, type_text
-from ..histories import bump_version, has_history, is_leaf, renew_history
+from ..graphs import type_text
+from ..histories import bump_version, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -152,8 +152,8 @@ class Lifter(TorchFunctionMode):
             else:
                 out = REWRITES.get(func, func)(*args, **kwargs)
             self._trace.writes.spread_versions()
-            if self._trace.graph is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
-                self._trace.used.update(id(t) for a in (*args, *kwargs.values()) for t in tensors_in(a))
+            if self._trace.graph is None:
+                self._trace.forgotten.used((*args, *kwargs.values()), out)
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
             return original if out is not None and args and out is args[0] and is_traced(original) else out
@@ -232,30 +232,13 @@ class Lifter(TorchFunctionMode):
         if by is not tensor:
             if forbidden:
                 set_creation_meta(by, creation_meta(tensor))
-            if first and not torch.is_grad_enabled() and func is not Tensor.detach_:
-                self._refuse_to_forget(func, own, tensor, by)
+            if first and func is not Tensor.detach_:
+                self._trace.forgotten.restrided(func, self._trace.reals.get(id(own), own), own, tensor, by)
             self._trace.lineage.replace(own, by, torch.is_grad_enabled())
         if func is not Tensor.detach_:
             bump_version(tensor)
             self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
-
-    def _refuse_to_forget(self, func: Any, own: Tensor, tensor: Tensor, by: Tensor) -> None:
-        """Under no_grad autograd does not hear that a tensor changes its sizes: what computed it gets a gradient of the sizes it has then.
-
-        A view is no such tensor, as autograd finds its history when asked for, nor is a leaf nobody has used so far; nor are more
-        dimensions of size one in front of a computed one, which a gradient may have.
-        """
-        real, more = self._trace.reals.get(id(own), own), by.dim() - tensor.dim()
-        fits = more >= 0 and by.shape == (1,) * more + tuple(tensor.shape) and by.stride()[more:] == tensor.stride()
-        computed = not real._is_view() and own.requires_grad and has_history(own)
-        used = real.requires_grad and is_leaf(real) and self._trace.used & {id(own), id(tensor)}
-        if used or (computed and not fits):
-            raise MutationError(
-                f"the function changes the sizes of a tensor {type_text(own)} that was computed or used, under no_grad ({func.__name__})",
-                where=user_line(),
-                fix="do it in grad mode or before, or take the view: autograd would go on with a gradient of other sizes",
-            )
 
     def _stand_in(self, value: Any) -> Any:
         if isinstance(value, Tensor):

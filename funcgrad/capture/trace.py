@@ -54,6 +54,7 @@ from ..torch_private import (
     written_by,
 )
 from .autocast import backward_under
+from .forgotten import Forgotten
 from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
 from .outside import cond
@@ -107,7 +108,7 @@ class Trace(Recorder):
         self.inputs: set[int] = set()
         self.asked_for_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
-        self.used: set[int] = set()  # what something differentiable was computed from, in the dry run
+        self.forgotten = Forgotten()
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False
@@ -242,8 +243,7 @@ class Trace(Recorder):
         return self.captured[id(real)].functional
 
     def stand_in(self, value: Tensor) -> Tensor:
-        """A tensor of the function's result as a tensor of the trace: it may have returned a real one it closes over, or made a
-        subclass of one."""
+        """A tensor of the function's result as one of the trace: it may have returned a real one, or made a subclass of one."""
         if not is_traced(value):
             return self.lift(value)
         for inner in inner_tensors(value):
@@ -260,9 +260,10 @@ class Trace(Recorder):
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or is_transform_wrapper(value):
             return value
         operand = self.lineage.current(self.stand_in(value))
-        if self.graph is not None and self.writes.custom_functions == 1:
+        if self.graph is None:
+            self.forgotten.used([operand], operand)
+        elif self.writes.custom_functions == 1:
             renew_history(operand)
-        self.used |= {id(operand)} if torch.is_grad_enabled() else set()
         return operand
 
     def current(self, value: Any) -> Any:
