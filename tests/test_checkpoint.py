@@ -159,7 +159,6 @@ def test_random_graphs_under_random_policies(data):
 
     def f(x, checkpointed=True):
         for chunk, policy in zip(chunks, policies, strict=True):
-
             def region(x, chunk=chunk):
                 for op in chunk:
                     x = ops[op](x)
@@ -364,7 +363,6 @@ def test_a_custom_operator_is_never_computed_again():
         return x.sin()
 
     noted.register_fake(torch.empty_like)
-
     def keep(ctx, inputs, output):
         ctx.save_for_backward(inputs[0])
 

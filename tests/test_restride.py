@@ -71,6 +71,12 @@ def after_a_write(x, y):
     return (x * y.sum(),)
 
 
+def after_a_write_through_a_view(x, y):
+    x.view(-1).add_(1)
+    transpose(x)
+    return ()
+
+
 def before_a_write(x, y):
     column(x)
     x.mul_(y.sum())
@@ -141,6 +147,7 @@ CASES = {
     "beside a write": (beside_a_write, lambda: (lambda b: (b.view(2, 4)[:, 1:3], b[2:6]))(base())),
     "after a write": (after_a_write, lambda: (base()[1:], torch.ones(3, requires_grad=True))),
     "after a write, untracked": (after_a_write, lambda: (base().detach()[1:], torch.ones(3))),
+    "after a write through a view": (after_a_write_through_a_view, lambda: (leaf() * 2, torch.ones(3))),
     "before a write": (before_a_write, lambda: (torch.ones(4), torch.ones(3, requires_grad=True))),
     "before a write to a view": (before_a_write, lambda: (torch.ones(4)[1:], torch.ones(3, requires_grad=True))),
     "before a write to another": (before_a_write_to_another, lambda: (lambda b: (b.view(2, 4).unbind(0)[1], b[2:6]))(base())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from attrs import evolve
 from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
@@ -14,6 +15,7 @@ from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import is_wrapper_subclass
 from .facts import Change, Source
+from .forgotten import Forgotten
 from .memory import Overlap, entangled, neighbours
 from .outputs import OutputFact
 from .stand_ins import Mirrored
@@ -28,10 +30,12 @@ def changes_of(
     groups: Sequence[Overlap],
     in_forward: Mapping[int, str],
     ever: Mapping[int, str],
+    forgotten: Forgotten,
 ) -> Iterator[tuple[Source | Base, Change]]:
     """What is done to each input, and to each overlap as one.
 
-    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both.
+    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both; autograd is not
+    to know the sizes of what is ``forgotten``.
     """
     shared = {slot: group for group in groups for slot in group.base.of}
     tensors = dict(named)
@@ -56,6 +60,8 @@ def changes_of(
             how = _of_family([id(tensor)], mirrored, in_forward)
         own_data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
+        if own_data == "tracked" and not forgotten.holds(lineage.current(own.seen)):
+            restrides = tuple(evolve(step, tracked=True) for step in restrides)  # what gets a history, autograd must follow
         late = slot not in shared and id(tensor) in ever and not own_data
         untouched = (slot not in shared or shared[slot].base not in written) and not own_data and not restrides and ever is in_forward
         moved = untouched and own.how_written(False) == "detached"

@@ -33,6 +33,10 @@ class Forgotten:
                 self.require_known(tensor)
                 self._used.add(id(tensor))
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor's history is of other sizes than it has."""
+        return id(tensor) in self._errors
+
     def require_known(self, tensor: Tensor) -> None:
         """Raises ``MutationError`` where autograd would go on with a gradient of other sizes than the tensor's."""
         if id(tensor) in self._errors:

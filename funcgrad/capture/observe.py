@@ -206,14 +206,14 @@ class _DryRun:
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)
         in_forward, wrote = self._written(), None
-        changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward))
+        changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:
             known, wrote = len(self._reals), len(self._inputs_written(slot_of))
             self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
                 groups = overlaps(_plain(named))
-            changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, self._written())) | changes
+            changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)) | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import evolve
-
-from ..capture.facts import Change, Facts
-from ..capture.views import Step
+from ..capture.facts import Facts
 from ..slots import Signature
 from .effects import Restride
 from .layer import Layer
@@ -14,15 +11,10 @@ from .layer import Layer
 def restride(signature: Signature, facts: Facts) -> Layer | None:
     """No inner call changes the sizes or strides of an input."""
     written = {member for overlap in facts.needed_overlaps() for member in overlap.base.of}
-    effects = tuple(Restride(s, _steps(change), s in written) for s, change in facts.changes.items() if change.restrides)
+    effects = tuple(Restride(s, change.restrides, s in written) for s, change in facts.changes.items() if change.restrides)
     moves = facts.differentiable or any(o.view is not None and o.view.steps for o in facts.outputs)
     moved = [slot for slot, change in facts.changes.items() if change.moved]
     before = tuple(e.target for e in effects if e.moves) if moves else ()
     if not effects and not moved:
         return None
     return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, before=(*before, *moved))
-
-
-def _steps(change: Change) -> tuple[Step, ...]:
-    """What has just been given a history, autograd must follow, though the function went under no_grad before it wrote."""
-    return tuple(evolve(step, tracked=step.tracked or change.data == "tracked") for step in change.restrides)
