@@ -8,7 +8,7 @@ values belong to no group: they are computed again wherever they are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from torch import fx
 
@@ -182,6 +182,11 @@ class _Fusion:
         waiting = group.reads if last < at else {s for s, _ in sources}
         return sum(s.numel * s.dtype.itemsize for s in waiting if self._task_of(s) is not None) > _HELD
 
+    def _shrinks(self, group: Group, stored: Mapping[Value, Group]) -> bool:
+        """Whether next to nothing is left of what a group reads: sums, mostly."""
+        read = sum(s.numel for s in group.reads if self._task_of(s) is not None)
+        return sum(v.numel for v in group.members if v in stored) * ROW <= read
+
     # ── what a value reads ───────────────────────────────────────────────────────────────────────────────────────
 
     def _read_by(self, value: Value) -> tuple[Read, ...]:
@@ -249,7 +254,7 @@ class _Fusion:
             own = self._group_of.get(value)
             if own is not None and any(g is not own for g in groups):
                 stored[value] = own
-        tasks = _in_order(self._tasks, self._last)
+        tasks = _in_order(self._tasks, {t for t in self._tasks if isinstance(t, Group) and self._shrinks(t, stored)})
         compute_again(tasks, stored, self._wanted, self._group_of, self._task_of)
         return Fused(tuple(tasks), stored, self._group_of)
 
@@ -353,12 +358,15 @@ def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
                 yield decided
 
 
-def _in_order(tasks: Sequence[Task], last: Mapping[Task, int]) -> list[Task]:
-    """The tasks so that each comes after what it needs; in the order of the graph where that leaves a choice: autograd's own, in
-    which a gradient is used as soon as it is there."""
-    at = {task: (last[task], task.number) for task in tasks}
+def _in_order(tasks: Sequence[Task], early: Set[Task]) -> list[Task]:
+    """The tasks so that each comes after what it needs; where that leaves a choice, ``early`` ones as soon as they can be done, so that
+    what they read is free, the others as they were formed: shortly before what reads them."""
+    readers: dict[Task, list[Task]] = {}
+    for task in tasks:
+        for other in task.after if task in early else ():
+            readers.setdefault(other, []).append(task)
     done: dict[Task, None] = {}
-    for task in sorted(tasks, key=at.__getitem__):
+    for task in tasks:
         pending = [(task, False)]
         while pending:
             current, ready = pending.pop()
@@ -366,7 +374,8 @@ def _in_order(tasks: Sequence[Task], last: Mapping[Task, int]) -> list[Task]:
                 continue
             if ready:
                 done[current] = None
+                pending += [(t, True) for t in readers.get(current, ()) if all(other in done for other in t.after)]
             else:
                 pending.append((current, True))
-                pending += [(t, False) for t in sorted(current.after, key=at.__getitem__) if t not in done]
+                pending += [(t, False) for t in sorted(current.after, key=lambda t: t.number) if t not in done]
     return list(done)
