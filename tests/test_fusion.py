@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.loops.ir import Kernel
+from funcgrad.loops.ir import Kernel, Op, walk
 
 SIZES = (1, 2, 3, 5, 9, 17)
 
@@ -35,7 +35,7 @@ REDUCE = (torch.sum, torch.mean, torch.amax, torch.logsumexp, lambda x, d, keepd
 def programs(draw):
     """The shape of the inputs, and steps on a stack of tensors: what is done, to which of them, along which dimension."""
     shape = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=4))
-    kinds = ("unary", "binary", "reduce", "broadcast", "permute", "reshape", "slice", "flip", "cat", "pad", "matmul", "put")
+    kinds = ("unary", "binary", "reduce", "broadcast", "permute", "reshape", "slice", "flip", "cat", "pad", "matmul", "put", "copy")
     numbers = st.integers(0, 99)
     steps = draw(st.lists(st.tuples(st.sampled_from(kinds), numbers, numbers, numbers), min_size=2, max_size=14))
     return shape, steps
@@ -65,6 +65,8 @@ def step(stack: list[torch.Tensor], kind: str, i: int, j: int, k: int) -> torch.
         return torch.cat([x, wave(same[j % len(same)])], dim)
     if kind == "pad":
         return torch.nn.functional.pad(x, (j % 3, k % 3 - 1 if x.shape[-1] > 1 else 0), value=0.5)
+    if kind == "copy":
+        return wave(x).transpose(dim, j % x.ndim).contiguous()
     if kind == "put":
         return torch.select_scatter(x, wave(x.select(dim, 0)), dim, j % x.shape[dim])
     return (x.reshape(x.shape[0], -1) @ x.reshape(x.shape[0], -1).t()).tanh()
@@ -98,6 +100,10 @@ def test_fused_is_eager(program):
 def kernels(f, *args):
     program = fg.value_and_grad_compiled(f).program(*args)
     return [s for s in program.kernels[0].steps if isinstance(s, Kernel)]
+
+
+def operations(kernel):
+    return [e for e in walk([e.value for stage in kernel.stages for e in stage.effects]) if isinstance(e, Op)]
 
 
 def test_softmax_and_layer_norm_with_their_backward_are_one_kernel():
@@ -240,6 +246,53 @@ def test_what_a_later_kernel_does_not_compute_again():
 
     assert large_temporaries(of_two_products, w, v, x) > 0
     assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) > 0
+
+
+def test_a_table_is_not_computed_for_every_place_it_is_broadcast_to():
+    def f(x, positions):
+        table = torch.outer(positions, 1 / torch.arange(1.0, 65)).cos()
+        return ((x + 1) * table).sum()
+
+    found = kernels(f, torch.randn(8, 64, 64), torch.arange(64.0))
+    assert [b.shape for b in found[0].writes] == [(64, 64)]
+    assert not any("cos" in e.name for k in found[1:] for e in operations(k))
+
+
+def test_what_is_copied_in_another_order_is_written_there():
+    def f(x, y):
+        return (x * y.sin()).transpose(1, 2).contiguous().view(3, 5, 28).sin(), x.square()
+
+    x, y = torch.randn(3, 4, 5, 7), torch.randn(3, 4, 5, 7)
+    compiled = fg.jit(lambda x, y: (x * y.sin()).transpose(1, 2).contiguous())
+    (kernel,) = [s for s in compiled.program(x, y).kernels[0].steps if isinstance(s, Kernel)]
+    assert len(kernel.writes) == 1
+    found, expected = compiled(x, y), (x * y.sin()).transpose(1, 2).contiguous()
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    for ours, theirs in zip(fg.jit(f)(x, y), f(x, y), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def rotated(x):
+    a, b = x.chunk(2, -1)
+    return torch.cat((-b, a), -1)
+
+
+@pytest.mark.parametrize("width", [64, 96, 42, 20])  # equal parts, but of the last two that are too small
+def test_equal_parts_are_done_in_one_turn(width):
+    """A turn of the loop does an element of each part: it does not ask which part an element is in, and what they share is loaded once."""
+
+    def f(x, angles):
+        angles = torch.cat((angles, angles), -1)
+        return (x * angles.cos() + rotated(x) * angles.sin()).square().sum()
+
+    x, angles = torch.randn(3, 5, width), torch.randn(5, width // 2)
+    parts = 2 if width // 2 >= 16 else 1
+    found = [k for k in kernels(f, x, angles) if k.columns and k.columns[-1].size * parts == width]
+    assert found
+    asked = [e for k in found for e in operations(k) if e.name == "where"]
+    assert bool(asked) == (parts == 1)
+    assert_rounded(fg.grad_compiled(f)(x, angles), torch.func.grad(f)(x, angles))
 
 
 def test_what_was_taken_from_a_place_is_not_put_there():

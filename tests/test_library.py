@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import torch
 import torch.nn.functional as F
 from closeness import assert_rounded
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
@@ -77,21 +78,32 @@ def recurrent(x, w, u, v):
 
 @settings(max_examples=6, deadline=None)
 @given(st.integers(3, 6), st.integers(16, 33), st.integers(60, 70))
+@example(18, 40, 60)
 def test_a_recurrent_net(steps, batch, hidden):
     torch.manual_seed(0)
     x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, hidden) * 0.1, torch.randn(hidden, hidden) * 0.1
     program = agree(recurrent, x, w, u, torch.randn(hidden, 50) * 0.1)
     found = targets(program)
     products, added = found[aten.mm.default], found[aten.addmm.default]
-    forward = 1 + steps + 1  # x @ w at once; h @ u; h @ v
-    together = steps >= 4  # what a matrix gets from every step: of w one product, of u another
-    of_matrices = 2 if together else 2 * steps
+    parts = math.ceil(steps / math.ceil(256 / batch))  # of some 256 rows
+    forward = parts + steps + 1  # x @ w; h @ u; h @ v
+    together = steps >= 4  # what a matrix gets from every step: of w one product for each part, of u another
+    of_matrices = 2 * parts if together else 2 * steps
     backward = 2 + of_matrices + steps + (steps - 1)  # of v and the last h; of w and u; of x; of each h but the first
     assert products + added == forward + backward
-    assert added == (0 if together else 2 * (steps - 1))
-    assert found[aten.concat.default] == (2 if together else 0)  # of the hidden states; of what comes in for them, for both products
+    assert added == 2 * ((parts if together else steps) - 1)
+    assert found[aten.concat.default] == (2 * parts if together else 0)  # of hidden states; of what comes in for them
     into = [s for schedule in program.schedule for s in schedule.steps if isinstance(s, Call) and s.into is not None]
     assert len(into) == added
+
+
+def test_steps_done_together_do_not_keep_what_all_steps_need():
+    """No more is kept than for backward: neither ``x @ w`` of all steps until the last, nor the gradients of all until the first."""
+    steps, batch, hidden = 40, 64, 128
+    x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, hidden) * 0.1, torch.randn(hidden, hidden) * 0.1
+    kept, at_once = steps * batch * hidden * 4, 256 * hidden * 4
+    memory = fg.grad_compiled(recurrent, argnums=(1, 2)).memory(x, w, u, torch.randn(hidden, 50) * 0.1)
+    assert memory.measured_peak < kept + 3 * at_once
 
 
 def test_a_matrix_read_transposed_by_many_small_products():

@@ -168,8 +168,7 @@ class _Buffers:
     def __init__(self, graph: Graph, lowering: Lowering, fused: Fused) -> None:
         self._found: dict[Value, list[Buffer]] = {}
         for node, value in lowering.buffers.items():
-            fake = value_of(node)
-            self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, tuple(fake.stride())))
+            self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, lowering.strides[node]))
         numbers, taken = itertools.count(), {n.name for n in graph.fx.nodes}
 
         def fresh(kind: str) -> str:
@@ -249,11 +248,19 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
         size = step.arena.nbytes
         room = bytes_buffer(f"arena{next(arenas)}", size) if size > stack else None
         launch = evolve(step, room=room)
-        yield from (Allocate(b) for b in launch.takes if b.name in written or b is room)
+        yield from (Allocate(_whole(by_name, b)) for b in launch.takes if b.name in written or b is room)
         origins = launch.origins
-        yield from (Allocate(b, origins[b.name]) for b in launch.buffers if b.name in origins)
+        yield from (Allocate(_whole(by_name, b), origins[b.name]) for b in launch.buffers if b.name in origins)
         yield launch
     yield from views(r for r in graph.results if isinstance(r, fx.Node))
+
+
+def _whole(nodes: Mapping[str, fx.Node], buffer: Buffer) -> Buffer:
+    """A buffer as the graph sees it: kernels may count its dimensions in another order."""
+    if buffer.name not in nodes:
+        return buffer
+    value = value_of(nodes[buffer.name])
+    return evolve(buffer, shape=tuple(value.shape), strides=tuple(value.stride()))
 
 
 def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:

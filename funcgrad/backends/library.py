@@ -1,14 +1,14 @@
 """A graph in the form that the library runs fastest. Each rewriting leaves every result what it was, up to rounding:
 
 - convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
-- the products of the slices of one tensor with one matrix are one product;
-- a sum of products is added up by the products, in place; many small ones of a sequence's slices are one product;
+- the products of the slices of one tensor with one matrix are one product, or a few;
+- a sum of products is added up by the products, in place; many small ones of a sequence's slices are a few products;
 - a matrix that many small products read transposed is transposed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,9 @@ aten = torch.ops.aten
 
 ADDING = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
 """Products, and the product that adds, which may add to its first operand where it lies: the library does that at the same speed."""
+
+_ROWS = 256
+"""So many rows make a product as fast as it gets; more of them at once would only keep more memory."""
 
 _TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
@@ -124,17 +127,29 @@ def _of_slices(graph: fx.Graph) -> None:
         if slice_ is not None and b.op == "placeholder":
             groups.setdefault((slice_[0], b), []).append((slice_[1], node))
     for (x, w), products in groups.items():
-        shape = value_of(x).shape
-        if len(products) * 2 <= shape[0] or len(products) < 2:
+        steps, rows, _ = value_of(x).shape
+        if len(products) * 2 <= steps or len(products) < 2:
             continue
-        first = products[0][1]
-        with graph.inserting_before(first):
-            rows = _call(first, aten.view.default, x, [shape[0] * shape[1], shape[2]])
-            whole = _call(first, aten.mm.default, rows, w)
-            parts = _call(first, aten.view.default, whole, [shape[0], shape[1], value_of(w).shape[1]])
+        by_part: dict[int, list[tuple[int, fx.Node]]] = {}
+        at_once = -(-_ROWS // rows)
         for i, node in products:
-            with graph.inserting_before(node):
-                node.replace_all_uses_with(_call(node, aten.select.int, parts, 0, i))
+            by_part.setdefault(i // at_once, []).append((i, node))
+        for part, inside in by_part.items():
+            begin, end = part * at_once, min(steps, (part + 1) * at_once)
+            first = inside[0][1]
+            with graph.inserting_before(first):
+                whole = _call(first, aten.mm.default, _slices(first, x, begin, end), w)
+                parts = _call(first, aten.view.default, whole, [end - begin, rows, value_of(w).shape[1]])
+            for i, node in inside:
+                with graph.inserting_before(node):
+                    node.replace_all_uses_with(_call(node, aten.select.int, parts, 0, i - begin))
+
+
+def _slices(like: fx.Node, x: fx.Node, begin: int, end: int) -> fx.Node:
+    """The rows of ``x[begin]`` … ``x[end - 1]``."""
+    steps, rows, width = value_of(x).shape
+    some = x if end - begin == steps else _call(like, aten.slice.Tensor, x, 0, begin, end)
+    return _call(like, aten.view.default, some, [(end - begin) * rows, width])
 
 
 def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
@@ -170,15 +185,39 @@ def _sums(graph: fx.Graph) -> None:
 
 
 def _together(graph: fx.Graph) -> None:
-    """``a.t() @ b + c.t() @ d + …``, of few rows each, is one product of all rows. (The gradient of a matrix that every step reads.)"""
+    """``a.t() @ b + c.t() @ d + …``, of few rows each, is one product of all rows, or a sum of some. (The gradient of a matrix that every
+    step reads.)"""
     ends = [n for n in graph.nodes if n.target is aten.addmm.default]
     sums = [(end, _terms(end)) for end in ends if all(user.op == "output" for user in end.users)]
+    order = {n: i for i, n in enumerate(graph.nodes)}
     stacks: list[tuple[Sequence[fx.Node], fx.Node]] = []
     for end, terms in sorted(sums, key=lambda found: -len(found[1])):
         if len(terms) >= _OFTEN and len({(value_of(a).shape, value_of(b).shape) for a, b in terms}) == 1:
-            with graph.inserting_before(graph.output_node()):
-                first, second = (_all_rows(end, side, stacks) for side in _in_order(terms))
-                end.replace_all_uses_with(_call(end, aten.mm.default, _call(end, aten.t.default, first), second))
+            total: fx.Node | None = None
+            for part in sorted(_parts(_in_order(terms)), key=lambda part: max(order[n] for pair in part for n in pair)):
+                last = max((n for pair in part for n in pair), key=order.__getitem__)
+                with graph.inserting_before(_after(last, order)):
+                    first, second = (_all_rows(end, side, stacks) for side in zip(*part, strict=True))
+                    product = _call(end, aten.t.default, first), second
+                    total = _call(end, aten.addmm.default, total, *product) if total else _call(end, aten.mm.default, *product)
+            assert total is not None
+            end.replace_all_uses_with(total)
+
+
+def _parts(terms: Sequence[tuple[fx.Node, fx.Node]]) -> Sequence[Sequence[tuple[fx.Node, fx.Node]]]:
+    """So many at a time that more would not be faster, and what they are made of need not wait for the others. Sums of as many steps, or
+    of all but the first ones, have parts of the same steps."""
+    at_once = -(-_ROWS // value_of(terms[0][1]).shape[0])
+    ends = [*range(len(terms), 0, -at_once)]
+    return [terms[max(0, end - at_once) : end] for end in ends]
+
+
+def _after(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
+    """Where something goes that needs a node, after all that was put there before."""
+    node = node.next
+    while node not in order:
+        node = node.next
+    return node
 
 
 def _terms(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
@@ -196,18 +235,19 @@ def _terms(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
             return []
 
 
-def _in_order(terms: Sequence[tuple[fx.Node, fx.Node]]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """The first and the second operands, in the order of the slices that the first ones are, if they are."""
+def _in_order(terms: Sequence[tuple[fx.Node, fx.Node]]) -> list[tuple[fx.Node, fx.Node]]:
+    """The terms in the order of the slices that the first operands are, if they are."""
     slices = [_slice(a) for a, _ in terms]
-    order = sorted(range(len(terms)), key=lambda i: slices[i][1] if all(slices) else i)  # type: ignore[index]
-    return [terms[i][0] for i in order], [terms[i][1] for i in order]
+    return [terms[i] for i in sorted(range(len(terms)), key=lambda i: slices[i][1] if all(slices) else i)]  # type: ignore[index]
 
 
 def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Sequence[fx.Node], fx.Node]]) -> fx.Node:
     """Matrices one below the other: a tensor that they are all the slices of, a part of what another sum has stacked, or a copy."""
     slices = [_slice(m) for m in matrices]
-    if all(slices) and len({x for x, _ in slices}) == 1 and [i for _, i in slices] == list(range(value_of(slices[0][0]).shape[0])):  # type: ignore[misc, index]
-        return _call(like, aten.view.default, slices[0][0], [-1, value_of(slices[0][0]).shape[2]])  # type: ignore[index]
+    if all(slices) and len({x for x, _ in slices}) == 1:  # type: ignore[misc]
+        x, begin = slices[0]  # type: ignore[misc]
+        if [i for _, i in slices] == list(range(begin, begin + len(slices))):  # type: ignore[misc]
+            return _slices(like, x, begin, begin + len(slices))
     rows = value_of(matrices[0]).shape[0]
     for stacked, whole in stacks:
         for start in range(len(stacked) - len(matrices) + 1):

@@ -95,7 +95,8 @@ def _pays(
     for source in recipe.sources:
         is_given = isinstance(source, Memory) and maker(source) is None
         more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
-    return more <= value.nbytes and recipe.cost * _times(value, group, stored) <= _AT_MOST
+    spread = max(1.0, group.domain.numel / value.numel)  # what is broadcast there would be computed for each place it goes to
+    return more <= value.nbytes and recipe.cost * spread * _times(value, group, stored) <= _AT_MOST
 
 
 def _times(value: Value, group: Group, stored: Mapping[Value, Group]) -> float:

@@ -12,8 +12,24 @@ import torch
 from .domain import Domain, Place, core, place
 from .gather import Gather
 from .groups import Decision, Group
-from .index import Axis, Bound, Index, at_axis, flat, substitute
-from .ir import Buffer, Effect, Expr, Expressions, Kernel, Load, Position, Put, Stage, Store, Total, computed, walk
+from .index import Axis, Bound, Index, at_axis, flat, is_shifted_axis, substitute
+from .ir import (
+    Buffer,
+    Effect,
+    Expr,
+    Expressions,
+    Kernel,
+    Load,
+    Position,
+    Put,
+    Reduced,
+    Scanned,
+    Stage,
+    Store,
+    Total,
+    computed,
+    walk,
+)  # fmt: skip
 from .scan import Scan
 from .scatter import Scatter, in_order
 from .stages import stages_of
@@ -21,6 +37,9 @@ from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, a
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
+
+_PART, _PARTS = 16, 4
+"""The columns of a part that is worth a loop without conditions, and how many such parts a turn may do at once."""
 
 Guard = tuple[Bound, ...]
 
@@ -32,12 +51,14 @@ def build(
     domain = group.domain
     loops = {axis: at_axis(axis) for axis in domain.axes}
     several = max(len(domain.row_axes), len(domain.column_axes)) > 1
-    rows, columns, loops = _merged(domain, _effects(group, domain, loops, loads, stores) if several else [])
-    tile = 0
+    rows, columns, loops = _merged(domain, _effects(group, domain, [loops], loads, stores) if several else [])
     if domain.columns is None:
         rows, columns = rows[:-1], rows[-1:]
-        tile = TILE if columns and not rows else 0
-    effects = _effects(group, domain, loops, loads, stores, columns)
+    effects = _effects(group, domain, [loops], loads, stores, columns)
+    cut, parts = _in_parts(effects, columns, loops)
+    if len(parts) > 1:
+        columns, effects = cut, _effects(group, domain, parts, loads, stores, cut)
+    tile = TILE if domain.columns is None and columns and not rows else 0
     stages = stages_of(effects)
     found = walk([e.value for e in effects])
     names = {b.name: b for b in loads.values()}
@@ -107,21 +128,23 @@ def _puts(
 def _effects(
     group: Group,
     domain: Domain,
-    loops: Mapping[Axis, Index],
+    parts: Sequence[Mapping[Axis, Index]],
     loads: Mapping[Value, Buffer],
     stores: Mapping[Value, Sequence[Buffer]],
     columns: Sequence[Axis] | None = None,
 ) -> list[Effect]:
+    """What one turn of the loops writes; ``parts``: what the domain's counters are there, several times if a turn has several elements."""
     expressions = Expressions(domain.column_axes if columns is None else columns)
-    reader = _Reader(expressions, domain, loops, loads)
     effects: list[Effect] = []
-    for value in group.members:
-        at = place(value, domain)
-        assert at is not None
-        for i in range(at.written_out.size if at.written_out else 1):
-            here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
-            index = tuple(substitute(k, here) for k in at.index)
-            effects += _written(value, at, index, reader, stores.get(value, ()), domain)
+    for loops in parts:
+        reader = _Reader(expressions, domain, loops, loads)
+        for value in group.members:
+            at = place(value, domain)
+            assert at is not None
+            for i in range(at.written_out.size if at.written_out else 1):
+                here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
+                index = tuple(substitute(k, here) for k in at.index)
+                effects += _written(value, at, index, reader, stores.get(value, ()), domain)
     return effects
 
 
@@ -231,6 +254,24 @@ def _usual(effects: Sequence[Effect], axes: Sequence[Axis]) -> Index:
     innermost = [next((a for a in axes if i.coefficient(a) == 1), None) for i in found]
     most = Counter(axis for axis in innermost if axis is not None).most_common(1)
     return found[innermost.index(most[0][0])] if most else first
+
+
+def _in_parts(effects: Sequence[Effect], columns: list[Axis], loops: Mapping[Axis, Index]) -> tuple[list[Axis], list[Mapping[Axis, Index]]]:
+    """Columns that are equal parts, one after the other, as ``cat`` and ``chunk`` make them: the loop over one part, and the counters in
+    each. A turn does an element of every part, and need not ask which one it is in; what parts have in common is computed once."""
+    found = walk(computed(effects))
+    if not columns or any(isinstance(e, (Reduced, Scanned)) for e in found) or not all(e.full for e in effects):
+        return columns, [loops]
+    axis = columns[-1]
+    bounds = dict.fromkeys(b for e in found if isinstance(e, Load) for b in e.guard if is_shifted_axis(b[0]) and axis in b[0].axes)
+    ends = {end - i.const for i, *both in bounds for end in both}
+    size = math.gcd(axis.size, *ends)
+    if not ends or size < _PART or axis.size > _PARTS * size:
+        return columns, [loops]
+    part = Axis(axis.name, size)
+    return [*columns[:-1], part], [
+        {a: substitute(i, {axis: at_axis(part) + begin}) for a, i in loops.items()} for begin in range(0, axis.size, size)
+    ]
 
 
 def _indices(effects: Sequence[Effect]) -> list[Index]:

@@ -16,9 +16,10 @@ from ..errors import GraphError
 from ..graphs import Graph, again, device_of, is_getitem, is_view, scalar, target_text, tensors_in, value_of
 from ..torch_private import is_zero_tensor
 from .gather import Checked
+from .index import ZERO
 from .rows import plain
 from .table import TABLE
-from .values import Count, Memory, MixedDtypesError, Number, Value, View, below, memory, number, pointwise, reduce
+from .values import Count, Memory, MixedDtypesError, Number, Value, View, below, memory, number, own_index, pointwise, reduce
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -36,13 +37,15 @@ class Lowering:
 
     ``values``: the value of each node that has one (those of externs are memory). ``externs``: the calls that the library runs, each
     with the reason. ``buffers``: the nodes whose tensor has to exist because an extern reads it, or the graph returns it,
-    with the value that is written there; views of memory, and memory itself, need no writing and are not among them.
+    with the value that is written there; views of memory, and memory itself, need no writing and are not among them. ``strides``: how
+    each of these lies in memory, by the dimensions of its value: what is copied in another order of dimensions is written there at once.
     ``checks``: bools that say whether a call was given an index that is out of bounds.
     """
 
     values: Mapping[fx.Node, Value]
     externs: Mapping[fx.Node, str]
     buffers: Mapping[fx.Node, Value]
+    strides: Mapping[fx.Node, tuple[int, ...]]
     checks: Mapping[fx.Node, tuple[Value, ...]]
 
 
@@ -69,7 +72,10 @@ def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | Non
                 checks[node] = tuple(reduce("any", wrong) for wrong in found.wrong)
                 found = found.result
             values[node] = found
-    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, _needed(graph, values, externs), checks)
+    written = {node: _written(value, tuple(value_of(node).stride())) for node, value in _needed(graph, values, externs).items()}
+    buffers = {node: value for node, (value, _) in written.items()}
+    strides = {node: found for node, (_, found) in written.items()}
+    return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, buffers, strides, checks)
 
 
 def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, refuse: Refuse | None) -> Any:
@@ -161,11 +167,31 @@ def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Nod
         seen.add(node)
         if is_view(node) or (is_getitem(node) and node.args[0] in externs):
             pending += node.all_input_nodes
-        elif isinstance(values[node], (Memory, View, Number, Count)):  # of a tensor that is there, but this is another tensor
-            needed[node] = pointwise("copy", values[node])
         elif isinstance(values[node], Value):
             needed[node] = values[node]
         else:
             raise GraphError(f"{node.name}: its tensor is needed, and nothing makes it")
     order = {n: i for i, n in enumerate(graph.fx.nodes)}
     return {n: needed[n] for n in sorted(needed, key=order.__getitem__)}
+
+
+def _written(value: Value, strides: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
+    """What is computed for a tensor that lies so, and how that lies: of a view that only changes the order of the dimensions, what it is a
+    view of, if its last dimension is the one that lies together in memory."""
+    if not isinstance(value, (Memory, View, Number, Count)):
+        return value, strides
+    if isinstance(value, View) and not isinstance(value.arg, Memory):
+        found = _of_argument(value, strides)
+        last = next((s for s, n in zip(reversed(found), reversed(value.arg.shape), strict=True) if n > 1), None) if found else None
+        if found and last == 1:
+            return value.arg, found
+    return pointwise("copy", value), strides  # of a tensor that is there, but this is another tensor
+
+
+def _of_argument(view: View, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The strides by the dimensions of what is viewed; None where it is seen otherwise than whole, each element once."""
+    by_axis = dict(zip(own_index(view.shape), strides, strict=True))
+    seen = [w for w, n in zip(view.where, view.arg.shape, strict=True) if n > 1]
+    if view.numel != view.arg.numel or len(set(seen)) != len(seen) or not all(w in by_axis and w != ZERO for w in seen):
+        return None
+    return tuple(by_axis[w] if n > 1 else 1 for w, n in zip(view.where, view.arg.shape, strict=True))
