@@ -35,6 +35,7 @@ from . import arena, c, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer
 from .build import function, load
+from .heap import keep_what_is_free
 from .library import added_to, for_library
 
 CHECK = "check"
@@ -73,6 +74,7 @@ class CBackend:
         return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
 
     def build(self, sources: Sequence[Source]) -> Runnable:
+        keep_what_is_free()
         python, *others = sources
         if not others:
             return _built(python, {})

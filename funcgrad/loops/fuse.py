@@ -144,12 +144,14 @@ class _Fusion:
             self._reading.setdefault(source, []).append(group)
 
     def _candidates(self, value: Value, sources: Sequence[Read]) -> Iterable[Group]:
-        """Groups that make, or read, what the value reads, the nearest first; then others with as many elements."""
+        """Groups that make, or read, what the value reads, much of it before little; and others with as many elements; the latest first."""
         near = [self._group_of[s] for s, _ in sources if s in self._group_of]
         near += [g for s, _ in sources for g in self._reading.get(s, [])[-4:]]
         if math.prod(core(value.shape)) > 1 or isinstance(value, Reduce):
             near += self._by_size.get(value.inputs[0].numel if isinstance(value, Reduce) else value.numel, [])[-2:]
-        return dict.fromkeys(sorted(near, key=lambda g: -g.number))
+        large = [s for s, _ in sources if s.numel * ROW > value.numel]
+        shared = {g for g in near if any(s in g.members or s in g.reads for s in large)}
+        return dict.fromkeys(sorted(near, key=lambda g: (g not in shared, -g.number)))
 
     def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | str:
         """The domain the group has with the value in it, or why they do not go together."""
@@ -179,8 +181,13 @@ class _Fusion:
         at, last = self._position.get(value), self._last[group]
         if at is None or abs(at - last) < _FAR:
             return False
-        waiting = group.reads if last < at else {s for s, _ in sources}
-        return sum(s.numel * s.dtype.itemsize for s in waiting if self._task_of(s) is not None) > _HELD
+        if at < last:
+            waiting = {s for s, _ in sources}
+        elif all(s in group.members or s in group.reads or self._task_of(s) is None for s, _ in sources):
+            return value.nbytes > _HELD  # it need not wait, but be kept until somebody reads it
+        else:
+            waiting = group.reads
+        return sum(s.nbytes for s in waiting if self._task_of(s) is not None) > _HELD
 
     def _shrinks(self, group: Group, stored: Mapping[Value, Group]) -> bool:
         """Whether next to nothing is left of what a group reads: sums, mostly."""

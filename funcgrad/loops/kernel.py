@@ -39,9 +39,15 @@ TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
 
 _PART, _PARTS = 16, 4
-"""The columns of a part that is worth a loop without conditions, and how many such parts a turn may do at once."""
+"""The columns of a part that is worth a loop of its own, and how many such parts a turn may do at once."""
 
 Guard = tuple[Bound, ...]
+
+Counters = Mapping[Axis, Index]
+"""What the counters of a domain are, in terms of those of a kernel."""
+
+_Turns = tuple[list[Axis], list[Axis], Sequence[Counters]]
+"""Rows and columns, and the elements that a turn does, by their counters."""
 
 
 def build(
@@ -54,10 +60,13 @@ def build(
     rows, columns, loops = _merged(domain, _effects(group, domain, [loops], loads, stores) if several else [])
     if domain.columns is None:
         rows, columns = rows[:-1], rows[-1:]
+    turns: _Turns = rows, columns, [loops]
     effects = _effects(group, domain, [loops], loads, stores, columns)
-    cut, parts = _in_parts(effects, columns, loops)
-    if len(parts) > 1:
-        columns, effects = cut, _effects(group, domain, parts, loads, stores, cut)
+    for cut in (_in_parts, _in_lines) if columns and domain.columns is None else (_in_parts,):
+        fewer = cut(effects, *turns)
+        if fewer is not None:
+            turns = rows, columns, parts = fewer
+            effects = _effects(group, domain, parts, loads, stores, columns)
     tile = TILE if domain.columns is None and columns and not rows else 0
     stages = stages_of(effects)
     found = walk([e.value for e in effects])
@@ -99,7 +108,7 @@ def _build_scatter(
 def _puts(
     value: Scatter,
     domain: Domain,
-    loops: Mapping[Axis, Index],
+    loops: Counters,
     loads: Mapping[Value, Buffer],
     buffers: Sequence[Buffer],
     columns: Sequence[Axis],
@@ -128,7 +137,7 @@ def _puts(
 def _effects(
     group: Group,
     domain: Domain,
-    parts: Sequence[Mapping[Axis, Index]],
+    parts: Sequence[Counters],
     loads: Mapping[Value, Buffer],
     stores: Mapping[Value, Sequence[Buffer]],
     columns: Sequence[Axis] | None = None,
@@ -164,7 +173,7 @@ def _extent(index: Sequence[Index], strides: Sequence[int]) -> int:
 class _Reader:
     """The expression for an element of a value. ``guard``: the bounds outside of which it is not asked for, and must not be read."""
 
-    def __init__(self, expressions: Expressions, domain: Domain, loops: Mapping[Axis, Index], loads: Mapping[Value, Buffer]) -> None:
+    def __init__(self, expressions: Expressions, domain: Domain, loops: Counters, loads: Mapping[Value, Buffer]) -> None:
         self._make = expressions
         self._domain = domain
         self._loops = loops
@@ -256,22 +265,36 @@ def _usual(effects: Sequence[Effect], axes: Sequence[Axis]) -> Index:
     return found[innermost.index(most[0][0])] if most else first
 
 
-def _in_parts(effects: Sequence[Effect], columns: list[Axis], loops: Mapping[Axis, Index]) -> tuple[list[Axis], list[Mapping[Axis, Index]]]:
-    """Columns that are equal parts, one after the other, as ``cat`` and ``chunk`` make them: the loop over one part, and the counters in
-    each. A turn does an element of every part, and need not ask which one it is in; what parts have in common is computed once."""
+def _in_parts(effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], loops: Sequence[Counters]) -> _Turns | None:
+    """Columns that are equal parts, one after the other, as ``cat`` and ``chunk`` make them: the loop over one part. A turn does an element
+    of every part, and need not ask which one it is in; what parts have in common is computed once."""
     found = walk(computed(effects))
     if not columns or any(isinstance(e, (Reduced, Scanned)) for e in found) or not all(e.full for e in effects):
-        return columns, [loops]
+        return None
     axis = columns[-1]
     bounds = dict.fromkeys(b for e in found if isinstance(e, Load) for b in e.guard if is_shifted_axis(b[0]) and axis in b[0].axes)
     ends = {end - i.const for i, *both in bounds for end in both}
     size = math.gcd(axis.size, *ends)
     if not ends or size < _PART or axis.size > _PARTS * size:
-        return columns, [loops]
+        return None
     part = Axis(axis.name, size)
-    return [*columns[:-1], part], [
-        {a: substitute(i, {axis: at_axis(part) + begin}) for a, i in loops.items()} for begin in range(0, axis.size, size)
-    ]
+    return rows, [*columns[:-1], part], [_with(c, axis, at_axis(part) + begin) for c in loops for begin in range(0, axis.size, size)]
+
+
+def _in_lines(effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], loops: Sequence[Counters]) -> _Turns | None:
+    """Columns of which so many at a time lie together, as where heads are put one after the other: a row for each line of these, in which
+    nothing need be divided."""
+    (axis,) = columns
+    atoms = {a for i in _indices(effects) for a, _ in i.terms if not isinstance(a, Axis) and axis in a.of.axes}
+    size = math.gcd(axis.size, *(a.by for a in atoms))
+    if not atoms or any(a.of != at_axis(axis) for a in atoms) or size < _PART or size == axis.size:
+        return None
+    line, column = Axis(f"r{len(rows)}", axis.size // size), Axis(f"r{len(rows) + 1}", size)
+    return [*rows, line], [column], [_with(c, axis, at_axis(line) * size + at_axis(column)) for c in loops]
+
+
+def _with(loops: Counters, axis: Axis, index: Index) -> Counters:
+    return {a: substitute(i, {axis: index}) for a, i in loops.items()}
 
 
 def _indices(effects: Sequence[Effect]) -> list[Index]:
