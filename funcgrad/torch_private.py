@@ -501,10 +501,17 @@ def _empty_cpu() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.
 empty_cpu = _empty_cpu()
 
 
-def over(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """Another tensor in the memory of one that is not read any more; no view of it, for autograd."""
-    with below_autograd():
-        return tensor.as_strided(shape, strides)
+def _over() -> Callable[..., torch.Tensor]:
+    """``over(tensor, shape, strides, at=0)``: another tensor in the memory of one, ``at`` elements further on; not a view of it to autograd."""
+
+    def over(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], at: int = 0) -> torch.Tensor:
+        with below_autograd():
+            return tensor.as_strided(shape, strides, tensor.storage_offset() + at)
+
+    return getattr(torch._C._dynamo.guards, "_reinterpret_tensor", over)  # seen in 2.11, 2.13
+
+
+over = _over()
 
 
 def holders(tensor: torch.Tensor) -> tuple[int | bool, ...]:

@@ -295,6 +295,27 @@ def test_equal_parts_are_done_in_one_turn(width):
     assert_rounded(fg.grad_compiled(f)(x, angles), torch.func.grad(f)(x, angles))
 
 
+def test_parts_are_written_where_they_belong():
+    def gates(x):
+        a, b, c = x.chunk(3, -1)
+        d = (a * b.sigmoid()).tanh()
+        return torch.cat([d, (b * c).exp(), (d + c).sigmoid()], -1)
+
+    def read_again(x, w):
+        h = gates(x)
+        return h @ w, h.sum(0), h[:, ::2] * 2
+
+    x, w = torch.randn(40, 60), torch.randn(60, 50)
+    (kernel,) = [s for s in fg.jit(gates).program(x).kernels[0].steps if isinstance(s, Kernel)]
+    assert [b.shape for b in kernel.writes] == [(40, 60)]
+    assert len([e for e in operations(kernel) if e.name == "exp"]) == 1
+    torch.testing.assert_close(fg.jit(gates)(x), gates(x))
+    for ours, theirs in zip(fg.jit(read_again)(x, w), read_again(x, w), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    loss = lambda x, w: sum(t.square().sum() for t in read_again(x, w))  # noqa: E731
+    assert_rounded(fg.grad_compiled(loss, argnums=(0, 1))(x, w), torch.func.grad(loss, argnums=(0, 1))(x, w))
+
+
 def test_what_was_taken_from_a_place_is_not_put_there():
     """``x[1:-1] += y`` adds in place, and then stores the sum where it is."""
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.backends.backend import Call
+from funcgrad.backends.backend import Allocate, Call
 from funcgrad.backends.library import for_library
 
 aten = torch.ops.aten
@@ -78,14 +78,14 @@ def recurrent(x, w, u, v):
 
 @settings(max_examples=6, deadline=None)
 @given(st.integers(3, 6), st.integers(16, 33), st.integers(60, 70))
-@example(18, 40, 60)
+@example(11, 40, 60)
 def test_a_recurrent_net(steps, batch, hidden):
     torch.manual_seed(0)
     x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, hidden) * 0.1, torch.randn(hidden, hidden) * 0.1
     program = agree(recurrent, x, w, u, torch.randn(hidden, 50) * 0.1)
     found = targets(program)
     products, added = found[aten.mm.default], found[aten.addmm.default]
-    parts = math.ceil(steps / math.ceil(256 / batch))  # of some 256 rows
+    parts = math.ceil(steps / math.ceil(128 / batch))  # of some 128 rows
     forward = parts + steps + 1  # x @ w; h @ u; h @ v
     together = steps >= 4  # what a matrix gets from every step: of w one product for each part, of u another
     of_matrices = 2 * parts if together else 2 * steps
@@ -97,13 +97,35 @@ def test_a_recurrent_net(steps, batch, hidden):
     assert len(into) == added
 
 
+@settings(max_examples=6, deadline=None)
+@given(st.integers(4, 11), st.integers(16, 40), st.integers(50, 70))
+@example(11, 40, 60)
+def test_rows_of_all_steps_are_made_one_below_the_other(steps, batch, hidden):
+    """Nothing is copied to where the library reads all of it; and what lies there is left alone until then, whoever else reads it."""
+
+    def gated(x, w, u, b):
+        h = torch.zeros(x.shape[1], u.shape[0])
+        for step in x:
+            i, g = (step @ w + h @ u + b).chunk(2, -1)
+            h = i.sigmoid() * g.tanh()
+        return h.square().mean()
+
+    torch.manual_seed(0)
+    x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, 2 * hidden) * 0.1, torch.randn(hidden, 2 * hidden) * 0.1
+    program = agree(gated, x, w, u, torch.randn(2 * hidden) * 0.1)
+    assert targets(program)[aten.concat.default] > 0
+    steps_done = [s for schedule in program.schedule for s in schedule.steps]
+    assert not any(isinstance(s, Call) and s.node.target is aten.concat.default for s in steps_done)
+    assert any(isinstance(s, Allocate) and s.at for s in steps_done)
+
+
 def test_steps_done_together_do_not_keep_what_all_steps_need():
     """No more is kept than for backward: neither ``x @ w`` of all steps until the last, nor the gradients of all until the first."""
     steps, batch, hidden = 40, 64, 128
     x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, hidden) * 0.1, torch.randn(hidden, hidden) * 0.1
-    kept, at_once = steps * batch * hidden * 4, 256 * hidden * 4
+    kept = steps * batch * hidden * 4
     memory = fg.grad_compiled(recurrent, argnums=(1, 2)).memory(x, w, u, torch.randn(hidden, 50) * 0.1)
-    assert memory.measured_peak < kept + 3 * at_once
+    assert memory.measured_peak < 1.25 * kept
 
 
 def test_a_matrix_read_transposed_by_many_small_products():

@@ -69,10 +69,12 @@ class Free:
 
 @frozen(eq=False)
 class Allocate:
-    """Memory for what a kernel writes; ``over`` names a value that dies in that kernel, and whose memory it is."""
+    """Memory for what a kernel writes; ``over`` names a value whose memory it is: one that dies in that kernel, or one of which it is a
+    part, ``at`` so many elements from its start."""
 
     buffer: Buffer
     over: str | None = None
+    at: int | None = None
 
 
 @frozen(eq=False, slots=False)
@@ -138,7 +140,7 @@ class Schedule(Shown):
             if isinstance(step, Free):
                 rows.append(("free", ", ".join(step.names), "", ""))
             elif isinstance(step, Allocate):
-                place = f"in place of {step.over}" if step.over else ""
+                place = f"{'in place' if step.at is None else 'part'} of {step.over}" if step.over else ""
                 place = f"an arena for {held[step.buffer.name]} buffers" if held[step.buffer.name] else place
                 rows.append(("allocate", step.buffer.name, place, "" if step.over else in_bytes(size_of(step.buffer))))
             elif isinstance(step, Launch):

@@ -37,6 +37,7 @@ from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Sc
 from .build import function, load
 from .heap import keep_what_is_free
 from .library import added_to, for_library
+from .stacks import Part, parts_of_stacks
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
@@ -131,7 +132,11 @@ def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -
 
 def _scheduled(kernels: Kernels, stack: int) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
     """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no memory of their own."""
-    steps = list(_with_memory(kernels.graph, in_place.take_over(kernels.graph, list(_launched(kernels))), stack))
+    graph, launched = kernels.graph, list(_launched(kernels))
+    parts = parts_of_stacks(graph, launched)
+    stacks = {whole for whole, _ in parts.values()}
+    launched = [s for s in in_place.take_over(graph, launched, parts) if isinstance(s, Launch) or s.node not in stacks]
+    steps = list(_with_memory(graph, launched, parts, stack))
     return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps
 
 
@@ -155,8 +160,9 @@ def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | 
             yield Extern(task.node, lowering.externs[task.node])
         else:
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
-            stores = {v: buffers.all_of(v) for v in task.members if v in fused.stored}
+            stores = {v: buffers.all_of(v) for v in (*task.members, *task.whole) if v in fused.stored}
             computes = {nodes[v]: _why(decision, names) for v, decision in task.members.items() if v in nodes}
+            computes |= {nodes[v]: "its parts are made here" for v in task.whole if v in nodes}
             yield from map(verify, kernels_of(names[task], task, loads, stores, computes))
 
 
@@ -223,13 +229,28 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
         yield Launch(f"{graph.name}_launch{next(numbers)}", together, tuple(scratch), tuple(checks))
 
 
-def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> Iterable[Call | Allocate | Launch]:
+def _with_memory(
+    graph: Graph, steps: Sequence[Extern | Launch], parts: Mapping[str, Part], stack: int
+) -> Iterable[Call | Allocate | Launch]:
     """Calls and launches, and before each the views and the memory it needs."""
     externs = {s.node for s in steps if isinstance(s, Extern)}
     by_name = {n.name: n for n in graph.fx.nodes}
     arenas = (i for i in itertools.count() if f"arena{i}" not in by_name)
     launches = [s for s in steps if isinstance(s, Launch)]
     there = {by_name[b.name] for s in launches for k in s.kernels for b in k.writes if b.name in by_name}
+    there |= {whole for whole, _ in parts.values()}
+    begun: set[fx.Node] = set()
+
+    def made(b: Buffer) -> Iterable[Allocate]:
+        whole, at = parts.get(b.name, (None, 0))
+        if whole is None:
+            yield Allocate(_whole(by_name, b))
+            return
+        if whole not in begun:
+            begun.add(whole)
+            value = value_of(whole)
+            yield Allocate(Buffer(whole.name, tuple(value.shape), value.dtype, tuple(value.stride())))
+        yield Allocate(_whole(by_name, b), whole.name, at)
 
     def views(nodes: Iterable[fx.Node]) -> Iterable[Call]:
         for node in nodes:
@@ -250,7 +271,7 @@ def _with_memory(graph: Graph, steps: Sequence[Extern | Launch], stack: int) -> 
         size = step.arena.nbytes
         room = bytes_buffer(f"arena{next(arenas)}", size) if size > stack else None
         launch = evolve(step, room=room)
-        yield from (Allocate(_whole(by_name, b)) for b in launch.takes if b.name in written or b is room)
+        yield from (step for b in launch.takes if b.name in written or b is room for step in made(b))
         origins = launch.origins
         yield from (Allocate(_whole(by_name, b), origins[b.name]) for b in launch.buffers if b.name in origins)
         yield launch
@@ -343,6 +364,8 @@ def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate
     be anything, and is not returned."""
     new, old, name = nodes.get(step.buffer.name), nodes.get(step.over or ""), step.over
     assert name is not None
+    if step.at is not None:
+        return f"{printer.name('over', over)}({name}, {step.buffer.shape}, {step.buffer.strides}, {step.at})"
     is_given = old is not None and old.op == "placeholder"
     if new is None or (old is not None and not is_given and _look(value_of(new)) == _look(value_of(old))):
         return name

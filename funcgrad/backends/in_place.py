@@ -7,7 +7,7 @@ nor because it is returned. ``loops/in_place.py`` says what the loops of a kerne
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from attrs import evolve
 from torch import Tensor, fx
@@ -23,13 +23,13 @@ _WORTH = 1 << 12
 """Bytes of what a program is handed from which on it is worth asking whether somebody else holds it."""
 
 
-def take_over(graph: Graph, steps: Sequence[Extern | Launch]) -> list[Extern | Launch]:
-    """The steps, with kernels that write over what dies there (``Kernel.over``)."""
+def take_over(graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str] = ()) -> list[Extern | Launch]:
+    """The steps, with kernels that write over what dies there (``Kernel.over``). ``fixed`` have a place, which lives on without them."""
     lifetimes = _Lifetimes(graph, steps)
-    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(lifetimes, i, s))) for i, s in enumerate(steps)]
+    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(lifetimes, i, s, fixed))) for i, s in enumerate(steps)]
 
 
-def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch) -> list[Kernel]:
+def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str]) -> list[Kernel]:
     scratch = {b.name for b in launch.scratch}
     dying = lifetimes.dying(i, launch)
     inside = set(scratch)  # what lies in the arena of the launch
@@ -37,8 +37,10 @@ def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch) -> list[Kernel]:
     for dead, kernel in zip(dying, launch.kernels, strict=True):
         over: dict[str, str] = {}
         for written, fitting in (places(kernel) if dead else {}).items():
-            for b in fitting:
-                if b.name in dead and (written in scratch or b.name not in inside):  # what outlives the launch does not lie in its arena
+            for b in () if written in fixed else fitting:
+                if (
+                    b.name in dead and b.name not in fixed and (written in scratch or b.name not in inside)
+                ):  # what outlives the launch does not lie in its arena
                     over[written] = b.name
                     dead.remove(b.name)
                     if b.name not in inside:

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 ADDING = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
 """Products, and the product that adds, which may add to its first operand where it lies: the library does that at the same speed."""
 
-_ROWS = 256
+_ROWS = 128
 """So many rows make a product as fast as it gets; more of them at once would only keep more memory."""
 
 _TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
@@ -242,7 +242,7 @@ def _in_order(terms: Sequence[tuple[fx.Node, fx.Node]]) -> list[tuple[fx.Node, f
 
 
 def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Sequence[fx.Node], fx.Node]]) -> fx.Node:
-    """Matrices one below the other: a tensor that they are all the slices of, a part of what another sum has stacked, or a copy."""
+    """Matrices one below the other: a tensor that they are slices of, a part of what another sum has stacked, or a stack."""
     slices = [_slice(m) for m in matrices]
     if all(slices) and len({x for x, _ in slices}) == 1:  # type: ignore[misc]
         x, begin = slices[0]  # type: ignore[misc]
@@ -253,7 +253,7 @@ def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Seq
         for start in range(len(stacked) - len(matrices) + 1):
             if stacked[start : start + len(matrices)] == matrices:
                 return _call(like, aten.slice.Tensor, whole, 0, start * rows, (start + len(matrices)) * rows)
-    whole = _call(like, aten.concat.default, list(matrices))  # copied by the library: a kernel would ask each element where it lies
+    whole = _call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see stacks.py
     stacks.append((matrices, whole))
     return whole
 

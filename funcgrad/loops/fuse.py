@@ -21,7 +21,7 @@ from .index import Axis, Index, substitute
 from .lower import Lowering
 from .scan import Scan
 from .scatter import Scatter
-from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index
+from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index, parts_of
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
@@ -108,13 +108,17 @@ class _Fusion:
         return [b for n in node.all_input_nodes for b in self._bases(n)]
 
     def _place_all(self, root: Value) -> None:
-        for value in below([root], stop=lambda v: v in self._group_of):
-            if value not in self._group_of and (value in self._wanted or not self._is_free(value)):
+        values = below([root], stop=lambda v: v in self._group_of)
+        unfinished = {v for value in values for v in _unfinished(value)}
+        for value in values:
+            if value not in self._group_of and (value in self._wanted or not (value in unfinished or self._is_free(value))):
                 self._place(value)
 
     # ── placing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _place(self, value: Value) -> None:
+        if self._is_put_together(value):
+            return
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
         refused: list[tuple[Group, str]] = []
@@ -142,6 +146,22 @@ class _Fusion:
         self._group_of[value] = group
         for source, _ in sources:
             self._reading.setdefault(source, []).append(group)
+
+    def _is_put_together(self, value: Value) -> bool:
+        """Whether a tensor is parts that one group makes, each of which it can write where it belongs."""
+        found = parts_of(value, range(len(value.shape)))
+        group = self._group_of.get(found[1][0]) if found and self._fuel > 0 else None
+        if group is None or group.scatter is not None:
+            return False
+        assert found is not None
+        places = [place(part, group.domain) if part in group.members else None for part in found[1]]
+        if any(at is None or at.level != "full" or at.written_out for at in places):
+            return False
+        group.whole[value] = found
+        self._fuel -= 1
+        self._group_of[value] = group
+        self._last[group] = max(self._last[group], self._position.get(value, -1))
+        return True
 
     def _candidates(self, value: Value, sources: Sequence[Read]) -> Iterable[Group]:
         """Groups that make, or read, what the value reads, much of it before little; and others with as many elements; the latest first."""
@@ -192,7 +212,7 @@ class _Fusion:
     def _shrinks(self, group: Group, stored: Mapping[Value, Group]) -> bool:
         """Whether next to nothing is left of what a group reads: sums, mostly."""
         read = sum(s.numel for s in group.reads if self._task_of(s) is not None)
-        return sum(v.numel for v in group.members if v in stored) * ROW <= read
+        return sum(v.numel for v in (*group.members, *group.whole) if v in stored) * ROW <= read
 
     # ── what a value reads ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,6 +330,8 @@ def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequ
         return "it adds up over other loops"
     inner = dict(zip(axes_of(value.arg.shape if isinstance(value, Reduce) else value.shape), own, strict=True))
     for source, where in sources:
+        if source in group.whole:
+            return "what is read is put together here"
         if source not in group.members:
             continue
         there = place(source, domain)
@@ -319,6 +341,14 @@ def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequ
         if not all(_same(a, b, there.written_out) for a, b in zip(read, there.index, strict=True)):
             return "what is read is made in other turns of its loops"
     return ""
+
+
+def _unfinished(value: Value) -> Iterable[Value]:
+    """What a tensor that is put together from parts is before all of them are there: nobody needs that."""
+    if parts_of(value, range(len(value.shape))):
+        while isinstance(value, Within) and isinstance(value.other, Within):
+            value = value.other
+            yield value
 
 
 def _in_common(group: Group, sources: Sequence[Value]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import define, field, frozen
 from torch import fx
@@ -44,11 +44,13 @@ class Decision:
 
 @define(eq=False)
 class Group:
-    """Values that one kernel computes, with reasons. ``after``: the groups and externs that must be done before it."""
+    """Values that one kernel computes, with reasons. ``whole``: tensors that are some of its values one after the other along a dimension,
+    which are written there at once. ``after``: the groups and externs that must be done before it."""
 
     number: int
     domain: Domain
     members: dict[Value, Decision] = field(factory=dict)
+    whole: dict[Value, tuple[int, Sequence[Value]]] = field(factory=dict)
     after: set[Task] = field(factory=set)
     reads: set[Value] = field(factory=set)
 

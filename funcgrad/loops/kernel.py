@@ -72,7 +72,7 @@ def build(
     found = walk([e.value for e in effects])
     names = {b.name: b for b in loads.values()}
     reads = dict.fromkeys(names[e.buffer] for e in found if isinstance(e, Load))
-    writes = tuple(b for v in group.members for b in stores.get(v, ()))
+    writes = tuple(b for v in (*group.members, *group.whole) for b in stores.get(v, ()))
     return Kernel(name, tuple(rows), tuple(columns), stages, tuple(reads), writes, tile, computes)
 
 
@@ -154,6 +154,8 @@ def _effects(
                 here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
                 index = tuple(substitute(k, here) for k in at.index)
                 effects += _written(value, at, index, reader, stores.get(value, ()), domain)
+        for value, (dim, parts_of_it) in group.whole.items():
+            effects += _written_in_parts(dim, parts_of_it, loops, reader, stores.get(value, ()), domain)
     return effects
 
 
@@ -164,6 +166,22 @@ def _written(value: Value, at: Place, index: tuple[Index, ...], reader: _Reader,
         return [Total(b.name, flat(index, b.strides), value.kind, body, at.level == "total", _extent(index, b.strides)) for b in buffers]
     expr = reader.at(value, index)  # also where nothing is written: what reads it finds it made
     return [Store(b.name, flat(index, b.strides), expr, at.level == "full") for b in buffers]
+
+
+def _written_in_parts(
+    dim: int, parts: Sequence[Value], loops: Counters, reader: _Reader, buffers: Sequence[Buffer], domain: Domain
+) -> list[Effect]:
+    effects: list[Effect] = []
+    begin = 0
+    for part in parts:
+        at = place(part, domain)
+        assert at is not None
+        index = [substitute(i, loops) for i in at.index]
+        expr = reader.at(part, tuple(index))
+        index[dim] += begin
+        effects += [Store(b.name, flat(index, b.strides), expr, True) for b in buffers]
+        begin += part.shape[dim]
+    return effects
 
 
 def _extent(index: Sequence[Index], strides: Sequence[int]) -> int:

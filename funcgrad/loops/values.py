@@ -238,11 +238,11 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
     gone = tuple(sorted({d % rank for d in dims})) if dims is not None and rank else tuple(range(rank))
     rest = tuple(n for d, n in enumerate(value.shape) if d not in gone)
     length = math.prod(value.shape[d] for d in gone)
-    parts = _parts(value, gone)
+    parts = parts_of(value, gone)
     if length == 1:
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
-        result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts])
+        result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts[1]])
     elif 0 < length <= _UNROLLED and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
@@ -254,9 +254,9 @@ PAIRWISE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "an
 """The operation that a reduction repeats."""
 
 
-def _parts(value: Value, dims: Sequence[int]) -> list[Value]:
-    """What a tensor is, if it is parts one after the other along one of ``dims``."""
-    for dim in dims:
+def parts_of(value: Value, dims: Sequence[int]) -> tuple[int, list[Value]] | None:
+    """One of ``dims``, and what a tensor is if it is parts one after the other along it."""
+    for dim in dims if isinstance(value, Within) else ():
         found: list[Value] = []
         own, end, rest = own_index(value.shape), 0, value
         while isinstance(rest, Within) and rest.bounds[0][:2] == (own[dim], end):
@@ -265,8 +265,8 @@ def _parts(value: Value, dims: Sequence[int]) -> list[Value]:
             found.append(rest.arg)
             end, rest = rest.bounds[0][2], rest.other
         if found and end == value.shape[dim]:
-            return found
-    return []
+            return dim, found
+    return None
 
 
 def _unrolled(kind: str, value: Value, gone: Sequence[int], rest: tuple[int, ...]) -> Value:
