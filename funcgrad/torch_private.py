@@ -502,7 +502,7 @@ empty_cpu = _empty_cpu()
 
 
 def _over() -> Callable[..., torch.Tensor]:
-    """``over(tensor, shape, strides, at=0)``: another tensor in the memory of one, ``at`` elements further on; not a view of it to autograd."""
+    """``over(tensor, shape, strides, at=0)``: another tensor in the memory of one, ``at`` elements on; no view, to autograd."""
 
     def over(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], at: int = 0) -> torch.Tensor:
         with below_autograd():
