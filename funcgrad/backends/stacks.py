@@ -27,11 +27,12 @@ def parts_of_stacks(graph: Graph, steps: Sequence[Extern | Launch]) -> Mapping[s
     found: dict[str, Part] = {}
     for step in steps:
         if isinstance(step, Extern) and step.node.target is torch.ops.aten.concat.default and len(step.node.args) == 1:
-            whole, matrices = step.node, step.node.args[0]
-            assert isinstance(matrices, Sequence)
-            names = [m.name for m in matrices if isinstance(m, fx.Node)]
-            fresh = len(set(names)) == len(names) and made.issuperset(names) and found.keys().isdisjoint(names)
-            if fresh and whole not in returned and returned.isdisjoint(matrices) and all(_fits(m, whole) for m in matrices):
+            whole = step.node
+            matrices: list[fx.Node] = [*whole.all_input_nodes]
+            names = {m.name for m in matrices}
+            once = matrices == list(whole.args[0])  # type: ignore[arg-type]
+            fresh = once and made >= names and found.keys().isdisjoint(names)
+            if fresh and returned.isdisjoint((whole, *matrices)) and all(_fits(m, whole) for m in matrices):
                 begin = 0
                 for m in matrices:
                     found[m.name] = whole, begin
