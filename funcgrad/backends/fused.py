@@ -134,8 +134,9 @@ def _scheduled(kernels: Kernels, stack: int) -> tuple[Schedule, Sequence[Call | 
     """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no memory of their own."""
     graph, launched = kernels.graph, list(_launched(kernels))
     parts = parts_of_stacks(graph, launched)
-    stacks = {whole for whole, _ in parts.values()}
-    launched = [s for s in in_place.take_over(graph, launched, parts) if isinstance(s, Launch) or s.node not in stacks]
+    stacks = {whole.name for whole, _ in parts.values()}
+    launched = in_place.take_over(graph, launched, stacks | parts.keys())
+    launched = [s for s in launched if isinstance(s, Launch) or s.node.name not in stacks]
     steps = list(_with_memory(graph, launched, parts, stack))
     return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps
 

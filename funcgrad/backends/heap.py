@@ -6,6 +6,8 @@ import functools
 
 import torch
 
+from ..torch_private import empty_cpu
+
 _LARGEST = 2**25 - 2**16
 """Bytes of the largest block from which glibc learns (``DEFAULT_MMAP_THRESHOLD_MAX``), with room to align it."""
 
@@ -19,4 +21,4 @@ def keep_what_is_free() -> None:
     2 MiB would get its pages anew from the system in every call: some 0.3 ms a MiB, a fifth of the time of a transformer. So a large
     block is returned, of which no page was touched. Other C libraries take no notice.
     """
-    torch.empty(_LARGEST, dtype=torch.uint8)
+    empty_cpu((_LARGEST,), (1,), torch.uint8)

@@ -38,9 +38,8 @@ def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str
         over: dict[str, str] = {}
         for written, fitting in (places(kernel) if dead else {}).items():
             for b in () if written in fixed else fitting:
-                if (
-                    b.name in dead and b.name not in fixed and (written in scratch or b.name not in inside)
-                ):  # what outlives the launch does not lie in its arena
+                outlives = written not in scratch and b.name in inside  # what outlives the launch does not lie in its arena
+                if b.name in dead and b.name not in fixed and not outlives:
                     over[written] = b.name
                     dead.remove(b.name)
                     if b.name not in inside:

@@ -155,7 +155,7 @@ class _Fusion:
             return False
         assert found is not None
         places = [place(part, group.domain) if part in group.members else None for part in found[1]]
-        if any(at is None or at.level != "full" or at.written_out for at in places):
+        if any(at is None or at.level != "full" for at in places):
             return False
         group.whole[value] = found
         self._fuel -= 1

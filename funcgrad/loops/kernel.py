@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -29,7 +29,7 @@ from .ir import (
     Total,
     computed,
     walk,
-)  # fmt: skip
+)
 from .scan import Scan
 from .scatter import Scatter, in_order
 from .stages import stages_of
@@ -148,15 +148,27 @@ def _effects(
     for loops in parts:
         reader = _Reader(expressions, domain, loops, loads)
         for value in group.members:
-            at = place(value, domain)
-            assert at is not None
-            for i in range(at.written_out.size if at.written_out else 1):
-                here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
-                index = tuple(substitute(k, here) for k in at.index)
+            for at, index in _turns_of(value, domain, loops):
                 effects += _written(value, at, index, reader, stores.get(value, ()), domain)
-        for value, (dim, parts_of_it) in group.whole.items():
-            effects += _written_in_parts(dim, parts_of_it, loops, reader, stores.get(value, ()), domain)
+        for whole, (dim, parts_of_it) in group.whole.items():
+            begin = 0
+            for part in parts_of_it:
+                for at, index in _turns_of(part, domain, loops):
+                    there = (*index[:dim], index[dim] + begin, *index[dim + 1 :])
+                    effects += [
+                        Store(b.name, flat(there, b.strides), reader.at(part, index), at.level == "full") for b in stores.get(whole, ())
+                    ]
+                begin += part.shape[dim]
     return effects
+
+
+def _turns_of(value: Value, domain: Domain, loops: Counters) -> Iterable[tuple[Place, tuple[Index, ...]]]:
+    """Where a value stands in the loops, and the index of each element of a turn: several where its last dimension is written out."""
+    at = place(value, domain)
+    assert at is not None
+    for i in range(at.written_out.size if at.written_out else 1):
+        here = {**loops, at.written_out: Index((), i)} if at.written_out else loops
+        yield at, tuple(substitute(k, here) for k in at.index)
 
 
 def _written(value: Value, at: Place, index: tuple[Index, ...], reader: _Reader, buffers: Sequence[Buffer], domain: Domain) -> list[Effect]:
@@ -166,22 +178,6 @@ def _written(value: Value, at: Place, index: tuple[Index, ...], reader: _Reader,
         return [Total(b.name, flat(index, b.strides), value.kind, body, at.level == "total", _extent(index, b.strides)) for b in buffers]
     expr = reader.at(value, index)  # also where nothing is written: what reads it finds it made
     return [Store(b.name, flat(index, b.strides), expr, at.level == "full") for b in buffers]
-
-
-def _written_in_parts(
-    dim: int, parts: Sequence[Value], loops: Counters, reader: _Reader, buffers: Sequence[Buffer], domain: Domain
-) -> list[Effect]:
-    effects: list[Effect] = []
-    begin = 0
-    for part in parts:
-        at = place(part, domain)
-        assert at is not None
-        index = [substitute(i, loops) for i in at.index]
-        expr = reader.at(part, tuple(index))
-        index[dim] += begin
-        effects += [Store(b.name, flat(index, b.strides), expr, True) for b in buffers]
-        begin += part.shape[dim]
-    return effects
 
 
 def _extent(index: Sequence[Index], strides: Sequence[int]) -> int:
