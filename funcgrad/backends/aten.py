@@ -164,7 +164,8 @@ class Printer:
             return [f"    {' = '.join(step.names)} = None"]
         assert isinstance(step, Call)
         node = step.node
-        lines = [f"    {node.name} = {self.call(node, step.into)}  # {type_text(node.meta.get('val'))}{_from(node)}"]
+        call = self.argument(node.args[0]) if step.same else self.call(node, step.into)
+        lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
     def result(self) -> str:

@@ -54,10 +54,12 @@ class Kernels(Shown):
 
 @frozen(eq=False)
 class Call:
-    """Run one extern call; ``into`` names a value that dies here and whose memory takes the result."""
+    """Run one extern call; ``into`` names a value that dies here and whose memory takes the result. ``same``: it is a view of what has been
+    made in its shape, and there is nothing to run."""
 
     node: fx.Node
     into: fx.Node | None = None
+    same: bool = False
 
 
 @frozen(eq=False)
@@ -150,7 +152,7 @@ class Schedule(Shown):
                 size = in_bytes(step.arena.nbytes) if arena else ""
                 rows.append(("launch", ", ".join(k.name for k in step.kernels), "; ".join([*arena, *places]), size))
             else:
-                how = f"into {step.into.name}" if step.into else ""
+                how = f"into {step.into.name}" if step.into else "made in this shape" if step.same else ""
                 rows.append(("call", call_text(step.node), how, in_bytes(nbytes(step.node.meta.get("val")))))
         calls = sum(isinstance(s, Call) for s in self.steps)
         reused = sum(isinstance(s, Call) and s.into is not None for s in self.steps)

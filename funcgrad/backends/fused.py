@@ -36,8 +36,8 @@ from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer
 from .build import function, load
 from .heap import keep_what_is_free
+from .layout import Part, as_read, parts_of_stacks
 from .library import added_to, for_library
-from .stacks import Part, parts_of_stacks
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
@@ -137,7 +137,7 @@ def _scheduled(kernels: Kernels, stack: int) -> tuple[Schedule, Sequence[Call | 
     stacks = {whole.name for whole, _ in parts.values()}
     launched = in_place.take_over(graph, launched, stacks | parts.keys())
     launched = [s for s in launched if isinstance(s, Launch) or s.node.name not in stacks]
-    steps = list(_with_memory(graph, launched, parts, stack))
+    steps = list(as_read(graph, list(_with_memory(graph, launched, parts, stack))))
     return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps
 
 
@@ -245,13 +245,13 @@ def _with_memory(
     def made(b: Buffer) -> Iterable[Allocate]:
         whole, at = parts.get(b.name, (None, 0))
         if whole is None:
-            yield Allocate(_whole(by_name, b))
+            yield Allocate(b)
             return
         if whole not in begun:
             begun.add(whole)
             value = value_of(whole)
             yield Allocate(Buffer(whole.name, tuple(value.shape), value.dtype, tuple(value.stride())))
-        yield Allocate(_whole(by_name, b), whole.name, at)
+        yield Allocate(b, whole.name, at)
 
     def views(nodes: Iterable[fx.Node]) -> Iterable[Call]:
         for node in nodes:
@@ -274,17 +274,9 @@ def _with_memory(
         launch = evolve(step, room=room)
         yield from (step for b in launch.takes if b.name in written or b is room for step in made(b))
         origins = launch.origins
-        yield from (Allocate(_whole(by_name, b), origins[b.name]) for b in launch.buffers if b.name in origins)
+        yield from (Allocate(b, origins[b.name]) for b in launch.buffers if b.name in origins)
         yield launch
     yield from views(r for r in graph.results if isinstance(r, fx.Node))
-
-
-def _whole(nodes: Mapping[str, fx.Node], buffer: Buffer) -> Buffer:
-    """A buffer as the graph sees it: kernels may count its dimensions in another order."""
-    if buffer.name not in nodes:
-        return buffer
-    value = value_of(nodes[buffer.name])
-    return evolve(buffer, shape=tuple(value.shape), strides=tuple(value.stride()))
 
 
 def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
@@ -327,10 +319,14 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
+    looks = {name: _look(value_of(n)) for name, n in by_name.items() if isinstance(n.meta.get("val"), Tensor)}
     arenas = {at for step in schedule.steps if isinstance(step, Launch) for at, _ in step.places.values()}
     for step in schedule.steps:
         if isinstance(step, Allocate):
-            lines.append(f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step) if step.over else empty(printer, step.buffer)}")
+            looks[step.buffer.name] = step.buffer.shape, step.buffer.strides
+            lines.append(
+                f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step, looks) if step.over else empty(printer, step.buffer)}"
+            )
             lines += [f"    {step.buffer.name}_at = {step.buffer.name}.data_ptr()"] if step.buffer in arenas else []
         elif isinstance(step, Launch):
             buffers = [
@@ -360,20 +356,22 @@ def _in_arena(arena: Buffer, offset: int) -> str:
     return f"{arena.name}_at + {offset}" if offset else f"{arena.name}_at"
 
 
-def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate) -> str:
-    """What takes the memory of a value that dies; kernels alone do not mind in which shape. Of what was handed over the tensor itself may
-    be anything, and is not returned."""
-    new, old, name = nodes.get(step.buffer.name), nodes.get(step.over or ""), step.over
+def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate, looks: dict[str, _Look]) -> str:
+    """What takes the memory of a value that dies, or is a part of one; kernels alone do not mind in which shape. Of what was handed over
+    the tensor itself may be anything, and is not returned. ``looks``: the sizes and strides of tensors."""
+    new, old, name, look = step.buffer.name, nodes.get(step.over or ""), step.over, (step.buffer.shape, step.buffer.strides)
     assert name is not None
-    if step.at is not None:
-        return f"{printer.name('over', over)}({name}, {step.buffer.shape}, {step.buffer.strides}, {step.at})"
     is_given = old is not None and old.op == "placeholder"
-    if new is None or (old is not None and not is_given and _look(value_of(new)) == _look(value_of(old))):
+    if step.at is None and (new not in nodes or (not is_given and look == looks[name])):
+        looks[new] = looks[name]
         return name
-    return f"{printer.name('over', over)}({name}, {step.buffer.shape}, {step.buffer.strides})"
+    return f"{printer.name('over', over)}({name}, {look[0]}, {look[1]}{f', {step.at}' if step.at else ''})"
 
 
-def _look(t: Tensor) -> tuple[Any, ...]:
+_Look = tuple[Sequence[int], Sequence[int]]
+
+
+def _look(t: Tensor) -> _Look:
     return t.shape, t.stride()
 
 
