@@ -122,9 +122,12 @@ import time, torch, funcgrad as fg
 def slow(x):
     time.sleep(0.8)
     return x * 2
+from funcgrad.runtime import stages
+stages._PATIENCE = 0.1
 fg.jit(slow)(torch.ones(3))
 def quick(x):
     return x * 2
+stages._PATIENCE = 600
 fg.jit(quick)(torch.ones(3))
 """
 

@@ -6,29 +6,25 @@ as many threads results are the same, bit by bit.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from attrs import frozen
 
 from ..loops.groups import EXPENSIVE, TURNS
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
-from .backend import Launch
-from .c_language import HOW, PRELUDE, STORED, TYPES, C, number
+from .c_language import TYPES, C, number
 from .c_language import stored as _stored
 from .c_scatter import parameters, scatter_function
 from .emitter import index_text, print_expressions, row_parts
 
 STACK = 1 << 16
 """Bytes of scratch that may lie on the stack."""
-
-_FEW = 64
-"""Elements of a kernel in which there is nothing to vectorise: the compiler need not try."""
-
-_SMALL = f"{HOW}-O1\n"
 
 _BLOCK = 32
 """Rows that are added up in single precision before they are added to a total in double precision."""
@@ -39,7 +35,7 @@ _LONG = 2048
 _DEAR = 8
 """What an expensive operation counts for, vectorised."""
 
-_PARALLEL_FROM = 200_000
+PARALLEL_FROM = 200_000
 """Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy machine for long."""
 
 
@@ -54,48 +50,35 @@ _REDUCTIONS = {
 }
 
 
-def print_kernel(kernel: Kernel) -> tuple[str, str]:
-    """The name and the C function of a kernel, ``void k_…(const float* p0, …, float* p3, …)``: what it reads, then what it writes.
+@frozen
+class Function:
+    """A kernel as a C function, ``void k_…(const float* p0, …, float* p3, …)``: what it reads, then what it writes.
 
     Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is its digest.
+    ``length``: the last argument, where it takes one more. ``work``: operations, roughly. ``is_cut``: the threads of the region in which it
+    is called share its rows; ``has_threads``: it starts threads of its own; else one thread does it.
     """
+
+    name: str
+    text: str
+    elements: int
+    length: int | None
+    work: float
+    is_cut: bool
+    has_threads: bool
+
+
+def print_kernel(kernel: Kernel) -> Function:
+    """The C function of a kernel."""
+    printer = _Printer(kernel)
     scatters = any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects)
-    text = "\n".join(scatter_function(kernel, _PARALLEL_FROM) if scatters else _Printer(kernel).function())
+    text = "\n".join(scatter_function(kernel, PARALLEL_FROM) if scatters else printer.function())
     name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    return name, text.replace("{name}", name)
-
-
-def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
-    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each launch."""
-    kernels: dict[str, str] = {}
-    declared: dict[str, str] = {}
-    functions: list[str] = []
-    small: set[str] = set()
-    for launch in launches:
-        names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
-        takes = ", ".join([*(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.arguments), *(["char* arena"] if launch.room else ())])
-        arena, begin, end = launch.arena, [], []
-        if arena.nbytes and not launch.room:
-            begin = [f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"]
-        names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch if b.name in arena.offsets}
-        names |= {written: names[origin] for written, origin in launch.origins.items()}
-        calls = []
-        for kernel in launch.kernels:
-            name, text = print_kernel(kernel)
-            kernels[name] = text
-            if math.prod(a.size for a in (*kernel.rows, *kernel.columns)) <= _FEW:
-                small.add(name)
-            declared[name] = text[: text.index(" {")] + ";"
-            calls.append(f"  {name}({', '.join(names[b.name] for b in kernel.parameters)});  /* {kernel.name} */")
-        if launch.checks:
-            calls.append(f"  const int failed = {' | '.join(f'*{names[b.name]}' for b in launch.checks)};")
-            end.append("  return failed;")
-        functions += [f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{", *begin, *calls, *end, "}"]
-    groups = [[n for n in kernels if (n in small) == is_small] for is_small in (False, True)]
-    files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
-    sources = ["\n".join([how + PRELUDE, *(kernels[n] for n in names)]) + "\n" for how, names in files]
-    declarations = [text for name, text in declared.items() if name not in files[-1][1]]
-    return [*sources[:-1], "\n".join([sources[-1], *declarations, *functions]) + "\n"]
+    elements = math.prod(a.size for a in (*kernel.rows, *kernel.columns))
+    has_threads = "#pragma omp parallel" in text
+    is_cut = not has_threads and "#pragma omp for" in text
+    length = None if scatters else printer.length
+    return Function(name, text.replace("{name}", name), elements, length, printer.work, is_cut, has_threads)
 
 
 class _Printer:
@@ -113,24 +96,32 @@ class _Printer:
 
     def function(self) -> list[str]:
         kernel, body = self._kernel, self._rows_loop()
-        lines = [f"void {{name}}({', '.join(parameters(kernel))}) {{", *(f"  {line}" for line in self._language.variables())]
-        if self._is_parallel:
+        takes = [*parameters(kernel), *(["int64_t n"] if self.length else [])]
+        lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
+        if self._is_parallel and self._totals:  # else in the region in which it is called
             lines += ["  const int threads = omp_get_max_threads();", *self._before()]
             lines.append("  #pragma omp parallel num_threads(threads) if (threads > 1)")
         lines.append("  {")
         lines += [f"    {line}" for line in (*self._thread(), *body, *self._thread_end())]
         return [*lines, "  }", *self._after(), "}"]
 
-    def _operations(self) -> float:
+    @property
+    def length(self) -> int | None:
+        """The number of elements, where it is a parameter: kernels that go over tiles of any number of elements are one function."""
+        return self._columns if self._columns > self._kernel.tile > 0 else None
+
+    @functools.cached_property
+    def work(self) -> float:
+        """Operations, roughly."""
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
-        return 1 + sum(_DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full)
+        each = 1 + sum(_DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full)
+        return self._rows * self._columns * each
 
     # totals over rows: one array for each thread, added up in the order of the threads
 
     @property
     def _is_parallel(self) -> bool:
-        work = self._rows * self._columns * self._operations()
-        return work >= _PARALLEL_FROM and (self._rows > 1 or self._columns > self._kernel.tile > 0)
+        return self.work >= PARALLEL_FROM and (self._rows > 1 or self._columns > self._kernel.tile > 0)
 
     def _before(self) -> list[str]:
         lines = []
@@ -213,13 +204,13 @@ class _Printer:
     def _rows_loop(self) -> list[str]:
         kernel = self._kernel
         inner = self._stages()
-        shared = ["#pragma omp for schedule(static)"] if self._is_parallel else []
+        shared = [f"#pragma omp for schedule(static){'' if self._totals else ' nowait'}"] if self._is_parallel else []
         if kernel.tile:
-            (axis,) = kernel.columns
+            n = "n" if self.length else str(self._columns)
             return [
                 *shared,
-                f"for (int64_t begin = 0; begin < {axis.size}; begin += {kernel.tile}) {{",
-                f"  const int64_t end = begin + {kernel.tile} < {axis.size} ? begin + {kernel.tile} : {axis.size};",
+                f"for (int64_t begin = 0; begin < {n}; begin += {kernel.tile}) {{",
+                f"  const int64_t end = begin + {kernel.tile} < {n} ? begin + {kernel.tile} : {n};",
                 *(f"  {line}" for line in inner), "}",
             ]  # fmt: skip
         if not kernel.rows:

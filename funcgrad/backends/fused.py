@@ -35,6 +35,7 @@ from . import arena, c, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer
 from .build import function, load
+from .c_files import print_files
 from .heap import keep_what_is_free
 from .layout import Part, as_read, parts_of_stacks
 from .library import added_to, for_library
@@ -70,7 +71,7 @@ class CBackend:
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
         counts = {launch.name: (len(launch.takes), bool(launch.checks)) for launch in launches}
-        files = c.print_files(launches, _KERNELS_IN_A_FILE) if launches else []
+        files = print_files(launches, _KERNELS_IN_A_FILE) if launches else []
         python = _python(schedule, _empty_cpu, _address)
         return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
 

@@ -1,10 +1,10 @@
-void k_a8b1506592f3(const float* restrict p0, float* restrict p1) {
+void k_cbae46ddc6b0(const float* restrict p0, float* restrict p1, int64_t n) {
   {
     float k0[256] __attribute__((aligned(64)));
     float k1[256] __attribute__((aligned(64)));
     float k2[256] __attribute__((aligned(64)));
-    for (int64_t begin = 0; begin < 1000; begin += 256) {
-      const int64_t end = begin + 256 < 1000 ? begin + 256 : 1000;
+    for (int64_t begin = 0; begin < n; begin += 256) {
+      const int64_t end = begin + 256 < n ? begin + 256 : n;
       {
         int far = 0;
         #pragma omp simd reduction(|:far)

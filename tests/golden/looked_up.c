@@ -67,10 +67,10 @@ void k_fd9f0ac48eba(const uint8_t* restrict p0, const float* restrict p1, float*
   }
 }
 
-void k_fe5366b906ad(float* restrict p0) {
+void k_5ff95bb1fb79(float* restrict p0, int64_t n) {
   {
-    for (int64_t begin = 0; begin < 800; begin += 256) {
-      const int64_t end = begin + 256 < 800 ? begin + 256 : 800;
+    for (int64_t begin = 0; begin < n; begin += 256) {
+      const int64_t end = begin + 256 < n ? begin + 256 : n;
       #pragma omp simd
       for (int64_t r0 = begin; r0 < end; ++r0) {
         p0[r0] = 0.0f;

@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-PRINTERS = {"c": lambda kernel: c.print_kernel(kernel)[1], "triton": lambda kernel: triton.print_kernel(kernel).text}
+PRINTERS = {"c": lambda kernel: c.print_kernel(kernel).text, "triton": lambda kernel: triton.print_kernel(kernel).text}
 
 
 def text_of(name, language):

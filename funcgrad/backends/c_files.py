@@ -1,0 +1,118 @@
+"""The C files of launches: the kernels, and for each launch a function that runs them one after the other.
+
+Kernels that follow one another and need nothing of one another share the threads: each thread does its part of one, and goes on with
+the next; those too small to be cut go to whoever is free. So an optimiser's step over many leaves of many sizes is one region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import define, field
+
+from ..loops.ir import Kernel
+from .backend import Launch, size_of
+from .c import PARALLEL_FROM, Function, print_kernel
+from .c_language import HOW, PRELUDE, STORED
+
+_FEW = 64
+"""Elements of a kernel in which there is nothing to vectorise: the compiler need not try."""
+
+_SMALL = f"{HOW}-O1\n"
+
+_Place = tuple[str, int, int]
+"""Memory: an argument or the arena, and the bytes in it."""
+
+
+def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
+    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each launch."""
+    kernels: dict[str, Function] = {}
+    lines: list[str] = []
+    for launch in launches:
+        printed = [(kernel, print_kernel(kernel)) for kernel in launch.kernels]
+        kernels |= {function.name: function for _, function in printed}
+        lines += _launch_function(launch, printed)
+    groups = [[f for f in kernels.values() if (f.elements <= _FEW) == is_small] for is_small in (False, True)]
+    files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
+    sources = ["\n".join([how + PRELUDE, *(f.text for f in group)]) + "\n" for how, group in files]
+    declarations = [f.text[: f.text.index(" {")] + ";" for f in kernels.values() if f not in files[-1][1]]
+    return [*sources[:-1], "\n".join([sources[-1], *declarations, *lines]) + "\n"]
+
+
+def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]]) -> Iterator[str]:
+    names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
+    takes = ", ".join([*(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.arguments), *(["char* arena"] if launch.room else ())])
+    arena = launch.arena
+    names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch if b.name in arena.offsets}
+    names |= {written: names[origin] for written, origin in launch.origins.items()}
+    yield f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{"
+    if arena.nbytes and not launch.room:
+        yield f"  char arena[{arena.nbytes}] __attribute__((aligned(64)));"
+    waves = list(_waves(printed, _places(launch, names)))
+    if any(wave.is_shared for wave in waves):
+        yield "  const int threads = omp_get_max_threads();"
+    before: _Wave | None = None
+    for wave in (*waves, _Wave()):
+        inside = before is not None and before.is_shared
+        if inside and not wave.is_shared:
+            yield "  }"
+        elif inside:
+            yield "    #pragma omp barrier"
+        elif wave.is_shared:
+            yield from ("  #pragma omp parallel num_threads(threads) if (threads > 1)", "  {")
+        for kernel, function in wave.calls:
+            if wave.is_shared and not function.is_cut:
+                yield "    #pragma omp single nowait"
+            values = [*(names[b.name] for b in kernel.parameters), *([str(function.length)] if function.length else [])]
+            yield f"{'    ' if wave.is_shared else '  '}{function.name}({', '.join(values)});  /* {kernel.name} */"
+        before = wave
+    if launch.checks:
+        yield f"  return {' | '.join(f'*{names[b.name]}' for b in launch.checks)};"
+    yield "}"
+
+
+@define
+class _Wave:
+    """Kernels none of which writes to what another one knows. ``is_shared``: threads share them."""
+
+    calls: list[tuple[Kernel, Function]] = field(factory=list)
+    reads: list[_Place] = field(factory=list)
+    writes: list[_Place] = field(factory=list)
+
+    @property
+    def is_shared(self) -> bool:
+        functions = [f for _, f in self.calls]
+        if any(f.has_threads for f in functions) or not (len(functions) > 1 or any(f.is_cut for f in functions)):
+            return False
+        return sum(f.work for f in functions) >= PARALLEL_FROM
+
+    def joined_by(self, function: Function, reads: Sequence[_Place], writes: Sequence[_Place]) -> bool:
+        """Whether one more kernel needs nothing of the others."""
+        if function.has_threads or any(f.has_threads for _, f in self.calls):
+            return False
+        return not (_meet(writes, self.reads) or _meet(writes, self.writes) or _meet(reads, self.writes))
+
+
+def _waves(printed: Sequence[tuple[Kernel, Function]], places: Mapping[str, _Place]) -> Iterator[_Wave]:
+    wave = _Wave()
+    for kernel, function in printed:
+        reads, writes = ([places[b.name] for b in buffers] for buffers in (kernel.reads, kernel.writes))
+        if wave.calls and not wave.joined_by(function, reads, writes):
+            yield wave
+            wave = _Wave()
+        wave.calls.append((kernel, function))
+        wave.reads += reads
+        wave.writes += writes
+    yield wave
+
+
+def _meet(some: Sequence[_Place], others: Sequence[_Place]) -> bool:
+    return any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in some for b in others)
+
+
+def _places(launch: Launch, names: Mapping[str, str]) -> dict[str, _Place]:
+    """Where buffers lie; what is not alive together may lie in one place of the arena."""
+    offsets = launch.arena.offsets
+    found = {name: (text, 0, 1) for name, text in names.items()}
+    found |= {b.name: ("arena", at := offsets[b.name], at + size_of(b)) for b in launch.scratch if b.name in offsets}
+    return found | {written: found[origin] for written, origin in launch.origins.items()}
