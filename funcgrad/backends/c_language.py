@@ -1,7 +1,6 @@
 """C as a language kernels are printed in: its types, numbers and operations, and the functions they rely on.
 
-NaN, infinities and signed zeros come out as in PyTorch. The vector math is glibc's (at most 4 ulp) where it has a vector form, and
-polynomials of at most 1.6 ulp for exp, what is made of it, log1p, sine and cosine: they are inlined, and faster.
+NaN, infinities and signed zeros come out as in PyTorch. The vector math is our own (``c_math.py``), or glibc's (at most 4 ulp).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from ..loops.groups import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE
+from .c_math import MATH
 from .emitter import Operation, index_text
 
 TYPES = {
@@ -81,7 +81,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "maximum": _extreme(">"), "minimum": _extreme("<"), "abs": _absolute,
     "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
-    **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "remainder")},
+    **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "erf", "remainder")},
     **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
     "philox0": _philox(0), "philox1": _philox(1),
 }  # fmt: skip
@@ -98,7 +98,7 @@ def _prelude() -> str:
         lines.append(f'SIMD double mv_{name}(double) __asm__("{name}"); SIMD float mv_{name}f(float) __asm__("{name}f");')
     for name in _VECTOR_2:
         lines.append(f'SIMD double mv_{name}(double, double) __asm__("{name}"); SIMD float mv_{name}f(float, float) __asm__("{name}f");')
-    return "\n".join(lines) + _HELPERS
+    return "\n".join(lines) + MATH + _HELPERS
 
 
 _HELPERS = r"""
@@ -107,52 +107,6 @@ static inline bf16 to_bf16(float f) {
   uint32_t u; memcpy(&u, &f, 4);
   return f != f ? 0x7fc0 : (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-static inline float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-static inline uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
-/* exp: 2^n e^r with |r| <= ln(2)/2, and n, rounded by adding 1.5 * 2^23, in the last bits of t. The power of two is two factors: each is
-   a normal number, and their product becomes infinite, denormal or zero where it should. The polynomials are minimax fits. */
-static inline float fg_expf(float x) {
-  float c = -104.0f > x ? -104.0f : x;
-  c = 89.0f < c ? 89.0f : c;
-  float t = fmaf(c, 1.44269504f, 12582912.0f), k = t - 12582912.0f;
-  float r = fmaf(k, -0.693359375f, c);
-  r = fmaf(k, 2.12194440e-4f, r);
-  float p = 0.0013814538f;
-  p = fmaf(p, r, 0.008368745f); p = fmaf(p, r, 0.04166839f); p = fmaf(p, r, 0.16666521f); p = fmaf(p, r, 0.49999994f);
-  p = fmaf(p, r * r, r) + 1.0f;
-  int32_t n = (int32_t)(as_bits(t) - 0x4b400000u), h = n >> 1;
-  return p * as_float((uint32_t)(h + 127) << 23) * as_float((uint32_t)(n - h + 127) << 23);
-}
-/* sine and cosine: x less n quarter turns, with pi / 2 in three parts, which is near enough where |x| is below FG_NEAR; what is further
-   away is left to the C library. Polynomials of Cephes. The work on both is the same: the compiler does it once. */
-#define FG_NEAR 131072.0f
-ALWAYS float fg_turn(float x, uint32_t quarters) {
-  float t = fmaf(x, 0.636619772f, 12582912.0f), n = t - 12582912.0f;
-  float r = fmaf(n, -1.57079637f, x);
-  r = fmaf(n, 4.37113883e-8f, r); r = fmaf(n, 1.71512451e-15f, r);
-  uint32_t turns = as_bits(t) + quarters;
-  float z = r * r, s = -1.9515295891e-4f, c = 2.443315711809948e-5f;
-  s = fmaf(s, z, 8.3321608736e-3f); s = fmaf(s, z, -1.6666654611e-1f); s = fmaf(s * z, r, r);
-  c = fmaf(c, z, -1.388731625493765e-3f); c = fmaf(c, z, 4.166664568298827e-2f); c = fmaf(c, z * z, fmaf(-0.5f, z, 1.0f));
-  return as_float(as_bits(turns & 1 ? c : s) ^ ((turns & 2) << 30));
-}
-ALWAYS float fg_sinf(float x) { float y = fg_turn(x, 0); return x == 0 ? x : y; }
-ALWAYS float fg_cosf(float x) { return fg_turn(x, 1); }
-/* log1p: 1 + x = 2^k (1 + m) with -1/4 <= m < 1/2, and m made of x itself, so that nothing of it is lost */
-static inline float fg_log1pf(float x) {
-  uint32_t e = (as_bits(1.0f + x) - 0x3f400000u) & 0xff800000u;
-  float m = as_float(as_bits(x) - e) + fmaf(0.25f, as_float(0x40800000u - e), -1.0f);
-  float p = -0.04490909f;
-  p = fmaf(p, m, 0.10448278f); p = fmaf(p, m, -0.13162224f); p = fmaf(p, m, 0.14482068f); p = fmaf(p, m, -0.16647768f);
-  p = fmaf(p, m, 0.19990607f); p = fmaf(p, m, -0.25000054f); p = fmaf(p, m, 0.33333454f); p = fmaf(p, m, -0.5f);
-  float y = fmaf((float)(int32_t)e, 1.1920929e-7f * 0.69314718f, fmaf(p, m * m, m));
-  y = x > -1.0f ? y : x == -1.0f ? -INFINITY : NAN;
-  return x < INFINITY && x != 0 ? y : x;
-}
-static inline double fg_log1p(double x) { return mv_log1p(x); }
-static inline double fg_exp(double x) { return mv_exp(x); }
-static inline float fg_sigmoidf(float x) { return 1.0f / (1.0f + fg_expf(-x)); }
-static inline double fg_sigmoid(double x) { return 1.0 / (1.0 + fg_exp(-x)); }
 static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
 /* a number as the index of one of n elements, counted from the end where it is negative; 0 where there is none */
