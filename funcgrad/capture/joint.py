@@ -132,9 +132,10 @@ def simplify(graph: Graph) -> None:
     outside = set().union(*(storages(n) for n in graph.fx.nodes if n.op in ("placeholder", "get_attr")), frozenset())
     returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in graph.fx.nodes:
-        same = node.op == "call_function" and (node.target in aliases or _is_noop_view(node))
-        others = outside.union(*(storages(r) for r in returned if r is not node), frozenset())
-        if same and (node not in returned or not (storages(node) & others)):
+        if node.op != "call_function" or not (node.target in aliases or _is_noop_view(node)):
+            continue
+        others = outside.union(*(storages(r) for r in returned if r is not node)) if node in returned else frozenset()
+        if not storages(node) & others:
             node.replace_all_uses_with(node.args[0])
             returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in reversed(list(graph.fx.nodes)):
