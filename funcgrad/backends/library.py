@@ -165,12 +165,14 @@ def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
 
 
 def _sums(graph: fx.Graph) -> None:
-    """``a @ b + c @ d`` is ``addmm(a @ b, c, d)``; two that are looked at in the same way are added before."""
+    """``a @ b + c @ d`` is ``addmm(a @ b, c, d)``: what comes later is added to what is there. Two that are looked at in the same way are
+    added before."""
+    position = {n: i for i, n in enumerate(graph.nodes)}
     for node in [n for n in graph.nodes if n.target is aten.add.Tensor]:
         if node.kwargs or not all(isinstance(a, fx.Node) for a in _args(node)):
             continue
         looks, sources = zip(*map(_looked_at, _args(node)), strict=True)
-        one, other = sources
+        one, other = sorted(sources, key=lambda n: (n.target in ADDING, position[n]))
         if looks[0] != looks[1] or one is other or not all(_is_sum_of_products(s) for s in sources) or other.target not in ADDING:
             continue
         if value_of(one).stride() != value_of(other).stride() or value_of(one).dtype != value_of(other).dtype:
@@ -179,6 +181,7 @@ def _sums(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             new = _call(node, ADDING[other.target], one, *_args(other))
+            position[new] = position[node]
             for target, *args in looks[0]:
                 new = _call(node, target, new, *args)
         node.replace_all_uses_with(new)

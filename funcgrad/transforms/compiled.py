@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,9 +28,10 @@ from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning, RetraceError
-from ..graphs import verify
+from ..graphs import Graph, verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options
+from ..partition.order import in_less_memory
 from ..partition.partition import Partition
 from ..partition.saved import SavedValues, saved_values
 from ..runtime.cache import CacheInfo, ProgramCache
@@ -214,13 +215,15 @@ class Compiled:
                 verify(joint.graph)
             with stages("partition"):
 
-                def peak_of(split: Partition) -> int:
-                    halves = graphs_to_run(definition, inner, joint, split, refused)
-                    return predicted_peak([backend.schedule(backend.lower(half)) for half in halves])
+                def peak_of(graphs: Sequence[Graph]) -> int:
+                    return predicted_peak([backend.schedule(backend.lower(graph)) for graph in graphs])
 
-                split = split_joint(joint, definition, self._options, backend, fuses, peak_of)
+                def graphs_of(split: Partition) -> Sequence[Graph]:
+                    return in_less_memory(graphs_to_run(definition, inner, joint, split, refused), peak_of)
+
+                split = split_joint(joint, definition, self._options, backend, fuses, lambda split: peak_of(graphs_of(split)))
+                graphs = graphs_of(split)
             with stages("lower"):
-                graphs = graphs_to_run(definition, inner, joint, split, refused)
                 kernels = tuple(backend.lower(graph) for graph in graphs)
             with stages("schedule"):
                 schedules = tuple(backend.schedule(k) for k in kernels)

@@ -22,7 +22,7 @@ from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
 from ..histories import has_history
 from ..slots import Arg, Grad, Out, Slot
-from ..torch_private import transform_active
+from ..torch_private import is_wrapper_subclass, transform_active
 from ..trees import Tree, flatten, unflatten
 
 
@@ -180,7 +180,7 @@ class Gradient:
         flat = [leaf for leaves in wrt for leaf in leaves]
         with _backward_pass(traced) as mark:
             if value.requires_grad and flat:
-                seed = mark(torch.ones_like(value))
+                seed = mark(_one_for(value))
                 found: Sequence[Tensor | None] = torch.autograd.grad(value, flat, seed, create_graph=differentiable, allow_unused=True)
             else:
                 found = [None for _ in flat]
@@ -193,6 +193,13 @@ class Gradient:
             return (grads, aux) if self.has_aux else grads
         parts = {"value": (value, aux) if self.has_aux else value, "grads": grads}
         return tuple(parts[name] for name in self.order)
+
+
+def _one_for(value: Tensor) -> Tensor:
+    """The gradient of a number with respect to itself. It is not made of the number, so that backward need not wait for it."""
+    if is_wrapper_subclass(value):
+        return torch.ones_like(value)
+    return torch.full(value.shape, 1, dtype=value.dtype, device=value.device)
 
 
 @frozen

@@ -1,0 +1,150 @@
+"""The order of calls in which less is alive at a time.
+
+Autograd runs a backward pass in the reverse order of forward, whatever that holds on to. Finding the best order is NP-hard (Sethi 1975,
+"Complete register allocation problems"); this is list scheduling: of the calls that can run, the one that frees most, and where none does,
+the one that takes least.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from attrs import evolve
+from torch import fx
+
+from ..graphs import Graph, Place, copy_nodes, has_effect, lying, memory_of, nbytes, pass_of, value_of
+from ..loops.groups import ROW
+from ..torch_private import is_operator
+
+_WORTH = 0.9
+"""Of the peak that another order has to go below."""
+
+_LOW = 2**20
+"""Bytes of a peak that is not worth the time of compiling."""
+
+
+def in_less_memory(graphs: Sequence[Graph], peak_of: Callable[[Sequence[Graph]], int]) -> Sequence[Graph]:
+    """Graphs that run one after the other, the last of them in the order in which less is alive at a time: by its values alone, then, as
+    kernels do not keep all of them, by ``peak_of``. It stays as it is where that does not lower the peak by a tenth, or it is low."""
+    *before, last = graphs
+    peak = _peak(last, _calls(last))
+    if peak < _LOW or _peak(last, _order(last)) > _WORTH * peak:
+        return graphs
+    other = [*before, ordered(last)]
+    return other if peak_of(other) <= _WORTH * peak_of(graphs) else graphs
+
+
+def ordered(graph: Graph) -> Graph:
+    """The same calls in another order. Calls that have an effect (draws, checks, operators that are not torch's own) keep theirs."""
+    slots = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+    copied = copy_nodes(graph, _order(graph), slots, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    return evolve(copied, is_boxed=graph.is_boxed, handed_over=graph.handed_over)
+
+
+def _order(graph: Graph) -> list[fx.Node]:
+    calls = _calls(graph)
+    later, waits = _waits(calls)
+    memory = _Memory(graph)
+    due = _due(calls)
+    ready = [(memory.growth(n), due[n], n) for n in calls if not waits[n]]
+    heapq.heapify(ready)
+    order: dict[fx.Node, None] = {}
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        if node in order:
+            continue
+        order[node] = None
+        for other in later[node]:
+            waits[other] -= 1
+        for other in {*later[node], *memory.run(node)}:  # what can run now, and what frees more than it did before
+            if not waits.get(other, True) and other not in order:
+                heapq.heappush(ready, (memory.growth(other), due[other], other))
+    return list(order)
+
+
+def _peak(graph: Graph, calls: Sequence[fx.Node]) -> int:
+    """The most bytes of values alive at a time."""
+    memory, now, peak = _Memory(graph), 0, 0
+    for node in calls:
+        now += (growth := memory.growth(node))
+        peak = max(peak, now, now - growth + memory.made[node])
+        memory.run(node)
+    return peak
+
+
+def _calls(graph: Graph) -> list[fx.Node]:
+    return [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
+
+
+def _waits(calls: list[fx.Node]) -> tuple[dict[fx.Node, list[fx.Node]], dict[fx.Node, int]]:
+    """Who waits for a call, and for how many calls one waits."""
+    known, effects = set(calls), [n for n in calls if has_effect(n)]
+    before = {n: {i for i in n.all_input_nodes if i in known} for n in calls}
+    for first, second in itertools.pairwise(effects):
+        before[second].add(first)
+    later: dict[fx.Node, list[fx.Node]] = {n: [] for n in calls}
+    for node in calls:
+        for other in before[node]:
+            later[other].append(node)
+    return later, {n: len(b) for n, b in before.items()}
+
+
+def _due(calls: list[fx.Node]) -> dict[fx.Node, tuple[int, int]]:
+    """Which of those that take as much comes first: what the earliest call of backward needs, so that gradients are added up one after
+    the other."""
+    due: dict[fx.Node, tuple[int, int]] = {}
+    for i, node in reversed([*enumerate(calls)]):
+        first = min((due[user][0] for user in node.users if user in due), default=len(calls))
+        due[node] = (i if pass_of(node) == "backward" else first, i)
+    return due
+
+
+class _Memory:
+    """What is alive while calls run: memory is free after its last reader. What is given is there anyway, unless it is handed over."""
+
+    def __init__(self, graph: Graph) -> None:
+        size: dict[Place, int] = {}
+        every: dict[Place, int] = {}
+        self.made: dict[fx.Node, int] = {}
+        self._reads: dict[fx.Node, list[Place]] = {}
+        self._readers: dict[Place, list[fx.Node]] = {}
+        self._done: set[fx.Node] = set()
+        lies = lying(graph)
+        for node in graph.fx.nodes:
+            read = {p for n in node.all_input_nodes for p in lies[n.name].values()}
+            bytes_of = memory_of(value_of(node)) if node.op != "output" else {}
+            made = {p: bytes_of[p[1]] for p in lies[node.name].values() if p[0] == node.name}
+            every |= made
+            is_free = not graph.is_boxed if node.op == "placeholder" else _is_broadcast(node, sum(every[p] for p in read))
+            size |= {} if is_free else made
+            self.made[node] = 0 if is_free else sum(made.values())
+            self._reads[node] = [p for p in read if size.get(p)]
+            for place in self._reads[node]:
+                self._readers.setdefault(place, []).append(node)
+        self._size = size
+        self._left = {place: len(readers) for place, readers in self._readers.items()}
+        self._unread = {n: sum(size.get(p, 0) for p in lies[n.name].values() if p[0] == n.name and p not in self._left) for n in self.made}
+
+    def growth(self, node: fx.Node) -> int:
+        """By how many bytes more is alive after a call."""
+        freed = sum(self._size[p] for p in self._reads[node] if self._left[p] == 1)
+        return self.made[node] - self._unread[node] - freed
+
+    def run(self, node: fx.Node) -> list[fx.Node]:
+        """Run it; the calls that now free more than before."""
+        self._done.add(node)
+        lighter = []
+        for place in self._reads[node]:
+            self._left[place] -= 1
+            if self._left[place] == 1:
+                lighter += [n for n in self._readers[place] if n not in self._done]
+        return lighter
+
+
+def _is_broadcast(node: fx.Node, read: int) -> bool:
+    """Whether a call makes much of next to nothing: kernels compute that where it is read."""
+    pointwise = is_operator(node.target) and torch.Tag.pointwise in node.target.tags  # type: ignore[union-attr]
+    return node.op == "call_function" and (pointwise or not node.all_input_nodes) and read * ROW <= nbytes(value_of(node))
