@@ -94,7 +94,7 @@ def results(workload):
     return flatten(fg.value_and_grad_compiled(workload.loss, backend="c")(*args))[0]
 
 
-@pytest.mark.parametrize("workload", [w for w in (*WORKLOADS, *HELD_OUT) if w.name.split(" (")[0] in MANY], ids=str)
+@pytest.mark.parametrize("workload", [w for w in (*WORKLOADS, *HELD_OUT) if w.name.split(" (")[0] in MANY], ids=lambda w: w.name)
 def test_kernels_of_a_wave_may_run_in_any_order(monkeypatch, workload):
     expected = results(workload)
     in_reverse(monkeypatch)

@@ -163,6 +163,8 @@ def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | 
         else:
             loads = {v: buffers.of(v) for v in task.reads if v not in task.members}
             stores = {v: buffers.all_of(v) for v in (*task.members, *task.whole) if v in fused.stored}
+            if not stores:  # others compute again all that it would leave
+                continue
             computes = {nodes[v]: _why(decision, names) for v, decision in task.members.items() if v in nodes}
             computes |= {nodes[v]: "its parts are made here" for v in task.whole if v in nodes}
             yield from map(verify, kernels_of(names[task], task, loads, stores, computes))

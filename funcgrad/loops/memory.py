@@ -13,6 +13,9 @@ from .ir import Buffer, Kernel
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register."""
 
+_SMALL = 16
+"""Bytes to which what is smaller than a line is rounded up: it comes after all others, and several share one."""
+
 _PAGE = 1 << 12
 """Bytes: what lies as far apart, or several times as far, has the same place in the L1 cache, and a processor mixes up stores to one with
 loads from the other."""
@@ -51,7 +54,7 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence
     placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, life
     offsets: dict[str, int] = {}
     for b in sorted((b for b in scratch if b.name not in shared), key=_nbytes, reverse=True):
-        size = skewed(_nbytes(b))
+        size = skewed(_nbytes(b)) if _nbytes(b) >= ALIGNMENT else (_nbytes(b) + _SMALL - 1) // _SMALL * _SMALL
         first, last = life[b.name]
         at = 0
         for begin, end, (other_first, other_last) in placed:
