@@ -1,15 +1,15 @@
 """The order of calls in which less is alive at a time.
 
 Autograd runs a backward pass in the reverse order of forward, whatever that holds on to. Finding the best order is NP-hard (Sethi 1975,
-"Complete register allocation problems"); this is list scheduling: of the calls that can run, the one that frees most, and where none does,
-the one that takes least.
+"Complete register allocation problems"); this tries list scheduling (of the calls that can run, the one that frees most, and where none
+does, the one that takes least), and computing what backward needs as late as it can be.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from attrs import evolve
@@ -31,25 +31,39 @@ def in_less_memory(graphs: Sequence[Graph], peak_of: Callable[[Sequence[Graph]],
     kernels do not keep all of them, by ``peak_of``. It stays as it is where that does not lower the peak by a tenth, or it is low."""
     *before, last = graphs
     peak = _peak(last, _calls(last))
-    if peak < _LOW or _peak(last, _order(last)) > _WORTH * peak:
+    if peak < _LOW or _peak(last, order := _order(last)) > _WORTH * peak:
         return graphs
-    other = [*before, ordered(last)]
+    other = [*before, _in_order(last, order)]
     return other if peak_of(other) <= _WORTH * peak_of(graphs) else graphs
 
 
 def ordered(graph: Graph) -> Graph:
     """The same calls in another order. Calls that have an effect (draws, checks, operators that are not torch's own) keep theirs."""
+    return _in_order(graph, _order(graph))
+
+
+def _in_order(graph: Graph, calls: Sequence[fx.Node]) -> Graph:
     slots = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    copied = copy_nodes(graph, _order(graph), slots, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    copied = copy_nodes(graph, calls, slots, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
     return evolve(copied, is_boxed=graph.is_boxed, handed_over=graph.handed_over)
 
 
 def _order(graph: Graph) -> list[fx.Node]:
-    calls = _calls(graph)
-    later, waits = _waits(calls)
+    before = _before(_calls(graph))
+    return min((_by_growth(graph, before), _lately(before)), key=lambda order: _peak(graph, order))
+
+
+def _by_growth(graph: Graph, before: Mapping[fx.Node, set[fx.Node]]) -> list[fx.Node]:
+    """Of what can run, what frees most, or takes least; among equals, what the earliest call of backward needs, so that gradients are added
+    up one after the other."""
+    due = _due(before)
+    later: dict[fx.Node, list[fx.Node]] = {n: [] for n in before}
+    for node, others in before.items():
+        for other in others:
+            later[other].append(node)
+    waits = {n: len(others) for n, others in before.items()}
     memory = _Memory(graph)
-    due = _due(calls)
-    ready = [(memory.growth(n), due[n], n) for n in calls if not waits[n]]
+    ready = [(memory.growth(n), due[n], n) for n in before if not waits[n]]
     heapq.heapify(ready)
     order: dict[fx.Node, None] = {}
     while ready:
@@ -62,6 +76,22 @@ def _order(graph: Graph) -> list[fx.Node]:
         for other in {*later[node], *memory.run(node)}:  # what can run now, and what frees more than it did before
             if not waits.get(other, True) and other not in order:
                 heapq.heappush(ready, (memory.growth(other), due[other], other))
+    return list(order)
+
+
+def _lately(before: Mapping[fx.Node, set[fx.Node]]) -> list[fx.Node]:
+    """Backward in its order, and each call of forward just before the first that needs it."""
+    position = {n: i for i, n in enumerate(before)}
+    order: dict[fx.Node, None] = {}
+    for root in (*(n for n in before if pass_of(n) == "backward"), *before):
+        pending = [(root, False)]
+        while pending:
+            node, is_ready = pending.pop()
+            if is_ready:
+                order[node] = None
+            elif node not in order:
+                pending.append((node, True))
+                pending += [(n, False) for n in sorted(before[node], key=lambda n: -position[n]) if n not in order]
     return list(order)
 
 
@@ -79,22 +109,17 @@ def _calls(graph: Graph) -> list[fx.Node]:
     return [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
 
 
-def _waits(calls: list[fx.Node]) -> tuple[dict[fx.Node, list[fx.Node]], dict[fx.Node, int]]:
-    """Who waits for a call, and for how many calls one waits."""
+def _before(calls: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+    """For which calls each waits."""
     known, effects = set(calls), [n for n in calls if has_effect(n)]
     before = {n: {i for i in n.all_input_nodes if i in known} for n in calls}
     for first, second in itertools.pairwise(effects):
         before[second].add(first)
-    later: dict[fx.Node, list[fx.Node]] = {n: [] for n in calls}
-    for node in calls:
-        for other in before[node]:
-            later[other].append(node)
-    return later, {n: len(b) for n, b in before.items()}
+    return before
 
 
-def _due(calls: list[fx.Node]) -> dict[fx.Node, tuple[int, int]]:
-    """Which of those that take as much comes first: what the earliest call of backward needs, so that gradients are added up one after
-    the other."""
+def _due(calls: Collection[fx.Node]) -> dict[fx.Node, tuple[int, int]]:
+    """By the earliest call of backward that needs a call, and then in the order of the graph."""
     due: dict[fx.Node, tuple[int, int]] = {}
     for i, node in reversed([*enumerate(calls)]):
         first = min((due[user][0] for user in node.users if user in due), default=len(calls))
