@@ -132,6 +132,8 @@ def simplify(graph: Graph) -> None:
     outside = set().union(*(storages(n) for n in graph.fx.nodes if n.op in ("placeholder", "get_attr")), frozenset())
     returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in graph.fx.nodes:
+        if node.target is torch.ops.aten.empty_like.default:
+            _of_its_own(node)
         if node.op != "call_function" or not (node.target in aliases or _is_noop_view(node)):
             continue
         others = outside.union(*(storages(r) for r in returned if r is not node)) if node in returned else frozenset()
@@ -141,6 +143,14 @@ def simplify(graph: Graph) -> None:
     for node in reversed(list(graph.fx.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
             graph.fx.erase_node(node)
+
+
+def _of_its_own(node: fx.Node) -> None:
+    """Memory like that of another tensor does not wait for what is in that (the draws of dropout, which keep their order, begin so)."""
+    value = value_of(node)
+    node.target = torch.ops.aten.empty_strided.default
+    node.args = (list(value.shape), list(value.stride()))
+    node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def _is_noop_view(node: fx.Node) -> bool:

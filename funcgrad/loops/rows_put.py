@@ -100,4 +100,5 @@ def _repeat(x: Value, times: Sequence[int], *, out: Any) -> Any:
 
 
 # what is never read before it is written may hold anything
-TABLE[aten.new_empty_strided.default] = TABLE[aten.empty_like.default] = TABLE[aten.new_empty.default] = lambda *args, out, **_: _zeros(out)
+for _empty in (aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_like.default, aten.new_empty.default):
+    TABLE[_empty] = lambda *args, out, **_: _zeros(out)
