@@ -51,13 +51,9 @@ def joint(p_w, p_b, x):
     p_b = None
     tanh = aten_tanh_(add)
     add = None
-    pow_1 = aten_pow_Tensor_Scalar(tanh, 2)
-    mean = aten_mean(pow_1)
-    pow_1 = None
-    ones_like = aten_ones_like(mean, pin_memory=False)
-    mean = None
-    expand = aten_expand(ones_like, [5, 3])
-    ones_like = None
+    full = aten_full([], 1, dtype=float32, device=cpu, pin_memory=False)
+    expand = aten_expand(full, [5, 3])
+    full = None
     div = aten_div_Scalar(expand, 15)
     expand = None
     pow_2 = aten_pow_Tensor_Scalar(tanh, 1.0)
