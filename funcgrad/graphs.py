@@ -198,6 +198,23 @@ def ancestors(values: Iterable[object], stop: Collection[Node] = ()) -> set[Node
     return found
 
 
+def as_needed(roots: Iterable[Node], before: Mapping[Node, Collection[Node]]) -> Iterator[Node]:
+    """The roots and all they wait for: just before each root what it needs that has not come yet, in the order of ``before``, which says
+    for which nodes each waits, and has them in the order of the graph."""
+    position = {node: i for i, node in enumerate(before)}
+    done: set[Node] = set()
+    for root in roots:
+        new: set[Node] = set()
+        pending = [root]
+        while pending:
+            node = pending.pop()
+            if node not in done and node not in new:
+                new.add(node)
+                pending.extend(before[node])
+        yield from sorted(new, key=position.__getitem__)
+        done |= new
+
+
 # ── nodes ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -121,7 +121,7 @@ class _Printer:
 
     @property
     def _is_parallel(self) -> bool:
-        return self.work >= PARALLEL_FROM and (self._rows > 1 or self._columns > self._kernel.tile > 0)
+        return self.work >= PARALLEL_FROM and (self._rows > 1 or self.length is not None)
 
     def _before(self) -> list[str]:
         lines = []

@@ -256,7 +256,7 @@ def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Seq
         for start in range(len(stacked) - len(matrices) + 1):
             if stacked[start : start + len(matrices)] == matrices:
                 return _call(like, aten.slice.Tensor, whole, 0, start * rows, (start + len(matrices)) * rows)
-    whole = _call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see stacks.py
+    whole = _call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see layout.py
     stacks.append((matrices, whole))
     return whole
 

@@ -54,7 +54,7 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence
     placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, life
     offsets: dict[str, int] = {}
     for b in sorted((b for b in scratch if b.name not in shared), key=_nbytes, reverse=True):
-        size = skewed(_nbytes(b)) if _nbytes(b) >= ALIGNMENT else (_nbytes(b) + _SMALL - 1) // _SMALL * _SMALL
+        size = skewed(_nbytes(b)) if _nbytes(b) >= ALIGNMENT else _whole(_nbytes(b), _SMALL)
         first, last = life[b.name]
         at = 0
         for begin, end, (other_first, other_last) in placed:
@@ -67,9 +67,13 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence
 
 def skewed(size: int) -> int:
     """So many bytes, rounded up to whole lines, and one more where what comes next would lie in the same place of the cache."""
-    size = (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    size = _whole(size, ALIGNMENT)
     return size + (ALIGNMENT if size % _PAGE == 0 else 0)
 
 
 def _nbytes(buffer: Buffer) -> int:
     return math.prod(buffer.shape) * buffer.dtype.itemsize
+
+
+def _whole(size: int, unit: int) -> int:
+    return (size + unit - 1) // unit * unit

@@ -15,7 +15,7 @@ import torch
 from attrs import evolve
 from torch import fx
 
-from ..graphs import Graph, Place, copy_nodes, has_effect, lying, memory_of, nbytes, pass_of, value_of
+from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, lying, memory_of, nbytes, pass_of, value_of
 from ..loops.groups import ROW
 from ..torch_private import is_operator
 
@@ -26,20 +26,21 @@ _LOW = 2**20
 """Bytes of a peak that is not worth the time of compiling."""
 
 
-def in_less_memory(graphs: Sequence[Graph], peak_of: Callable[[Sequence[Graph]], int]) -> Sequence[Graph]:
+def in_less_memory(graphs: tuple[Graph, ...], peak_of: Callable[[tuple[Graph, ...]], int]) -> tuple[Graph, ...]:
     """Graphs that run one after the other, the last of them in the order in which less is alive at a time: by its values alone, then, as
     kernels do not keep all of them, by ``peak_of``. It stays as it is where that does not lower the peak by a tenth, or it is low."""
     *before, last = graphs
-    peak = _peak(last, _calls(last))
-    if peak < _LOW or _peak(last, order := _order(last)) > _WORTH * peak:
+    memory = _Memory(last)
+    peak = memory.peak(_calls(last))
+    if peak < _LOW or memory.peak(order := _order(last, memory)) > _WORTH * peak:
         return graphs
-    other = [*before, _in_order(last, order)]
+    other = (*before, _in_order(last, order))
     return other if peak_of(other) <= _WORTH * peak_of(graphs) else graphs
 
 
 def ordered(graph: Graph) -> Graph:
     """The same calls in another order. Calls that have an effect (draws, checks, operators that are not torch's own) keep theirs."""
-    return _in_order(graph, _order(graph))
+    return _in_order(graph, _order(graph, _Memory(graph)))
 
 
 def _in_order(graph: Graph, calls: Sequence[fx.Node]) -> Graph:
@@ -48,12 +49,12 @@ def _in_order(graph: Graph, calls: Sequence[fx.Node]) -> Graph:
     return evolve(copied, is_boxed=graph.is_boxed, handed_over=graph.handed_over)
 
 
-def _order(graph: Graph) -> list[fx.Node]:
+def _order(graph: Graph, memory: _Memory) -> list[fx.Node]:
     before = _before(_calls(graph))
-    return min((_by_growth(graph, before), _lately(before)), key=lambda order: _peak(graph, order))
+    return min((_by_growth(before, memory), _lately(before)), key=memory.peak)
 
 
-def _by_growth(graph: Graph, before: Mapping[fx.Node, set[fx.Node]]) -> list[fx.Node]:
+def _by_growth(before: Mapping[fx.Node, set[fx.Node]], memory: _Memory) -> list[fx.Node]:
     """Of what can run, what frees most, or takes least; among equals, what the earliest call of backward needs, so that gradients are added
     up one after the other."""
     due = _due(before)
@@ -62,7 +63,7 @@ def _by_growth(graph: Graph, before: Mapping[fx.Node, set[fx.Node]]) -> list[fx.
         for other in others:
             later[other].append(node)
     waits = {n: len(others) for n, others in before.items()}
-    memory = _Memory(graph)
+    memory.begin()
     ready = [(memory.growth(n), due[n], n) for n in before if not waits[n]]
     heapq.heapify(ready)
     order: dict[fx.Node, None] = {}
@@ -81,28 +82,7 @@ def _by_growth(graph: Graph, before: Mapping[fx.Node, set[fx.Node]]) -> list[fx.
 
 def _lately(before: Mapping[fx.Node, set[fx.Node]]) -> list[fx.Node]:
     """Backward in its order, and each call of forward just before the first that needs it."""
-    position = {n: i for i, n in enumerate(before)}
-    order: dict[fx.Node, None] = {}
-    for root in (*(n for n in before if pass_of(n) == "backward"), *before):
-        pending = [(root, False)]
-        while pending:
-            node, is_ready = pending.pop()
-            if is_ready:
-                order[node] = None
-            elif node not in order:
-                pending.append((node, True))
-                pending += [(n, False) for n in sorted(before[node], key=lambda n: -position[n]) if n not in order]
-    return list(order)
-
-
-def _peak(graph: Graph, calls: Sequence[fx.Node]) -> int:
-    """The most bytes of values alive at a time."""
-    memory, now, peak = _Memory(graph), 0, 0
-    for node in calls:
-        now += (growth := memory.growth(node))
-        peak = max(peak, now, now - growth + memory.made[node])
-        memory.run(node)
-    return peak
+    return list(as_needed((*(n for n in before if pass_of(n) == "backward"), *before), before))
 
 
 def _calls(graph: Graph) -> list[fx.Node]:
@@ -136,7 +116,6 @@ class _Memory:
         self.made: dict[fx.Node, int] = {}
         self._reads: dict[fx.Node, list[Place]] = {}
         self._readers: dict[Place, list[fx.Node]] = {}
-        self._done: set[fx.Node] = set()
         lies = lying(graph)
         for node in graph.fx.nodes:
             read = {p for n in node.all_input_nodes for p in lies[n.name].values()}
@@ -150,8 +129,23 @@ class _Memory:
             for place in self._reads[node]:
                 self._readers.setdefault(place, []).append(node)
         self._size = size
+        read_by = self._readers
+        self._unread = {n: sum(size.get(p, 0) for p in lies[n.name].values() if p[0] == n.name and p not in read_by) for n in self.made}
+
+    def begin(self) -> None:
+        """Nothing has run."""
+        self._done: set[fx.Node] = set()
         self._left = {place: len(readers) for place, readers in self._readers.items()}
-        self._unread = {n: sum(size.get(p, 0) for p in lies[n.name].values() if p[0] == n.name and p not in self._left) for n in self.made}
+
+    def peak(self, calls: Sequence[fx.Node]) -> int:
+        """The most bytes alive at a time while calls run in this order."""
+        self.begin()
+        now, peak = 0, 0
+        for node in calls:
+            now += (growth := self.growth(node))
+            peak = max(peak, now, now - growth + self.made[node])
+            self.run(node)
+        return peak
 
     def growth(self, node: fx.Node) -> int:
         """By how many bytes more is alive after a call."""

@@ -22,6 +22,7 @@ from ..graphs import (
     Graph,
     Joint,
     ancestors,
+    as_needed,
     call_text,
     copy_nodes,
     is_view,
@@ -223,16 +224,8 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
 def _in_time(graph: Graph, roles: Roles, nodes: set[fx.Node], kept: set[fx.Node]) -> Iterator[fx.Node]:
     """The nodes of backward in the order of the joint graph, but what forward has computed before only when it is first needed: computed
     any sooner, it would take memory in vain."""
-    done = kept & nodes
-    late = [n for n in graph.fx.nodes if n in nodes and roles.is_late(n)]
-    position = {n: i for i, n in enumerate(graph.fx.nodes)}
-    for node in (*late, graph.fx.output_node()):
-        before = (ancestors(node.all_input_nodes, done) - done) & nodes
-        yield from sorted(before, key=position.__getitem__)
-        done |= before
-        if node in nodes:
-            yield node
-            done.add(node)
+    before = {n: [i for i in n.all_input_nodes if i in nodes and i not in kept] for n in graph.fx.nodes if n in nodes and n not in kept}
+    return as_needed((*filter(roles.is_late, before), *before), before)
 
 
 def _memory_over_time(split: Partition) -> Chart:

@@ -7,10 +7,11 @@ table of contents of everything that happens when none does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -215,11 +216,12 @@ class Compiled:
                 verify(joint.graph)
             with stages("partition"):
 
-                def peak_of(graphs: Sequence[Graph]) -> int:
+                @functools.cache
+                def peak_of(graphs: tuple[Graph, ...]) -> int:
                     return predicted_peak([backend.schedule(backend.lower(graph)) for graph in graphs])
 
-                def graphs_of(split: Partition) -> Sequence[Graph]:
-                    return in_less_memory(graphs_to_run(definition, inner, joint, split, refused), peak_of)
+                def graphs_of(split: Partition) -> tuple[Graph, ...]:
+                    return in_less_memory(tuple(graphs_to_run(definition, inner, joint, split, refused)), peak_of)
 
                 split = split_joint(joint, definition, self._options, backend, fuses, lambda split: peak_of(graphs_of(split)))
                 graphs = graphs_of(split)
