@@ -7,7 +7,6 @@ tags live in ``tags.py``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,11 @@ from torch import Tensor, dtype, fx
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
+from .calls import getitem, require_false, scalar, written_copies
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, Text
+from .sizes import Sizes, hint
 from .slots import Signature, Slot
 from .subclasses import Wrapping
 from .tags import tags_of
@@ -31,39 +32,6 @@ _SHORT = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128",
     "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
 }  # fmt: skip
-
-
-def scalar(expression: str, **symbols: Any) -> Any:
-    """The value of a Python expression over symbolic inputs: the one non-ATen call a graph may hold."""
-    return eval(expression, {"math": math, "torch": torch}, symbols)
-
-
-def require_false(condition: Tensor, message: str) -> None:
-    """A check on values, made when the program runs: raises ``ValueError(message)`` where the condition is true."""
-    if condition:
-        raise ValueError(message)
-
-
-def getitem(values: Sequence[Any], i: int) -> Any:
-    """One of an op's several results."""
-    return values[i]
-
-
-def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written`` (positions and
-    names), and what it returns is followed by them."""
-    places: dict[int | str, Any] = dict(enumerate(args))
-    places.update(kwargs)
-    for place in written:
-        old = places[place]
-        places[place] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(old)
-    out = op(*(places[i] for i in range(len(args))), **{name: places[name] for name in kwargs})
-    return (*tensors_in(out), *(places[place] for place in written))
-
-
-def again(value: Tensor) -> Tensor:
-    """The same tensor: what is computed from it is computed, whether or not an equal value was computed before."""
-    return value
 
 
 def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -144,13 +112,15 @@ class Joint(Shown):
     """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
 
     The outputs of ``graph`` that are ``Grad`` slots belong to the backward pass, the others to the forward pass.
-    ``guards`` are conditions on symbolic floats the trace relied on, as Python over ``symbols`` (name → path).
+    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of floats (name → path). ``sizes``: what is
+    known of symbolic sizes, and asked of them until the program is done.
     """
 
     graph: Graph
     returned: Returned
     guards: tuple[str, ...] = ()
     symbols: Mapping[str, str] = {}
+    sizes: Sizes | None = None
     wrappings: Mapping[Slot, Wrapping] = {}
     """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
 
@@ -162,11 +132,16 @@ class Joint(Shown):
         """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""
         return self.graph.run(*values)
 
-    def broken_guards(self, values: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """The guards that do not hold for these floats (by path), each with the paths it is about."""
-        symbols = {symbol: values[path] for symbol, path in self.symbols.items()}
-        broken = [g for g in self.guards if not scalar(g, **symbols)]
-        return [(", ".join(p for s, p in self.symbols.items() if s in g), g) for g in broken]
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """All guards, those on sizes among them."""
+        return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards)
+
+    def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[tuple[str, str]]:
+        """The guards that do not hold for these floats (by path) and sizes (by symbol), each with what it is about."""
+        symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
+        broken = [g for g in self.conditions if not scalar(g, **symbols)]
+        return [(", ".join(self.symbols.get(s, s) for s in symbols if s in g), g) for g in broken]
 
     def doc(self) -> Doc:
         nodes = [n for n in self.graph.fx.nodes if n.op == "call_function"]
@@ -267,7 +242,7 @@ def lying(graph: Graph) -> dict[str, dict[int, Place]]:
 
 def memory_of(value: Any) -> dict[int, int]:
     """The memory that tensors lie in, by identity, with its bytes."""
-    return {storage_id(t): t.untyped_storage().nbytes() for t in tensors_in(value)}
+    return {storage_id(t): hint(t.untyped_storage().nbytes()) for t in tensors_in(value)}
 
 
 def is_expanded(tensor: Tensor) -> bool:
@@ -277,7 +252,7 @@ def is_expanded(tensor: Tensor) -> bool:
 
 def nbytes(value: Any) -> int:
     """Bytes of the elements of a value."""
-    return sum(t.numel() * t.element_size() for t in tensors_in(value))
+    return sum(hint(t.numel()) * t.element_size() for t in tensors_in(value))
 
 
 def is_random(node: Node) -> bool:
@@ -376,14 +351,19 @@ def _fault(graph: Graph, node: Node) -> str | None:
 # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def type_text(value: Any) -> str:
+def type_now(value: Any) -> str:
+    """``type_text``, with what symbolic sizes are in the call that is compiled."""
+    return type_text(value, hint)
+
+
+def type_text(value: Any, size_of: Callable[[Any], object] = str) -> str:
     """``f32[3, 4]`` for a tensor; dtype and sizes."""
     if isinstance(value, Tensor):
         short = str(value.dtype).removeprefix("torch.")
         kind = f"{type(value).__name__} " if is_wrapper_subclass(value) else ""
-        return f"{kind}{_SHORT.get(short, short)}[{', '.join(map(str, value.shape))}]"
+        return f"{kind}{_SHORT.get(short, short)}[{', '.join(str(size_of(n)) for n in value.shape)}]"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(type_text, value))})"
+        return f"({', '.join(type_text(v, size_of) for v in value)})"
     return type(value).__name__
 
 

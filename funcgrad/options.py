@@ -77,8 +77,10 @@ class Options:
     backward instead of saved, the same on every backend. Of nested compiled functions the outermost one's option holds.
     numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats static. ``"fast"``: fused kernels, which round
     elsewhere; half precision is computed in float32 and rounded where it is stored, or cast to.
-    dynamic: one program for each set of sizes. ``None``: a float argument becomes a symbol at its second value (then
-    ``isinstance(x, float)`` is False inside the function); ``False``: floats stay static.
+    dynamic: ``None``: a float argument, and a size of an argument tensor, becomes a symbol at its second value: that program serves all
+    values with which the function, and its compilation, take the same branches (``isinstance(x, float)`` is False inside the function,
+    ``isinstance(x.shape[0], int)`` too). ``True``: sizes are symbols from the first call on. ``False``: one program for each set of values.
+    Sizes of 0 and 1 are never symbols, nor are those of captured tensors, of inputs that share memory, or with a ``memory_budget``.
     backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
     called outside of it), ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an
     ``AutocastWarning`` where autocast is on when a gradient is compiled.
@@ -104,7 +106,7 @@ class Options:
 
     def __attrs_post_init__(self) -> None:
         _check("backend", self.backend, now=("auto", "c", "triton", "aten"))
-        _check("dynamic", self.dynamic, now=(None, False), later=(True,))
+        _check("dynamic", self.dynamic, now=(None, True, False))
         _check("rng", self.rng, now=("eager", "philox"))
         _check("numerics", self.numerics, now=("fast", "eager"))
         if self.numerics == "eager" and self.backend in ("c", "triton"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -19,11 +19,17 @@ from attrs import frozen
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from sympy import Function
 from torch._C._dynamo.guards import TensorGuards
+from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
@@ -441,6 +447,31 @@ def make_symbol(env: ShapeEnv, name: str, value: float) -> torch.SymFloat:
 def expression(value: Any) -> Any:
     """The sympy expression behind a SymInt, SymFloat or SymBool."""
     return value.node.expr
+
+
+def shape_environment(value: torch.SymInt) -> Any:
+    """The environment a symbolic size belongs to."""
+    return value.node.shape_env
+
+
+def symbolic_fake(fakes: FakeTensorMode, tensor: torch.Tensor, name: str, dims: Collection[int]) -> torch.Tensor:
+    """A fake of ``tensor`` whose sizes along ``dims`` are symbols of the mode's environment."""
+    from torch._dynamo.source import ConstantSource  # see make_symbol
+
+    kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(tensor.ndim)]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return fakes.from_tensor(tensor, static_shapes=False, source=ConstantSource(name), symbolic_context=context)
+
+
+def symbol_name(value: Any) -> str | None:
+    """The symbol that a size of an input was made as, whatever it has been found to equal since."""
+    made = value.node._expr if isinstance(value, torch.SymInt) else None
+    return str(made) if getattr(made, "is_Symbol", False) else None
+
+
+def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """Inside, operators take their Python rules before those in C++ where they have both."""
+    return enable_python_dispatcher()  # type: ignore[no-any-return]
 
 
 def guard_expressions(env: ShapeEnv) -> list[Any]:

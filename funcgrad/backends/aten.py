@@ -9,16 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ..calls import scalar, size
 from ..errors import GraphError
-from ..graphs import Graph, is_expanded, is_getitem, is_random, scalar, storages, target_text, type_text, value_of, where_of
+from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
+from ..sizes import Size, plain
 from ..source import Source, compile_function
-from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name
+from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name, symbol_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
 from .library import ADDING
 
@@ -56,9 +58,11 @@ class AtenBackend:
         names: dict[str, Any] = {}
         printer = Printer(names, graph)
         lines = printer.head()
+        head = len(lines)
         for step in schedule.steps:
             lines += printer.step(step)
         lines.append(printer.result())
+        lines[head:head] = printer.sizes(lines)
         return (Source(graph.name, "python", "\n".join(lines) + "\n", names),)
 
     def build(self, sources: Sequence[Source]) -> Runnable:
@@ -173,6 +177,12 @@ class Printer:
         results = "".join(f"{self.argument(r)}, " for r in self._graph.results)
         return f"    return ({results.rstrip() if results else ''})"
 
+    def sizes(self, lines: Sequence[str]) -> list[str]:
+        """Lines that give symbolic sizes the names by which others know them."""
+        known = {n: f"{node.name}.shape[{d}]" for node in reversed(self._graph.placeholders) for d, n in _symbols(node)}
+        named = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if known else set()
+        return [f"    {name} = {place}" for name, place in known.items() if name in named]
+
     def name(self, like: str, value: Any) -> str:
         """A name for an object, that neither a variable of the program nor another object has."""
         name = re.sub(r"\W+", "_", like)
@@ -184,6 +194,8 @@ class Printer:
     def call(self, node: fx.Node, into: fx.Node | None) -> str:
         if node.target is scalar:
             return self._scalar(node)
+        if node.target is size:
+            return f"{self.argument(node.args[0])}.shape[{node.args[1]}]"
         if is_getitem(node):
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
         op = node.target if into is None else in_place_form(node.target)
@@ -205,6 +217,8 @@ class Printer:
         if isinstance(value, (list, tuple)):
             inside = ", ".join(map(self.argument, value))
             return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"
+        if isinstance(value, (torch.SymInt, Size)):
+            return repr(plain(value))
         if value is None or isinstance(value, (bool, int, str)):
             return repr(value)
         if isinstance(value, float):
@@ -218,6 +232,15 @@ class Printer:
         if is_operator(value):
             return self.name(target_text(value), value)
         raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
+
+
+def _symbols(node: fx.Node) -> Iterator[tuple[int, str]]:
+    """Which dimensions of an input are symbols, and which."""
+    value = value_of(node)
+    for d, n in enumerate(value.shape if isinstance(value, Tensor) else ()):
+        name = symbol_name(n)
+        if name is not None:
+            yield d, name
 
 
 def _from(node: fx.Node) -> str:

@@ -18,6 +18,7 @@ from ..graphs import Graph, Place, call_text, lying, memory_of, nbytes, type_tex
 from ..loops.ir import Buffer, Kernel
 from ..loops.memory import Arena, origins, plan
 from ..show import Doc, Shown, Table, in_bytes
+from ..sizes import Size, hint
 from ..slots import Saved, Slot
 from ..source import Source
 
@@ -235,9 +236,14 @@ def bytes_buffer(name: str, size: int) -> Buffer:
     return Buffer(name, (size,), torch.uint8, (1,))
 
 
+def is_static(buffer: Buffer) -> bool:
+    """Whether it has as many bytes in every call."""
+    return not any(isinstance(n, Size) for n in (*buffer.shape, *buffer.strides))
+
+
 def size_of(buffer: Buffer) -> int:
-    """Bytes of a buffer."""
-    return math.prod(buffer.shape) * buffer.dtype.itemsize
+    """Bytes of a buffer; of one that is not static, in the call that is compiled."""
+    return hint(math.prod(buffer.shape)) * buffer.dtype.itemsize
 
 
 Runnable = Callable[..., Sequence[Any]]

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,6 +19,7 @@ from attrs import frozen
 from ..loops.groups import EXPENSIVE, TURNS
 from ..loops.index import Axis, Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
+from ..sizes import PREFIX, Size, hint
 from .c_language import TYPES, C, number
 from .c_language import stored as _stored
 from .c_scatter import parameters, scatter_function
@@ -39,6 +41,8 @@ PARALLEL_FROM = 200_000
 """Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy machine for long."""
 
 
+_SYMBOL = re.compile(rf"\b{PREFIX}\w+")
+
 _REDUCTIONS = {
     # kind: the start, how a number is added, what OpenMP calls it
     "sum": ("0", "{0} + {1}", "+"),
@@ -55,15 +59,17 @@ class Function:
     """A kernel as a C function, ``void k_…(const float* p0, …, float* p3, …)``: what it reads, then what it writes.
 
     Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is its digest.
-    ``length``: the last argument, where it takes one more. ``work``: operations, roughly. ``is_cut``: the threads of the region in which it
-    is called share its rows; ``has_threads``: it starts threads of its own; else one thread does it.
+    ``length``: the next argument, where it takes one more; ``sizes``: the last ones, symbols by their names. ``work``: operations, roughly.
+    ``is_cut``: the threads of the region in which it is called share its rows; ``has_threads``: it starts threads of its own; else one
+    thread does it.
     """
 
     name: str
     text: str
     elements: int
-    length: int | None
-    work: float
+    length: int | Size | None
+    sizes: tuple[str, ...]
+    work: int | Size
     is_cut: bool
     has_threads: bool
 
@@ -73,12 +79,31 @@ def print_kernel(kernel: Kernel) -> Function:
     printer = _Printer(kernel)
     scatters = any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects)
     text = "\n".join(scatter_function(kernel, PARALLEL_FROM) if scatters else printer.function())
+    sizes = symbols_in(text)
+    if sizes:
+        head, parenthesis, body = text.partition(") {")
+        text = f"{head}, {', '.join(f'int64_t {name}' for name in sizes)}{parenthesis}{body}"
     name = f"k_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    elements = math.prod(a.size for a in (*kernel.rows, *kernel.columns))
+    elements = hint(math.prod(a.size for a in (*kernel.rows, *kernel.columns)))
     has_threads = "#pragma omp parallel" in text
     is_cut = not has_threads and "#pragma omp for" in text
     length = None if scatters else printer.length
-    return Function(name, text.replace("{name}", name), elements, length, printer.work, is_cut, has_threads)
+    return Function(name, text.replace("{name}", name), elements, length, sizes, printer.work, is_cut, has_threads)
+
+
+def symbols_in(text: str) -> tuple[str, ...]:
+    """The symbolic sizes that C text names."""
+    return tuple(dict.fromkeys(_SYMBOL.findall(text)))
+
+
+def may_be_parallel(work: int | Size) -> bool:
+    """Whether so much work is worth threads; of work that is known when the program runs, that is asked then."""
+    return isinstance(work, Size) or work >= PARALLEL_FROM
+
+
+def is_worth_threads(work: int | Size) -> str:
+    """The same as C, where there are ``threads``."""
+    return "threads > 1" + (f" && {work} >= {PARALLEL_FROM}" if isinstance(work, Size) else "")
 
 
 class _Printer:
@@ -100,18 +125,19 @@ class _Printer:
         lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
         if self._is_parallel and self._totals:  # else in the region in which it is called
             lines += ["  const int threads = omp_get_max_threads();", *self._before()]
-            lines.append("  #pragma omp parallel num_threads(threads) if (threads > 1)")
+            lines.append(f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
         lines.append("  {")
         lines += [f"    {line}" for line in (*self._thread(), *body, *self._thread_end())]
         return [*lines, "  }", *self._after(), "}"]
 
     @property
-    def length(self) -> int | None:
+    def length(self) -> int | Size | None:
         """The number of elements, where it is a parameter: kernels that go over tiles of any number of elements are one function."""
-        return self._columns if self._columns > self._kernel.tile > 0 else None
+        n, tile = self._columns, self._kernel.tile
+        return n if tile and (isinstance(n, Size) or n > tile) else None
 
     @functools.cached_property
-    def work(self) -> float:
+    def work(self) -> int | Size:
         """Operations, roughly."""
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
         each = 1 + sum(_DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full)
@@ -121,7 +147,7 @@ class _Printer:
 
     @property
     def _is_parallel(self) -> bool:
-        return self.work >= PARALLEL_FROM and (self._rows > 1 or self.length is not None)
+        return may_be_parallel(self.work) and (isinstance(self._rows, Size) or self._rows > 1 or self.length is not None)
 
     def _before(self) -> list[str]:
         lines = []
@@ -170,7 +196,7 @@ class _Printer:
             own = f"{'d' if self._is_blocked(total) else 't'}_{name}"
             if not self._is_parallel:
                 lines.append(f"for (int64_t i = 0; i < {size}; ++i) {_stored(name, 'i', f'{own}[i]', total.value.dtype)}")
-            if size > STACK // 8:
+            if not _is_small(size):
                 lines += [f"free(t_{name});"] if self._is_blocked(total) or not self._is_parallel else []
                 lines += [f"free({own});"] if self._is_blocked(total) and not self._is_parallel else []
         return lines
@@ -191,7 +217,7 @@ class _Printer:
 
     def _is_blocked(self, total: Total) -> bool:
         """Whether many rows are added to many totals of single precision: each thread adds them up in blocks."""
-        many = self._total_sizes[total.buffer] > 1 and self._rows > _BLOCK
+        many = self._total_sizes[total.buffer] > 1 and hint(self._rows) > _BLOCK
         return many and total.value.dtype == torch.float32 and total.kind == "sum"
 
     def _total_type(self, total: Total) -> str:
@@ -226,7 +252,8 @@ class _Printer:
         return [*head, *decoded, *(f"  {line}" for line in (*inner, *block)), "}"]
 
     def _on_heap(self) -> bool:
-        return (self._kernel.tile or self._columns) * len(self._kept) * 8 > 1 << 18
+        width = self._kernel.tile or self._columns
+        return isinstance(width, Size) or width * len(self._kept) * 8 > 1 << 18
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -266,7 +293,7 @@ class _Printer:
             name = names[reduced] = f"a{next(self._numbers)}"
             _, add, clause = _REDUCTIONS[reduced.kind]
             kind, sum_ = TYPES[reduced.dtype], name
-            if reduced.dtype == torch.float32 and reduced.kind == "sum" and self._columns > _LONG:
+            if reduced.dtype == torch.float32 and reduced.kind == "sum" and hint(self._columns) > _LONG:
                 kind, sum_ = "double", f"w{name}"
                 after.append(f"const float {name} = {sum_};")
             before.append(f"{kind} {sum_} = {_start(reduced.kind, reduced.dtype)};")
@@ -358,11 +385,16 @@ class _Printer:
 
 def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:
     """An array of the thread, ``at`` an address, or of its own, with a start in each place."""
-    if at is None and size <= STACK // 8:
+    if at is None and _is_small(size):
         declared = f"{kind} {name}[{size}] __attribute__((aligned(64)));"
     else:
         declared = f"{kind}* restrict {name} = {at or f'malloc({size} * sizeof({kind}))'};"
     return [declared, f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {start};"]
+
+
+def _is_small(size: int | Size) -> bool:
+    """Whether so many elements may lie on the stack."""
+    return isinstance(size, int) and size <= STACK // 8
 
 
 def _start(kind: str, dtype: torch.dtype) -> str:

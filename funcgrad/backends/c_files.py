@@ -6,13 +6,15 @@ the next; those too small to be cut go to whoever is free. So an optimiser's ste
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import define, field
 
 from ..loops.ir import Kernel
+from ..sizes import Size
 from .backend import Launch, size_of
-from .c import PARALLEL_FROM, Function, print_kernel
+from .c import Function, is_worth_threads, may_be_parallel, print_kernel, symbols_in
 from .c_language import HOW, PRELUDE, STORED
 
 _FEW = 64
@@ -24,24 +26,34 @@ _Place = tuple[str, int, int]
 """Memory: an argument or the arena, and the bytes in it."""
 
 
-def print_files(launches: Sequence[Launch], at_once: int) -> list[str]:
-    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each launch."""
+def print_files(launches: Sequence[Launch], at_once: int) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each launch; and for each launch
+    the symbolic sizes it takes, after its buffers."""
     kernels: dict[str, Function] = {}
     lines: list[str] = []
+    sizes: dict[str, tuple[str, ...]] = {}
     for launch in launches:
         printed = [(kernel, print_kernel(kernel)) for kernel in launch.kernels]
         kernels |= {function.name: function for _, function in printed}
-        lines += _launch_function(launch, printed)
+        needed = (*(f"{f.length}" for _, f in printed), *(s for _, f in printed for s in f.sizes))
+        sizes[launch.name] = symbols_in(" ".join(needed))
+        lines += _launch_function(launch, printed, sizes[launch.name])
     groups = [[f for f in kernels.values() if (f.elements <= _FEW) == is_small] for is_small in (False, True)]
     files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
     sources = ["\n".join([how + PRELUDE, *(f.text for f in group)]) + "\n" for how, group in files]
     declarations = [f.text[: f.text.index(" {")] + ";" for f in kernels.values() if f not in files[-1][1]]
-    return [*sources[:-1], "\n".join([sources[-1], *declarations, *lines]) + "\n"]
+    return [*sources[:-1], "\n".join([sources[-1], *declarations, *lines]) + "\n"], sizes
 
 
-def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]]) -> Iterator[str]:
+def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]], sizes: Sequence[str]) -> Iterator[str]:
     names = {b.name: f"a{i}" for i, b in enumerate(launch.arguments)}
-    takes = ", ".join([*(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.arguments), *(["char* arena"] if launch.room else ())])
+    takes = ", ".join(
+        [
+            *(f"{STORED[b.dtype]}* {names[b.name]}" for b in launch.arguments),
+            *(["char* arena"] if launch.room else ()),
+            *(f"int64_t {size}" for size in sizes),
+        ]
+    )
     arena = launch.arena
     names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch if b.name in arena.offsets}
     names |= {written: names[origin] for written, origin in launch.origins.items()}
@@ -51,21 +63,22 @@ def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]])
     waves = list(_waves(printed, _places(launch, names)))
     if any(wave.is_shared for wave in waves):
         yield "  const int threads = omp_get_max_threads();"
-    before: _Wave | None = None
-    for wave in (*waves, _Wave()):
-        inside = before is not None and before.is_shared
-        if inside and not wave.is_shared:
+    for is_shared, group in itertools.groupby(waves, lambda wave: wave.is_shared):
+        together = list(group)
+        if is_shared:
+            yield f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(sum(wave.work for wave in together))})"
+            yield "  {"
+        for i, wave in enumerate(together):
+            if is_shared and i:
+                yield "    #pragma omp barrier"
+            for kernel, function in wave.calls:
+                if is_shared and not function.is_cut:
+                    yield "    #pragma omp single nowait"
+                length = [] if function.length is None else [str(function.length)]
+                values = [*(names[b.name] for b in kernel.parameters), *length, *function.sizes]
+                yield f"{'    ' if is_shared else '  '}{function.name}({', '.join(values)});  /* {kernel.name} */"
+        if is_shared:
             yield "  }"
-        elif inside:
-            yield "    #pragma omp barrier"
-        elif wave.is_shared:
-            yield from ("  #pragma omp parallel num_threads(threads) if (threads > 1)", "  {")
-        for kernel, function in wave.calls:
-            if wave.is_shared and not function.is_cut:
-                yield "    #pragma omp single nowait"
-            values = [*(names[b.name] for b in kernel.parameters), *([str(function.length)] if function.length else [])]
-            yield f"{'    ' if wave.is_shared else '  '}{function.name}({', '.join(values)});  /* {kernel.name} */"
-        before = wave
     if launch.checks:
         yield f"  return {' | '.join(f'*{names[b.name]}' for b in launch.checks)};"
     yield "}"
@@ -84,7 +97,12 @@ class _Wave:
         functions = [f for _, f in self.calls]
         if any(f.has_threads for f in functions) or not (len(functions) > 1 or any(f.is_cut for f in functions)):
             return False
-        return sum(f.work for f in functions) >= PARALLEL_FROM
+        return may_be_parallel(self.work)
+
+    @property
+    def work(self) -> int | Size:
+        """Operations, roughly."""
+        return sum(f.work for _, f in self.calls)
 
     def joined_by(self, function: Function, reads: Sequence[_Place], writes: Sequence[_Place]) -> bool:
         """Whether one more kernel needs nothing of the others."""

@@ -15,6 +15,7 @@ from ..loops.groups import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE
+from ..sizes import Size
 from .c_math import MATH
 from .emitter import Operation, index_text
 
@@ -169,7 +170,7 @@ class C:
         """Where an element lies. GCC 12 does not vectorise loops that step over a power of two, if it knows: these come as variables."""
         terms = []
         for atom, by in at.terms:
-            hidden = atom == self._column and by >= _LONG_STEP and by.bit_count() == 1
+            hidden = atom == self._column and isinstance(by, int) and by >= _LONG_STEP and by.bit_count() == 1
             if hidden:
                 self._steps.add(by)
             terms.append((Axis(f"{atom} * by{by}", 2), 1) if hidden else (atom, by))
@@ -235,6 +236,8 @@ def stored(buffer: str, at: str, value: str, dtype: torch.dtype) -> str:
 
 def number(value: object, dtype: torch.dtype) -> str:
     """A number as C writes it."""
+    if isinstance(value, Size):
+        return f"(({TYPES[dtype]}){value})"
     if dtype.is_floating_point:
         real = float(value)  # type: ignore[arg-type]
         if math.isinf(real):

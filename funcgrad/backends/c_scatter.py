@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ..loops.index import Axis, Index, substitute
 from ..loops.ir import Expr, Kernel, Put, computed, walk
+from ..sizes import hint
 from .c_language import STORED, C, stored
 from .emitter import elements, index_text, print_expressions
 
@@ -26,7 +27,7 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
     puts = [e for e in kernel.stages[0].effects if isinstance(e, Put)]
     shared, ordered, columns = kernel.rows[: puts[0].apart], kernel.rows[puts[0].apart :], kernel.columns
     rows, width = math.prod(a.size for a in shared), math.prod(a.size for a in columns)
-    many = rows * math.prod(a.size for a in ordered) * width * len(walk(computed(puts))) >= parallel_from
+    many = hint(rows * math.prod(a.size for a in ordered) * width) * len(walk(computed(puts))) >= parallel_from
     by_columns = many and rows == 1 and width >= 2 * _SHARE
     lines = _loops(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ("0", str(width))))
     if shared:

@@ -29,11 +29,12 @@ from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
+from ..sizes import PREFIX, SizeError, hint, shape_of, strides_of
 from ..source import Source, compile_function
 from ..torch_private import ALONE, empty_cpu, holders, over
 from . import arena, c, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
-from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer
+from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer, is_static
 from .build import function, load
 from .c_files import print_files
 from .heap import keep_what_is_free
@@ -61,7 +62,8 @@ class CBackend:
 
     def schedule(self, kernels: Kernels) -> Schedule:
         plain, steps = _scheduled(kernels, c.STACK)
-        shared = arena.with_arenas(kernels.graph, steps)
+        is_sized = any(not is_static(s.buffer) for s in steps if isinstance(s, Allocate))
+        shared = None if is_sized else arena.with_arenas(kernels.graph, steps)
         if shared is None:
             return plain
         schedule = Schedule(kernels.graph, tuple(_with_frees(kernels.graph, shared)))
@@ -70,9 +72,9 @@ class CBackend:
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
-        counts = {launch.name: (len(launch.takes), bool(launch.checks)) for launch in launches}
-        files = print_files(launches, _KERNELS_IN_A_FILE) if launches else []
-        python = _python(schedule, _empty_cpu, _address)
+        files, sizes = print_files(launches, _KERNELS_IN_A_FILE) if launches else ([], {})
+        counts = {launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches}
+        python = _python(schedule, _empty_cpu, _address, sizes)
         return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
 
     def build(self, sources: Sequence[Source]) -> Runnable:
@@ -94,7 +96,10 @@ class TritonBackend:
         self._device = device
 
     def lower(self, graph: Graph) -> Kernels:
-        return _lowered(graph, self._device, triton_scatter.refuse)
+        kernels = _lowered(graph, self._device, triton_scatter.refuse)
+        if not all(is_static(b) for k in kernels.steps if isinstance(k, Kernel) for b in k.parameters):
+            raise SizeError("Triton kernels are printed for sizes that are known")
+        return kernels
 
     def schedule(self, kernels: Kernels) -> Schedule:
         return _scheduled(kernels, 0)[0]
@@ -200,7 +205,7 @@ class _Buffers:
             return row_major(value.shape)
         beside = (*group.reads, *group.members)
         images = [b for v in beside for b in ([self.of(v)] if isinstance(v, Memory) else self._found.get(v, ())) if len(b.shape) == 4]
-        largest = max(images, key=lambda b: math.prod(b.shape), default=None)
+        largest = max(images, key=lambda b: hint(math.prod(b.shape)), default=None)
         order = sorted(range(4), key=lambda d: -largest.strides[d]) if largest else range(4)
         steps = dict(zip(order, row_major([value.shape[d] for d in order]), strict=True))
         return tuple(steps[d] for d in range(4))
@@ -228,7 +233,7 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
         together = tuple(step for step in steps if isinstance(step, Kernel))
         written = {b.name: b for kernel in together for b in kernel.writes}
         reads = Counter(b.name for kernel in together for b in kernel.reads)
-        scratch = [b for name, b in written.items() if name not in there and reads[name] == readers[name]]
+        scratch = [b for name, b in written.items() if name not in there and reads[name] == readers[name] and is_static(b)]
         checks = [b for b in scratch if b.name.startswith(CHECK)]
         yield Launch(f"{graph.name}_launch{next(numbers)}", together, tuple(scratch), tuple(checks))
 
@@ -253,7 +258,7 @@ def _with_memory(
         if whole not in begun:
             begun.add(whole)
             value = value_of(whole)
-            yield Allocate(Buffer(whole.name, tuple(value.shape), value.dtype, tuple(value.stride())))
+            yield Allocate(Buffer(whole.name, shape_of(value), value.dtype, strides_of(value)))
         yield Allocate(b, whole.name, at)
 
     def views(nodes: Iterable[fx.Node]) -> Iterable[Call]:
@@ -311,13 +316,19 @@ def _names(graph: Graph, step: Step) -> Iterable[str]:
 # ── print ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed: Callable[[Printer, fx.Node | None, str], str]) -> Source:
-    """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one."""
+def _python(
+    schedule: Schedule,
+    empty: Callable[[Printer, Buffer], str],
+    passed: Callable[[Printer, fx.Node | None, str], str],
+    sizes: Mapping[str, Sequence[str]] = {},
+) -> Source:
+    """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one; ``sizes`` are the symbols each launch takes."""
     graph = schedule.graph
     names: dict[str, Any] = {}
     printer = Printer(names, graph)
     by_name = {n.name: n for n in graph.fx.nodes}
     lines = printer.head()
+    head = len(lines)
     taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
@@ -338,7 +349,8 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
                 else passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name))
                 for b in step.takes
             ]
-            call = f"{step.name}({', '.join(buffers)})"
+            own = [name.removeprefix(PREFIX) for name in sizes.get(step.name, ())]
+            call = f"{step.name}({', '.join((*buffers, *own))})"
             if step.checks:
                 otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
                 call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
@@ -352,6 +364,7 @@ def _python(schedule: Schedule, empty: Callable[[Printer, Buffer], str], passed:
                 kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
                 lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
     lines.append(printer.result())
+    lines[head:head] = printer.sizes(lines)
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
 
 
@@ -375,7 +388,7 @@ _Look = tuple[Sequence[int], Sequence[int]]
 
 
 def _look(t: Tensor) -> _Look:
-    return t.shape, t.stride()
+    return shape_of(t), strides_of(t)
 
 
 def _unless_held(printer: Printer, name: str) -> str:
@@ -414,8 +427,8 @@ _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.at
 def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:
     """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are wrong."""
     fake = value_of(node)
-    strides, dtype = tuple(fake.stride()), printer.argument(fake.dtype)
-    made = f"{printer.name('as_expected', as_expected)}({node.name}, {tuple(fake.shape)}, {strides}, {dtype})"
+    strides, dtype = strides_of(fake), printer.argument(fake.dtype)
+    made = f"{printer.name('as_expected', as_expected)}({node.name}, {shape_of(fake)}, {strides}, {dtype})"
     if name == node.name:
         return f"if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {name} = {made}"
     return f"{name} = {node.name} if {node.name}.stride() == {strides} and {node.name}.dtype is {dtype} else {made}"

@@ -6,16 +6,19 @@ nor because it is returned. ``loops/in_place.py`` says what the loops of a kerne
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..graphs import Graph, Place, again, device_of, is_view, lying, value_of
+from ..calls import again
+from ..graphs import Graph, Place, device_of, is_view, lying, value_of
 from ..loops.in_place import places
 from ..loops.ir import Buffer, Kernel
 from ..loops.verify import verify
+from ..sizes import plain
 from ..torch_private import is_operator, is_torchs_own
 from .backend import Extern, Launch, size_of
 
@@ -91,7 +94,9 @@ class _Lifetimes:
         if node is None:
             return True
         value = value_of(node)
-        if not isinstance(value, Tensor) or value.device != self._device or value.untyped_storage().nbytes() != size_of(buffer):
+        if not isinstance(value, Tensor) or value.device != self._device:
+            return False
+        if plain(value.untyped_storage().nbytes()) != math.prod(buffer.shape) * buffer.dtype.itemsize:
             return False
         return node.op != "placeholder" or size_of(buffer) >= _WORTH
 

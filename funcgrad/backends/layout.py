@@ -15,6 +15,7 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_view, value_of
+from ..sizes import shape_of, strides_of
 from .backend import Allocate, Call, Extern, Launch
 
 Part = tuple[fx.Node, int]
@@ -63,7 +64,7 @@ def as_read(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> Iterable
             seen = _seen(nodes[step.buffer.name], readers)
             views.update(seen)
             look = value_of(seen[-1] if seen else nodes[step.buffer.name])
-            yield evolve(step, buffer=evolve(step.buffer, shape=tuple(look.shape), strides=tuple(look.stride())))
+            yield evolve(step, buffer=evolve(step.buffer, shape=shape_of(look), strides=strides_of(look)))
         else:
             yield evolve(step, same=True) if isinstance(step, Call) and step.node in views else step
 

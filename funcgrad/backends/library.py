@@ -15,8 +15,10 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..graphs import Graph, copy_nodes, getitem, has_effect, is_getitem, value_of, verify
+from ..calls import getitem
+from ..graphs import Graph, copy_nodes, has_effect, is_getitem, value_of, verify
 from ..loops.rows_products import is_small
+from ..sizes import is_few
 
 aten = torch.ops.aten
 
@@ -128,7 +130,7 @@ def _of_slices(graph: fx.Graph) -> None:
             groups.setdefault((slice_[0], b), []).append((slice_[1], node))
     for (x, w), products in groups.items():
         steps, rows, _ = value_of(x).shape
-        if len(products) * 2 <= steps or len(products) < 2:
+        if len(products) < 2 or not is_few(steps, len(products) * 2 - 1) or not isinstance(rows, int):
             continue
         by_part: dict[int, list[tuple[int, fx.Node]]] = {}
         at_once = -(-_ROWS // rows)
@@ -228,7 +230,7 @@ def _terms(node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
     found = []
     while True:
         a, b = _args(node)[-2:]
-        if a.target is not aten.t.default or value_of(b).shape[0] > _FEW_ROWS or node.kwargs:
+        if a.target is not aten.t.default or not is_few(value_of(b).shape[0], _FEW_ROWS) or node.kwargs:
             return []
         found.append((_args(a)[0], b))
         if node.target is aten.mm.default:
@@ -292,8 +294,8 @@ def _transposed_once(graph: fx.Graph) -> None:
     groups: dict[tuple[Any, ...], list[fx.Node]] = {}
     for node in _products(graph):
         a, b = _args(node)
-        shape = value_of(b).shape
-        if b.target in _TRANSPOSITIONS and shape.numel() >= _LARGE and value_of(a).shape[0] <= _FEW_ROWS and value_of(b).stride(0) == 1:
+        few = is_few(value_of(a).shape[0], _FEW_ROWS)
+        if b.target in _TRANSPOSITIONS and few and value_of(b).numel() >= _LARGE and value_of(b).stride(0) == 1:
             groups.setdefault((b.target, *_args(b)), []).append(node)
     for products in groups.values():
         if len(products) >= _OFTEN:

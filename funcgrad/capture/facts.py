@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from attrs import evolve, frozen
 
+from ..errors import TraceError
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot
 from .inputs import CapturedTensor
@@ -40,6 +41,14 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
     """What names an output by its path, what inputs are given among them."""
     own: dict[str, Slot] = {str(slot): slot for slot in given}
     return lambda path: own[path] if path in own else out_slot(path)
+
+
+def require_sizes_may_vary(facts: Facts) -> None:
+    """Where facts say how tensors lie in one another's memory, they are about these sizes alone: ``TraceError``."""
+    if facts.overlap or facts.same or facts.neighbours or facts.subclasses or facts.stores:
+        raise TraceError("inputs that share memory, or are wrapper subclasses, have sizes that are known")
+    if any(change.restrides for change in facts.changes.values()) or any(o.view is not None for o in facts.outputs):
+        raise TraceError("results that look at inputs, and inputs that come to lie otherwise, have sizes that are known")
 
 
 @frozen(eq=False, repr=False)

@@ -205,7 +205,8 @@ def inputs_of(inner: Inner, trace: Trace, reals: Sequence[Any], grad: bool) -> l
     stand_ins: list[Any] = []
     for slot, real in zip(inner.signature.ins, reals, strict=True):
         if isinstance(real, Tensor):
-            stand_ins.append(trace.input(slot, real, grad and inner.facts.requires_grad(slot)))  # type: ignore[arg-type]
+            dims = inner.inputs.sizes.get(slot.path, ()) if isinstance(slot, Arg) else ()
+            stand_ins.append(trace.input(slot, real, grad and inner.facts.requires_grad(slot), dims))  # type: ignore[arg-type]
         else:
             assert isinstance(slot, Arg)
             stand_ins.append(trace.symbolic_float(slot, real.value))

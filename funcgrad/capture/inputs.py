@@ -25,7 +25,7 @@ class Inputs:
     """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
 
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of the
-    positional arguments.
+    positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
     """
 
     names: tuple[str, ...]
@@ -33,6 +33,7 @@ class Inputs:
     leaves: tuple[Any, ...]
     slots: tuple[Arg, ...]
     tree: Tree
+    sizes: Mapping[str, frozenset[int]] = {}
 
     @property
     def dynamic(self) -> list[tuple[Arg, Any]]:

@@ -55,7 +55,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool)
     simplify(graph)
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=False))
-    return Joint(graph, Returned(ran.tree, leaves), tuple(trace.guards()), trace.symbol_slots(), trace.wrappings)
+    symbols = trace.symbols
+    return Joint(graph, Returned(ran.tree, leaves), tuple(symbols.guards()), symbols.floats, symbols.of_sizes, trace.wrappings)
 
 
 def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:

@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import MutationError, UnsupportedTransformError
-from ..graphs import type_text
+from ..graphs import type_now
 from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, view_base
 from ..slots import Arg, Base, Captured, Slot
 from .views import DETACH, Lineage, Step, View, When, detaches
@@ -80,9 +80,9 @@ def look_at_outputs(
                 )
             of_input = view is not None and is_untold(now) and id(view_base(now)) in slot_of
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
-            found.append(OutputFact(path, type_text(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
+            found.append(OutputFact(path, type_now(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
         else:
-            found.append(OutputFact(path, type_text(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
+            found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
     _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
 

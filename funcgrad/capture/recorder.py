@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..calls import getitem, require_false, scalar, size
 from ..errors import TraceError
-from ..graphs import getitem, require_false, scalar, storages
+from ..graphs import storages
 from ..slots import Slot, identifier
 from ..torch_private import (
     FakeTensor,
@@ -23,6 +24,7 @@ from ..torch_private import (
     without_modes,
 )
 from .regions import Region, mark
+from .symbols import Symbols
 from .where import not_an_operand, own_generator, user_line
 
 
@@ -31,6 +33,7 @@ class Recorder:
 
     def __init__(self, *, record: bool) -> None:
         self.fakes = FakeTensorMode()
+        self.symbols = Symbols(self.fakes)
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"
@@ -124,16 +127,32 @@ class Recorder:
         expr = expression(value)
         if not expr.free_symbols:
             return value.node.pytype(expr)
-        if not is_exact(expr):
+        free = sorted(map(str, expr.free_symbols))
+        if not is_exact(expr) and not self.symbols.sizes.keys() >= set(free):
             raise TraceError(f"{expr} is not computed on symbolic floats as Python computes it", where=user_line(), fix="dynamic=False")
         text = python_text(expr)
         if text not in self._scalars:
             assert self.graph is not None
-            symbols: dict[str, Any] = {str(s): self._scalars[str(s)] for s in sorted(expr.free_symbols, key=str)}
+            symbols: dict[str, Any] = {symbol: self._symbol_node(symbol) for symbol in free}
+            if text in symbols:
+                return symbols[text]
             node = self.graph.create_node("call_function", scalar, (text,), symbols, name="scalar")
             node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
             self._scalars[text] = node
         return self._scalars[text]
+
+    def _symbol_node(self, symbol: str) -> fx.Node:
+        """The node of a symbol: an input, or the size of one."""
+        if symbol not in self._scalars:
+            name, dim = self.symbols.sizes[symbol]
+            tensor = next((node for slot, node in self.placeholder_of.items() if str(slot) == name), None)
+            if tensor is None or tensor.graph is not self.graph:
+                raise TraceError("a branch of torch.cond depends on a symbolic size", where=user_line(), fix="dynamic=False")
+            with self.graph.inserting_after(next(reversed(self.graph.find_nodes(op="placeholder")))):
+                node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
+            node.meta = {"val": tensor.meta["val"].shape[dim], "pass": "forward", "where": None}
+            self._scalars[symbol] = node
+        return self._scalars[symbol]
 
     def _line(self) -> str | None:
         """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""

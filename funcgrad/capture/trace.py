@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from ..calls import written_copies
 from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
-from ..graphs import Graph, choose, is_random, type_text, written_copies
+from ..graphs import Graph, choose, is_random, type_text
 from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
 from ..philox import philox
@@ -28,20 +29,14 @@ from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
     FunctionalTensor,
-    ShapeEnv,
     causal_mask_unknown,
     engine_inside,
     expression,
     from_functional,
-    guard_expressions,
-    is_exact,
     is_torchs_own,
     is_transform_wrapper,
-    make_environment,
     make_functional_mode,
-    make_symbol,
     outside_transforms,
-    python_text,
     replace_value,
     returns_nothing,
     running_sequence_number,
@@ -92,14 +87,12 @@ class Trace(Recorder):
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error."""
         super().__init__(record=record)
         self._backward_autocast = backward_autocast
-        self._env: ShapeEnv | None = None
         self.lineage = Lineage()
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
         self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after, self._outer)
         self.tracer = Tracer(self)
         self.draws = Draws(self, rng, first_run=stand_in_for is not None)
         self._stand_in_for = stand_in_for
-        self._symbols: dict[str, str] = {}
         self.captured: dict[int, Lifted] = {}
         self.wrappings: dict[Slot, Wrapping] = {}
         self.late: list[Slot] = []
@@ -116,9 +109,10 @@ class Trace(Recorder):
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def input(self, slot: Slot, real: Tensor, requires_grad: bool) -> Tensor:
-        """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under ``slot``."""
-        functional = self.plain_stand_in(real)
+    def input(self, slot: Slot, real: Tensor, requires_grad: bool, dims: Collection[int] = ()) -> Tensor:
+        """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under ``slot``; its sizes along
+        ``dims`` are symbols."""
+        functional = self._symbolic_stand_in(slot, real, dims) if dims else self.plain_stand_in(real)
         self._enter(slot, functional)
         return functional.requires_grad_(requires_grad)
 
@@ -149,6 +143,13 @@ class Trace(Recorder):
                 fake = self.fakes.from_tensor(real.detach(), static_shapes=True)
             with self.fakes, self.functional, torch.no_grad():
                 return to_functional(fake)
+
+    def _symbolic_stand_in(self, slot: Slot, real: Tensor, dims: Collection[int]) -> Tensor:
+        require_traceable(real, None)
+        with without_function_modes(), outside_transforms(), without_modes():
+            fake = self.symbols.tensor(str(slot), real.detach(), dims)
+        with self.fakes, self.functional, torch.no_grad():
+            return to_functional(fake)
 
     def bind(self, real: Tensor, functional: Tensor, where: str | None = None) -> None:
         """From now on ``functional`` stands for ``real``, wherever the function meets it."""
@@ -220,13 +221,10 @@ class Trace(Recorder):
 
     def symbolic_float(self, slot: Arg, value: float) -> Any:
         """A symbolic float input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
-        if self._env is None:  # only for symbols: with an environment, values read from tensors would become symbols, too
-            self._env = self.fakes.shape_env = make_environment()
-        symbol = make_symbol(self._env, str(slot), value)
+        symbol = self.symbols.number(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
             self._scalars[str(expression(symbol))] = node
-        self._symbols[str(expression(symbol))] = str(slot)
         return symbol
 
     def lift(self, real: Tensor) -> Tensor:
@@ -283,6 +281,7 @@ class Trace(Recorder):
                 _one_at_a_time,  # some of what follows replaces functions of torch for the whole process
                 generator_kept(self.draws.reseed),
                 torch.autograd.set_multithreading_enabled(False),
+                self.symbols.followed(),
                 self.fakes,
                 self.tracer,
                 self.functional,
@@ -341,18 +340,6 @@ class Trace(Recorder):
         tensor = self.stand_in(value)
         self._note_wrapping(slot, tensor)
         return {own: self.result(inner) for own, inner in parts(slot, tensor)}
-
-    def guards(self) -> list[str]:
-        """Conditions on symbolic floats the run relied on, as Python over the symbols' names."""
-        if self._env is None:
-            return []
-        if not all(is_exact(e) for e in guard_expressions(self._env)):
-            raise TraceError("a condition on symbolic floats is not computed as Python computes it", fix="dynamic=False")
-        return [python_text(e) for e in guard_expressions(self._env) if {str(s) for s in e.free_symbols} <= self._symbols.keys()]
-
-    def symbol_slots(self) -> dict[str, str]:
-        """Symbol name → the path of the float it stands for."""
-        return dict(self._symbols)
 
     # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -47,7 +47,7 @@ def compute_again(
             readers.setdefault(value, []).append(task)  # type: ignore[arg-type]
     for value, own in list(stored.items()):
         later = [g for g in readers.get(value, ()) if g is not own]
-        if value in wanted or value.numel < _FROM or not later or any(g.scatter is not None for g in (own, *later)):
+        if value in wanted or value.about < _FROM or not later or any(g.scatter is not None for g in (own, *later)):
             continue
         recipe = _recipe(value, stored, group_of)
         if recipe is None or not all(_pays(value, recipe, g, stored, readers, at, maker) for g in later):
@@ -72,11 +72,11 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
             sources.add(current)
         elif isinstance(current, (Map, View, Within, Number, Count)):
             cost += operations(current.op) if isinstance(current, Map) else 0.0
-            looks += isinstance(current, (View, Within)) and current.arg.numel * ROW > value.numel
+            looks += isinstance(current, (View, Within)) and current.arg.about * ROW > value.about
             new = [v for v in current.inputs if v not in seen]
             seen.update(new)
             pending += new
-        elif current is not value and current in group_of and current.numel * ROW <= value.numel:
+        elif current is not value and current in group_of and current.about * ROW <= value.about:
             sources.add(current)
             kept.add(current)
         else:
@@ -95,7 +95,7 @@ def _pays(
     for source in recipe.sources:
         is_given = isinstance(source, Memory) and maker(source) is None
         more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
-    spread = max(1.0, group.domain.numel / value.numel)  # what is broadcast there would be computed for each place it goes to
+    spread = max(1.0, group.domain.about / value.about)  # what is broadcast there would be computed for each place it goes to
     return more <= value.nbytes and recipe.cost * spread * _times(value, group, stored) <= _AT_MOST
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from ..sizes import divides, hint, is_few, same
 from .index import ZERO, Axis, Index, at_axis
 from .scan import Scan
 from .values import Reduce, Value
@@ -38,6 +39,11 @@ class Domain:
     @property
     def numel(self) -> int:
         return math.prod(self.sizes)
+
+    @property
+    def about(self) -> int:
+        """How many turns there are in the call that is compiled: for costs."""
+        return hint(self.numel)
 
 
 @frozen
@@ -102,8 +108,8 @@ def _along(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[tuple[Index,
     sizes = [a.size for a in axes]
     ours = core(shape)
     written_out = None
-    if math.prod(ours) != math.prod(sizes):
-        if not ours or ours[-1] > SMALL or math.prod(ours[:-1]) != math.prod(sizes) or not sizes:
+    if not same(math.prod(ours), math.prod(sizes)):
+        if not ours or not is_few(ours[-1], SMALL) or not same(math.prod(ours[:-1]), math.prod(sizes)) or not sizes:
             return None, None
         written_out = Axis("u", ours[-1])
     remaining = list(axes)
@@ -116,10 +122,10 @@ def _along(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[tuple[Index,
             index.append(at_axis(written_out))
         else:
             at, size = ZERO, 1
-            while size < n and remaining:
+            while not same(size, n) and remaining:
                 axis = remaining.pop(0)
                 at, size = at * axis.size + at_axis(axis), size * axis.size
-            if size != n:
+            if not same(size, n):
                 return None, None
             index.append(at)
     return tuple(index), written_out
@@ -128,30 +134,30 @@ def _along(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[tuple[Index,
 def refine(domain: Domain, shape: Sequence[int]) -> Domain | None:
     """The domain with its loops cut so that a tensor of this shape, of as many elements, can be indexed by them; None if it cannot."""
     ours, theirs = list(core(shape)), list(enumerate(domain.sizes))
-    if math.prod(ours) != domain.numel:
+    if not same(math.prod(ours), domain.numel):
         return None
     sizes: list[int] = []
     columns: set[int] = set()
     while ours and theirs:
         (d, a), b = theirs[0], ours[0]
-        n = min(a, b)
-        if max(a, b) % n:
+        n = a if divides(a, b) else b
+        if not divides(n, a):
             return None
         if domain.columns is not None and d in domain.columns:
             columns.add(len(sizes))
         sizes.append(n)
         theirs[0], ours[0] = (d, a // n), b // n
-        if a == n:
+        if same(a, n):
             theirs.pop(0)
-        if b == n:
+        if same(b, n):
             ours.pop(0)
     return Domain(tuple(sizes), None if domain.columns is None else frozenset(columns))
 
 
 def widen(domain: Domain, shape: Sequence[int]) -> Domain | None:
     """The domain without its small last loop, which is written out instead, so that a tensor of this shape fits; None if it does not."""
-    fits = domain.columns is None and len(domain.sizes) > 1 and domain.sizes[-1] <= SMALL
-    return refine(Domain(domain.sizes[:-1]), shape) if fits and math.prod(shape) == math.prod(domain.sizes[:-1]) else None
+    fits = domain.columns is None and len(domain.sizes) > 1 and is_few(domain.sizes[-1], SMALL)
+    return refine(Domain(domain.sizes[:-1]), shape) if fits and same(math.prod(shape), math.prod(domain.sizes[:-1])) else None
 
 
 def decide(domain: Domain, value: Reduce | Scan) -> Domain | None:

@@ -128,8 +128,8 @@ class _Fusion:
                 domain = "what it reads would be kept until then"
             if isinstance(domain, Domain):
                 self._fuel -= 1
-                if domain.numel != group.domain.numel:
-                    self._by_size.setdefault(domain.numel, []).append(group)
+                if domain.about != group.domain.about:
+                    self._by_size.setdefault(domain.about, []).append(group)
                 group.domain = domain
                 because = _in_common(group, [s for s, _ in sources])
                 break
@@ -137,7 +137,7 @@ class _Fusion:
         else:
             group = Group(len(self._tasks), _own_domain(value))
             self._tasks.append(group)
-            self._by_size.setdefault(group.domain.numel, []).append(group)
+            self._by_size.setdefault(group.domain.about, []).append(group)
             because = "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
         group.members[value] = Decision(because, tuple(refused))
         self._order.require(group, before - {group})
@@ -167,9 +167,9 @@ class _Fusion:
         """Groups that make, or read, what the value reads, much of it before little; and others with as many elements; the latest first."""
         near = [self._group_of[s] for s, _ in sources if s in self._group_of]
         near += [g for s, _ in sources for g in self._reading.get(s, [])[-4:]]
-        if math.prod(core(value.shape)) > 1 or isinstance(value, Reduce):
-            near += self._by_size.get(value.inputs[0].numel if isinstance(value, Reduce) else value.numel, [])[-2:]
-        large = [s for s, _ in sources if s.numel * ROW > value.numel]
+        if value.about > 1 or isinstance(value, Reduce):
+            near += self._by_size.get(value.inputs[0].about if isinstance(value, Reduce) else value.about, [])[-2:]
+        large = [s for s, _ in sources if s.about * ROW > value.about]
         shared = {g for g in near if any(s in g.members or s in g.reads for s in large)}
         return dict.fromkeys(sorted(near, key=lambda g: (g not in shared, -g.number)))
 
@@ -196,7 +196,7 @@ class _Fusion:
     def _would_wait(self, value: Value, group: Group, sources: Sequence[Read]) -> bool:
         """Whether a value would wait for a group that has next to nothing in common with it, or that for the value, holding on to
         what it reads."""
-        if any(s.numel > group.domain.numel // ROW and (s in group.members or s in group.reads) for s, _ in sources):
+        if any(s.about > group.domain.about // ROW and (s in group.members or s in group.reads) for s, _ in sources):
             return False
         at, last = self._position.get(value), self._last[group]
         if at is None or abs(at - last) < _FAR:
@@ -211,8 +211,8 @@ class _Fusion:
 
     def _shrinks(self, group: Group, stored: Mapping[Value, Group]) -> bool:
         """Whether next to nothing is left of what a group reads: sums, mostly."""
-        read = sum(s.numel for s in group.reads if self._task_of(s) is not None)
-        return sum(v.numel for v in (*group.members, *group.whole) if v in stored) * ROW <= read
+        read = sum(s.about for s in group.reads if self._task_of(s) is not None)
+        return sum(v.about for v in (*group.members, *group.whole) if v in stored) * ROW <= read
 
     # ── what a value reads ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,7 +271,7 @@ class _Fusion:
         """Whether it is there, or a view of what is, and next to nothing to read: one number for each row."""
         while isinstance(value, View):
             value = value.arg
-        return value in self._group_of and value.numel * ROW <= beside.numel
+        return value in self._group_of and value.about * ROW <= beside.about
 
     # ── done ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

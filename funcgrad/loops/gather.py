@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
+from ..sizes import hint
 from .index import Axis, Index, at_axis, substitute
 from .values import Map, Value, View, axes_of, below, broadcast, cast, compare, look, made, pointwise, require_inside
 
@@ -49,7 +50,7 @@ def gather(value: Value, shape: Sequence[int], where: Sequence[Index | Value]) -
     whole numbers of this shape."""
     index, numbers = found_along(value.shape, where)
     require_inside(value, index, ())
-    return _gathered(value, tuple(shape), index, numbers, math.prod(shape) * _SELDOM <= value.numel)
+    return _gathered(value, tuple(shape), index, numbers, hint(math.prod(shape)) * _SELDOM <= value.about)
 
 
 def found_along(shape: Sequence[int], where: Sequence[Index | Value]) -> tuple[tuple[Index, ...], Numbers]:

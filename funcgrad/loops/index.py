@@ -75,7 +75,7 @@ class Index:
         object.__setattr__(self, "range", (low, high))
 
     def __add__(self, other: Index | int) -> Index:
-        if isinstance(other, int):
+        if not isinstance(other, Index):
             return Index(self.terms, self.const + other) if other else self
         found = dict(self.terms)
         for atom, by in other.terms:

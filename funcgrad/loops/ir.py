@@ -262,14 +262,14 @@ class Expressions:
 
     def load(self, buffer: str, at: Index, dtype: torch.dtype, guard: tuple[Bound, ...] = ()) -> Expr:
         found = self.found_in(at, *(i for i, _, _ in guard))
-        full = any(e.full for _, e in found) or self._is_full(at) or any(self._is_full(i) for i, _, _ in guard)
+        full = any(e.full for _, e in found) or self.is_full(at) or any(self.is_full(i) for i, _, _ in guard)
         return self._made(Load, dtype, full, _stage(found), buffer, at, guard, found)
 
     def position(self, at: Index) -> Expr:
         if not at.terms:
             return self.const(at.const, torch.int64)
         found = self.found_in(at)
-        return self._made(Position, torch.int64, any(e.full for _, e in found) or self._is_full(at), _stage(found), at, found)
+        return self._made(Position, torch.int64, any(e.full for _, e in found) or self.is_full(at), _stage(found), at, found)
 
     def op(self, name: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr:
         simple = _simplified(name, args, dtype)
@@ -288,7 +288,8 @@ class Expressions:
         axes = frozenset().union(*(i.axes for i in indices)) if self._found else ()
         return tuple((a, self._found[a]) for a in sorted(axes, key=str) if a in self._found)
 
-    def _is_full(self, at: Index) -> bool:
+    def is_full(self, at: Index) -> bool:
+        """Whether it differs from column to column."""
         return not self._columns.isdisjoint(at.axes)
 
     def _made(self, kind: type[Expr], *fields: Any) -> Expr:

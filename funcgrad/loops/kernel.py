@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from ..sizes import same
 from .domain import Domain, Place, core, place
 from .gather import Gather
 from .groups import Decision, Group
@@ -212,8 +213,9 @@ class _Reader:
                 return make.const(value.value, value.dtype)
             case Count():
                 return make.position(index[value.dim])
-            case Reduce():
-                return make.reduced(value.kind, self.argument(value, index, guard))
+            case Reduce():  # over all columns, whichever of them asks
+                rows_alone = tuple(bound for bound in guard if not make.is_full(bound[0]))
+                return make.reduced(value.kind, self.argument(value, index, rows_alone))
             case Gather():
                 found = {a: at_axis(make.axis(self.at(number, index, guard), a.size)) for a, number in value.found}
                 return self.at(value.arg, tuple(substitute(i, inner | found) for i in value.where), guard)
@@ -286,6 +288,8 @@ def _in_parts(effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], 
     if not columns or any(isinstance(e, (Reduced, Scanned)) for e in found) or not all(e.full for e in effects):
         return None
     axis = columns[-1]
+    if not isinstance(axis.size, int):
+        return None
     bounds = dict.fromkeys(b for e in found if isinstance(e, Load) for b in e.guard if is_shifted_axis(b[0]) and axis in b[0].axes)
     ends = {end - i.const for i, *both in bounds for end in both}
     size = math.gcd(axis.size, *ends)
@@ -300,8 +304,10 @@ def _in_lines(effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], 
     nothing need be divided."""
     (axis,) = columns
     atoms = {a for i in _indices(effects) for a, _ in i.terms if not isinstance(a, Axis) and axis in a.of.axes}
+    if not atoms or any(a.of != at_axis(axis) or not isinstance(a.by, int) for a in atoms) or not isinstance(axis.size, int):
+        return None
     size = math.gcd(axis.size, *(a.by for a in atoms))
-    if not atoms or any(a.of != at_axis(axis) for a in atoms) or size < _PART or size == axis.size:
+    if size < _PART or size == axis.size:
         return None
     line, column = Axis(f"r{len(rows)}", axis.size // size), Axis(f"r{len(rows) + 1}", size)
     return [*rows, line], [column], [_with(c, axis, at_axis(line) * size + at_axis(column)) for c in loops]
@@ -338,4 +344,4 @@ def _merge(axes: Sequence[Axis], indices: Sequence[Index], name: str, loops: dic
 
 def _runs_on(index: Index, outer: Axis, inner: Axis) -> bool:
     a, b = index.coefficient(outer), index.coefficient(inner)
-    return a is not None and b is not None and a == b * inner.size
+    return a is not None and b is not None and same(a, b * inner.size)

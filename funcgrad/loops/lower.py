@@ -12,8 +12,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
+from .. import sizes
+from ..calls import again, scalar, size
 from ..errors import GraphError
-from ..graphs import Graph, again, device_of, is_getitem, is_view, scalar, target_text, tensors_in, value_of
+from ..graphs import Graph, device_of, is_getitem, is_view, target_text, tensors_in, value_of
+from ..sizes import SizeError, shape_of, strides_of
 from ..torch_private import is_zero_tensor
 from .gather import Checked
 from .index import ZERO
@@ -72,7 +75,7 @@ def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | Non
                 checks[node] = tuple(reduce("any", wrong) for wrong in found.wrong)
                 found = found.result
             values[node] = found
-    written = {node: _written(value, tuple(value_of(node).stride())) for node, value in _needed(graph, values, externs).items()}
+    written = {node: _written(value, strides_of(value_of(node))) for node, value in _needed(graph, values, externs).items()}
     buffers = {node: value for node, (value, _) in written.items()}
     strides = {node: found for node, (_, found) in written.items()}
     return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, buffers, strides, checks)
@@ -86,7 +89,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     out = value_of(node)
     rule = TABLE.get(node.target)
     if rule is None:
-        return "Python" if node.target in (scalar, again) else f"{target_text(node.target)} has no row in the op table"
+        return "Python" if node.target in (scalar, size, again) else f"{target_text(node.target)} has no row in the op table"
     made = list(tensors_in(out))
     for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):
         is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))
@@ -101,14 +104,30 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     if getattr(rule, "takes_given", False):
         kwargs = {**kwargs, "given": [value_of(n) for n in node.all_input_nodes]}
     try:
-        found = rule(*args, **kwargs, out=out)
+        found = rule(*args, **kwargs, out=_types(out))
     except MixedDtypesError as error:
         return f"mixed dtypes: {error}"
+    except SizeError as error:
+        return f"a symbolic size: {error}"
     if found is NotImplemented:
         return f"this call of {target_text(node.target)} has no loop form"
     result = found.result if isinstance(found, Checked) else found
-    _check(node, result, out)
+    _check(node, result, _types(out))
     return (refuse and _refused(node, result, values, refuse)) or found
+
+
+@frozen
+class Type:
+    """What an operator returns, to the rows of its table."""
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+
+
+def _types(out: Any) -> Any:
+    if isinstance(out, Tensor):
+        return Type(shape_of(out), out.dtype)
+    return tuple(map(_types, out)) if isinstance(out, (list, tuple)) else out
 
 
 def _refused(node: fx.Node, result: Any, values: Mapping[fx.Node, Any], refuse: Refuse) -> str | None:
@@ -127,9 +146,9 @@ def _argument(value: Any) -> Any:
 
 def _check(node: fx.Node, found: Any, out: Any) -> None:
     """The row of the table and PyTorch agree on what is computed."""
-    pairs = zip(found, out, strict=True) if isinstance(out, (list, tuple)) else [(found, out)]
+    pairs = zip(found, out, strict=True) if isinstance(out, tuple) else [(found, out)]
     for value, fake in pairs:
-        if isinstance(value, Value) and (value.shape != tuple(fake.shape) or value.dtype != fake.dtype):
+        if isinstance(value, Value) and (value.shape != fake.shape or value.dtype != fake.dtype):
             raise GraphError(
                 f"the op table makes {value.dtype}{list(value.shape)} of {node.format_node()}, which is {fake.dtype}{list(fake.shape)}"
             )
@@ -137,13 +156,13 @@ def _check(node: fx.Node, found: Any, out: Any) -> None:
 
 def _exists(node: fx.Node, out: Any) -> Value | None:
     if isinstance(out, Tensor) and is_zero_tensor(out):
-        return number(plain(0, out.dtype), out.dtype, out.shape) if out.dtype in SUPPORTED else None
+        return number(plain(0, out.dtype), out.dtype, shape_of(out)) if out.dtype in SUPPORTED else None
     if isinstance(out, Tensor):
-        there = memory(node.name, tuple(out.shape), tuple(out.stride()), out.dtype)
+        there = memory(node.name, shape_of(out), strides_of(out), out.dtype)
         return pointwise("neg", there) if out.is_neg() else there  # PyTorch notes that the sign is turned, and leaves memory as it is
     if isinstance(out, (torch.SymFloat, float)):
         return memory(node.name, (), (), torch.float64)
-    return None
+    return sizes.plain(out) if isinstance(out, (torch.SymInt, int)) else None
 
 
 def _constant(tensor: Tensor, node: fx.Node) -> Value | None:

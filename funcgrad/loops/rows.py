@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..sizes import Size
 from .values import Value, cast, compare, number
 
 aten = torch.ops.aten
@@ -76,7 +77,9 @@ def half_in_f32(rule: Callable[..., Value]) -> Rule:
 
 
 def plain(value: Any, dtype: torch.dtype) -> Any:
-    """A number as a Python number that the dtype holds."""
+    """A number as a Python number that the dtype holds; one that is known when the program runs, as it is."""
+    if isinstance(value, Size) and dtype != torch.bool:
+        return value
     if dtype.is_floating_point:
         return float(value)
     if dtype == torch.bool:

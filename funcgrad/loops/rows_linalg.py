@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..sizes import is_few
 from .gather import Checked
 from .index import Index
 from .rows import TABLE, Rule, aten, row
@@ -25,7 +26,7 @@ Matrix = list[list[Value]]
 
 
 def _is_small(a: Value) -> bool:
-    return a.dtype in (torch.float32, torch.float64) and a.shape[-1] == a.shape[-2] <= _LARGEST
+    return a.dtype in (torch.float32, torch.float64) and is_few(a.shape[-1], _LARGEST) and a.shape[-1] == a.shape[-2]
 
 
 def _elements(a: Value) -> Matrix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .rows import TABLE, Rule, aten, half_in_f32, row, wide_dtype
+from .rows import TABLE, Rule, aten, half_in_f32, into, row, wide_dtype
 from .values import Value, cast, compare, count, pointwise, reduce, reshape, where
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch.nn's reductions, as ATen numbers them
@@ -15,7 +15,7 @@ def _reduced(loss: Value, how: int) -> Value:
     if how == _NONE:
         return loss
     total = reduce("sum", loss)
-    return total / float(loss.numel) if how == _MEAN else total
+    return total / into(loss.numel, total.dtype) if how == _MEAN else total
 
 
 def _share(x: Value, how: int) -> float:
@@ -64,7 +64,7 @@ def _with_logits(x: Value, y: Value, weight: Value | None = None, positive: Valu
 def _cross_entropy_backward(g: Value, x: Value, y: Value, weight: Value | None = None, how: int = _MEAN) -> Value:
     grad = g * (x - y) / pointwise("maximum", (1.0 - x) * x, 1e-12)
     grad = grad if weight is None else grad * weight
-    return grad / float(x.numel) if how == _MEAN else grad
+    return grad / into(x.numel, grad.dtype) if how == _MEAN else grad
 
 
 TABLE |= {

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..sizes import is_few
 from .index import Index
 from .rows import TABLE, Rule, aten, into, wide_dtype
 from .values import Value, cast, look, own_index, reduce
@@ -23,7 +24,7 @@ _SMALL = 2048
 def is_small(shape: Sequence[int], terms: int) -> bool:
     """Whether a product of this shape, or several of the last two dimensions, with so many terms to an element is better not left to
     the library."""
-    return terms <= _TERMS or math.prod(shape[-2:]) * terms <= _SMALL
+    return is_few(terms, _TERMS) or is_few(math.prod(shape[-2:]) * terms, _SMALL)
 
 
 def _contracted(a: Value, b: Value, shape: Sequence[int], kept: tuple[Sequence[int], Sequence[int]]) -> Any:

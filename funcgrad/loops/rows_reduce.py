@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .rows import TABLE, Rule, aten, dims_of, is_arithmetic, row, truth, wide_dtype
+from .rows import TABLE, Rule, aten, dims_of, into, is_arithmetic, row, truth, wide_dtype
 from .values import (
     Value,
     cast,
@@ -32,7 +32,7 @@ def _mean(x: Value, dims: Any = None, keepdim: bool = False, *, dtype: Any = Non
     if not out.dtype.is_floating_point:
         return NotImplemented
     total = reduce("sum", cast(x, wide_dtype(out.dtype)), dims_of(dims), keepdim)
-    return cast(total / (x.numel / max(1, total.numel)), out.dtype)
+    return cast(total / into(x.numel // max(1, total.numel), total.dtype), out.dtype)
 
 
 @row(aten.prod.default, aten.prod.dim_int)
@@ -119,17 +119,17 @@ for _name in ("any", "all"):
 def variance_and_mean(x: Value, dims: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
     """Variance and mean in two passes over the row, as exact as Welford's algorithm."""
     mean = average(x, dims)
-    n = x.numel / max(1, mean.numel)
+    n = x.numel // max(1, mean.numel)
     squares = (x - mean) * (x - mean)
-    divisor = n - (1 if correction is None else correction)
+    divisor = n - (1 if correction is None else int(correction) if correction == int(correction) else correction)
     total = reduce("sum", squares, dims, keepdim)
-    variance = total / divisor if divisor > 0 else total * math.nan if divisor < 0 or n == 0 else total / 0.0
+    variance = total / into(divisor, total.dtype) if divisor > 0 else total * math.nan if divisor < 0 or n == 0 else total / 0.0
     return variance, mean if keepdim else reshape(mean, variance.shape)
 
 
 def average(x: Value, dims: Any) -> Value:
     total = reduce("sum", x, dims, True)
-    return total / (x.numel / max(1, total.numel))
+    return pointwise("div", total, into(x.numel // max(1, total.numel), total.dtype))
 
 
 @row(aten.var.correction, aten.var_mean.correction)

@@ -18,6 +18,7 @@ import torch
 from attrs import frozen
 
 from ..errors import GraphError
+from ..sizes import Size, hint, is_few
 from .index import ZERO, Axis, Bound, Index, at_axis, bounded, flat, row_major, substitute, unravel
 
 _known: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
@@ -35,8 +36,14 @@ class Value:
         return math.prod(self.shape)
 
     @property
+    def about(self) -> int:
+        """How many elements there are in the call that is compiled: for costs."""
+        return hint(self.numel)
+
+    @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+        """In the call that is compiled: for costs."""
+        return self.about * self.dtype.itemsize
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -172,7 +179,7 @@ def broadcast(shape: Sequence[int], to: Sequence[int]) -> tuple[Index, ...]:
 def made(kind: type[Value], *fields: Any) -> Any:
     """The value with these fields: equal ones are one object."""
     # numbers are told apart by how they are written: 0.0 is not -0.0, True is not 1, and nan is nan
-    key = (kind, *(repr(f) if kind is Number and f is fields[-1] else f for f in fields))
+    key = (kind, *(repr(f) if kind is Number and f is fields[-1] and not isinstance(f, Size) else f for f in fields))
     found = _known.get(key)
     if found is None:
         found = kind(*fields)
@@ -224,7 +231,7 @@ def cast(value: Value, dtype: torch.dtype) -> Value:
     if value.dtype == dtype:
         return value
     if isinstance(value, Number) and dtype.is_floating_point and not isinstance(value.value, complex):
-        return number(float(value.value), dtype, value.shape)
+        return number(value.value if isinstance(value.value, Size) else float(value.value), dtype, value.shape)
     return pointwise("cast", value, dtype=dtype)
 
 
@@ -243,7 +250,7 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
         result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts[1]])
-    elif 0 < length <= _UNROLLED and math.prod(rest) > 1:
+    elif is_few(length, _UNROLLED) and length > 0 and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
         result = made(Reduce, rest, value.dtype, kind, value, gone)
@@ -291,7 +298,7 @@ def look(value: Value, shape: Sequence[int], where: Sequence[Index]) -> Value:
     if isinstance(value, Number):
         return number(value.value, value.dtype, shape)
     value, where = _element(value, where)
-    if shape == value.shape and where == own_index(shape):
+    if where == own_index(shape) and shape == value.shape:
         return value
     return made(View, shape, value.dtype, value, where)  # type: ignore[no-any-return]
 

@@ -14,6 +14,7 @@ from ..graphs import Graph, is_getitem, is_view, nbytes, pass_of, tensors_in, va
 from ..loops.groups import EXPENSIVE
 from ..loops.lower import Lowering, lower
 from ..loops.values import Map, Reduce, Value, Within, below
+from ..sizes import hint
 
 _BYTES = 0.25
 """How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of memory moves one."""
@@ -65,8 +66,8 @@ def _own_operations(value: Value) -> float:
     if isinstance(value, Reduce):
         return math.inf
     if isinstance(value, Map):
-        return (20.0 if value.op in EXPENSIVE else 1.0) * value.numel
-    return float(value.numel) if isinstance(value, Within) else 0.0
+        return (20.0 if value.op in EXPENSIVE else 1.0) * value.about
+    return float(value.about) if isinstance(value, Within) else 0.0
 
 
 def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:
@@ -86,7 +87,7 @@ def flops(node: fx.Node, lowering: Lowering | None = None) -> float:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if formula is not None:
         args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
-        return float(formula(*args, **kwargs, out_val=value_of(node)))
+        return float(hint(formula(*args, **kwargs, out_val=value_of(node))))
     if lowering is not None and node in lowering.values and node not in lowering.externs:
         operations = _operations(node, lowering)
         if operations < math.inf:
@@ -96,4 +97,4 @@ def flops(node: fx.Node, lowering: Lowering | None = None) -> float:
 
 def _numel(value: Any) -> int:
     tensors: Sequence[Tensor] = tensors_in(value)
-    return sum(t.numel() for t in tensors)
+    return sum(hint(t.numel()) for t in tensors)

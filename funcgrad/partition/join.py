@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..graphs import Graph, Joint, again, value_of, verify
+from ..calls import again
+from ..graphs import Graph, Joint, value_of, verify
 from ..slots import Saved, Slot
 from .partition import Partition
 

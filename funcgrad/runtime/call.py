@@ -69,7 +69,7 @@ def print_call(
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
     lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
-    for condition in symbol_values(joint.guards, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
+    for condition in symbol_values(joint.conditions, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
         constants.update(math=math, torch=torch)
         lines.append(f"if not ({condition}): {otherwise}")
     variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}

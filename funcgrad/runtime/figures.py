@@ -20,6 +20,7 @@ from ..graphs import is_view, memory_of, value_of
 from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
+from ..sizes import hint
 from ..torch_private import is_operator
 from ..trees import flatten, unflatten
 from .program import Program
@@ -80,18 +81,24 @@ def _workspace(node: fx.Node) -> int:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     leaves, structure, _ = flatten((args, kwargs))
-    kinds = [f"{tuple(v.shape)} {v.stride()} {v.dtype} {v.device}" if isinstance(v, Tensor) else repr(v) for v in leaves]
+    leaves = [_outline(v) for v in leaves]
+    kinds = [f"{v[0]} {v[1]} {v[2]} {v[3]}" if isinstance(v, tuple) else repr(v) for v in leaves]
     name = f"{node.target} {' '.join(kinds)}"
     if name not in _workspaces:
-        examples = [
-            torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device).zero_() if isinstance(v, Tensor) else v for v in leaves
-        ]
+        examples = [torch.empty_strided(v[0], v[1], dtype=v[2], device=v[3]).zero_() if isinstance(v, tuple) else v for v in leaves]
         args, kwargs = unflatten(examples, structure)
         results: list[Any] = []
         with torch.random.fork_rng(), torch.no_grad():
             peak = peak_bytes(lambda: results.append(node.target(*args, **kwargs)))  # type: ignore[operator]
         _workspaces[name] = max(0, peak - sum(memory_of(results[-1]).values()))
     return _workspaces[name]
+
+
+def _outline(value: Any) -> Any:
+    """What a tensor looks like, with the sizes of the call that is compiled."""
+    if isinstance(value, Tensor):
+        return tuple(map(hint, value.shape)), tuple(map(hint, value.stride())), value.dtype, value.device
+    return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 _workspaces: dict[str, int] = {}

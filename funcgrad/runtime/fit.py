@@ -17,7 +17,8 @@ from ..capture.memory import history
 from ..capture.origins import Origin
 from ..slots import Arg, Captured
 from ..subclasses import with_inner
-from .key import Ambient, CallKey, Difference, DynamicSpec, aliasing, explain, spec_of
+from ..torch_private import is_wrapper_subclass
+from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
@@ -46,10 +47,12 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         else:
             found.append(Difference(str(c.slot), f"is no tensor any more: {tensor!r}"))
     if not found:
-        found += explain(program.key, key_of(inputs, captured, program.facts.histories))
+        key = key_of(inputs, captured, program.facts.histories)
+        found += explain(program.key, key)
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
-        found += [Difference(path, f"{guard} no longer holds") for path, guard in program.joint.broken_guards(values)]
+        broken = program.joint.broken_guards(values, sizes_in(program.key, key))
+        found += [Difference(path, f"{guard} no longer holds") for path, guard in broken]
         known = dict(inputs.tensors) | dict(captured)
         found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if known[slot].grad is not None]
     return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in captured}))
@@ -82,15 +85,47 @@ def _read(read: Callable[[], Any]) -> Any:
         return gone
 
 
-def with_symbols(inputs: Inputs, programs: Iterable[Program]) -> Inputs:
-    """The inputs, where a float that had another value in an otherwise fitting call is a symbol: its third value will be a hit."""
+def with_sizes_as_symbols(inputs: Inputs) -> Inputs:
+    """The inputs, with the sizes of all tensors as symbols, but for those of 0 and 1, which mean another program."""
+    tensors = [(slot.path, t) for slot, t in inputs.tensors if not is_wrapper_subclass(t)]
+    dims = {path: frozenset(d for d, n in enumerate(t.shape) if n > 1) for path, t in tensors}
+    return evolve(inputs, sizes={path: own for path, own in dims.items() if own})
+
+
+def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool) -> Inputs:
+    """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a symbol: its third value
+    will be a hit."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
-    floats = {p for p, v in here.items() if type(v) is float and v and math.isfinite(v)}  # symbols know no -0.0, inf, nan
     varying: set[str] = set()
+    dims: dict[str, frozenset[int]] = dict(inputs.sizes)
     for program in programs:
-        symbols = {p for p, spec in zip(program.key.paths, program.key.leaves, strict=True) if isinstance(spec, DynamicSpec)}
-        changed = {difference.where for difference in why_not(program, inputs)}
-        if changed <= floats:
-            varying |= changed | (symbols & floats)
+        found = _varying(program, inputs, here, sizes)
+        if found is not None:
+            varying |= found[0]
+            dims |= {path: dims.get(path, frozenset()) | own for path, own in found[1].items() if own}
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
-    return evolve(inputs, leaves=tuple(leaves))
+    return evolve(inputs, leaves=tuple(leaves), sizes=dims)
+
+
+def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> tuple[set[str], dict[str, frozenset[int]]] | None:
+    """The floats and the dimensions in which a call differs from those a program is for, and that program's symbols; None if they differ
+    in other things."""
+    floats = {p for p, v in here.items() if type(v) is float and v and math.isfinite(v)}  # symbols know no -0.0, inf, nan
+    specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
+    symbols = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
+    found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & floats
+    dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
+    for difference in why_not(program, inputs):
+        if difference.where in floats:
+            found.add(difference.where)
+        elif not (sizes and difference.about and dims.get(difference.where)) and not symbols.issuperset(difference.where.split(", ")):
+            return None
+    return found, dims
+
+
+def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:
+    """The dimensions of a tensor that a program has as symbols, or that are others now; none of 0 or 1, which mean another program."""
+    if not isinstance(spec, TensorSpec) or not isinstance(now, Tensor) or len(spec.shape) != now.dim():
+        return frozenset()
+    pairs = zip(spec.shape, now.shape, strict=True)
+    return frozenset(d for d, (was, size) in enumerate(pairs) if (isinstance(was, str) or was != size) and size > 1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any
 
 import torch
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 from torch import Tensor
 
 from ..capture.autocast import Autocast, autocast_now
@@ -20,6 +20,7 @@ from ..capture.memory import history
 from ..errors import ArgumentError
 from ..histories import family_of
 from ..show import Doc, Shown, Table
+from ..sizes import Sizes
 from ..torch_private import (
     STORAGE_ID,
     dispatch_bits,
@@ -32,6 +33,9 @@ from ..torch_private import (
 )
 from ..trees import Tree, differences
 
+Dim = int | str
+"""A size or a stride; where it is symbolic, as Python over the symbols' names."""
+
 
 @frozen
 class TensorSpec:
@@ -39,8 +43,8 @@ class TensorSpec:
 
     dtype: torch.dtype
     device: torch.device
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
     requires_grad: bool
     bits: int
 
@@ -48,8 +52,17 @@ class TensorSpec:
     def of(t: Tensor) -> TensorSpec:
         return TensorSpec(t.dtype, t.device, tuple(t.shape), tuple(t.stride()), t.requires_grad, dispatch_bits(t))
 
+    def sized(self, sizes: Mapping[str, int]) -> TensorSpec:
+        """The same with numbers for symbols."""
+        shape, stride = (tuple(eval(n, {}, dict(sizes)) if isinstance(n, str) else n for n in dims) for dims in (self.shape, self.stride))
+        return evolve(self, shape=shape, stride=stride)
+
+    def symbols(self) -> Iterator[tuple[str, str]]:
+        """The symbols that stand for sizes, each with where the size is: ``("s0", "shape[1]")``."""
+        yield from ((n, f"shape[{d}]") for d, n in enumerate(self.shape) if isinstance(n, str))
+
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)} on {self.device}"
+        return f"{self.dtype}{_dims(self.shape)} on {self.device}"
 
 
 @frozen
@@ -148,6 +161,31 @@ class CallKey(Shown):
         return Doc("key", (Table(("", ""), tuple(rows)),))
 
 
+def _dims(dims: Sequence[Dim]) -> str:
+    return f"[{', '.join(map(str, dims))}]"
+
+
+def with_sizes(key: CallKey, sizes: Sizes | None) -> CallKey:
+    """The key of a call, with symbols for sizes that are symbols."""
+    leaves = list(key.leaves)
+    for i, (path, spec) in enumerate(zip(key.paths, key.leaves, strict=True)):
+        if sizes is not None and path in sizes.inputs and isinstance(spec, TensorSpec):
+            shape, stride = (tuple(n if isinstance(n, int) else repr(n) for n in dims) for dims in sizes.inputs[path])
+            leaves[i] = evolve(spec, shape=shape, stride=stride)
+    return evolve(key, leaves=tuple(leaves))
+
+
+def sizes_in(key: CallKey, call: CallKey) -> dict[str, int]:
+    """What the symbols of a program's key are in a call."""
+    found: dict[str, int] = {}
+    for spec, now in zip(key.leaves, call.leaves, strict=False):
+        if isinstance(spec, TensorSpec) and isinstance(now, TensorSpec) and len(spec.shape) == len(now.shape):
+            for name, size in zip(spec.shape, now.shape, strict=True):
+                if isinstance(name, str):
+                    found.setdefault(name, size)  # type: ignore[arg-type]
+    return found
+
+
 def spec_of(value: Any, path: str) -> LeafSpec:
     """The part of the key for one leaf. Raises ``ArgumentError`` for a value that is neither tensor nor comparable."""
     if isinstance(value, Tensor):
@@ -197,6 +235,8 @@ class Difference:
 
     where: str
     what: str
+    about: str = ""
+    """``"shape"`` or ``"stride"`` of a tensor."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -206,8 +246,9 @@ def explain(old: CallKey, new: CallKey) -> list[Difference]:
     """Which parts of two keys differ; empty if none does."""
     found = [Difference(_shown(p, new.names), f"structure was {a}, now {b}") for p, a, b in differences(old.tree, new.tree, "")]
     if not found:
+        sizes = sizes_in(old, new)
         for path, a, b in zip(old.paths, old.leaves, new.leaves, strict=True):
-            found += _explain_leaf(path, a, b)
+            found += _explain_leaf(path, _with_numbers(a, b, sizes), b)
     was, now = dict(old.captured), dict(new.captured)
     for name in was.keys() & now.keys():
         found += _explain_leaf(name, was[name], now[name])
@@ -230,13 +271,19 @@ def _shown(path: str, names: Sequence[str]) -> str:
     return (match[2] or names[int(match[1])]) + path[match.end() :]
 
 
+def _with_numbers(spec: LeafSpec, now: LeafSpec, sizes: Mapping[str, int]) -> LeafSpec:
+    comparable = isinstance(spec, TensorSpec) and isinstance(now, TensorSpec) and len(spec.shape) == len(now.shape)
+    return spec.sized(sizes) if comparable else spec  # type: ignore[union-attr]
+
+
 def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
     if isinstance(a, TensorSpec) and isinstance(b, TensorSpec):
         for f in fields(TensorSpec):
             x, y = getattr(a, f.name), getattr(b, f.name)
             if x != y:
                 kind = "tensor kind (subclass, layout, conjugation, inference)"
-                yield Difference(path, kind if f.name == "bits" else f"{f.name} was {x}, now {y}")
+                about = f.name if f.name in ("shape", "stride") else ""
+                yield Difference(path, kind if f.name == "bits" else f"{f.name} was {x}, now {y}", about)
     elif isinstance(a, SubclassSpec) and isinstance(b, SubclassSpec) and a.kind is b.kind:
         if a.flattened != b.flattened:
             yield Difference(path, f"metadata was {a.flattened}, now {b.flattened}")
@@ -276,8 +323,15 @@ def print_guards(
     variables = [*names, *captured_names]
     pending = list(zip(variables, variables, [*key.leaves, *(s for _, s in key.captured)], strict=True))
     plain = {name: spec for name, _, spec in pending if isinstance(spec, TensorSpec)}
+    symbolic = {name: list(spec.symbols()) for name, spec in plain.items()}
+    places: dict[str, str] = {}
+    for name, own in symbolic.items():
+        new = [(symbol, f"{name}.{where}") for symbol, where in own if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"]
+        if new:
+            lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
+            lines += [f"{symbol} = {where}" for symbol, where in new]
     compared = [f"if {_tensor_differs(name, spec, constants)}: {otherwise}" for name, spec in plain.items()]
-    if plain and not key.ambient.inference_mode:  # inside it inference tensors look like all others
+    if plain and not places and not key.ambient.inference_mode:  # inside it inference tensors look like all others
         first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
         for name, t in zip(variables, examples, strict=True):
             if name in plain:
@@ -354,8 +408,9 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
     dtype = str(spec.dtype).removeprefix("torch.")
     device = str(spec.device).replace(":", "_")
     constants[dtype], constants[device] = spec.dtype, spec.device
+    shape, stride = (f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride))
     return (
-        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {spec.shape} or {name}.stride() != {spec.stride}"
+        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() != {stride}"
         f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
     )
 

@@ -9,23 +9,39 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError
+from ..sizes import Size, hint, shape_of, strides_of
 from ..subclasses import Wrapping, inner_tensors
 from ..torch_private import is_wrapper_subclass
 
 
 @frozen
 class Outline:
-    """What is left of a plain tensor without its values."""
+    """What is left of a plain tensor without its values. Where its sizes are symbols, the order of its dimensions is: it is dense."""
 
-    shape: torch.Size
+    shape: tuple[int, ...]
     stride: tuple[int, ...]
+    order: tuple[int, ...] | None
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
 
     @staticmethod
     def of(t: Tensor) -> Outline:
-        return Outline(t.shape, t.stride(), t.dtype, t.device, t.requires_grad)
+        shape, stride = shape_of(t), strides_of(t)
+        order = None
+        if any(isinstance(n, Size) for n in (*shape, *stride)):
+            order = tuple(sorted(range(t.ndim), key=lambda d: -hint(stride[d])))
+            shape = stride = ()
+        return Outline(shape, stride, order, t.dtype, t.device, t.requires_grad)
+
+    def strides_for(self, tensor: Tensor) -> tuple[int, ...]:
+        """How a tensor of these sizes would lie."""
+        if self.order is None:
+            return self.stride
+        strides, step = [1] * tensor.dim(), 1
+        for d in reversed(self.order):
+            strides[d], step = step, step * max(1, tensor.shape[d])
+        return tuple(strides)
 
     def empty(self) -> Tensor:
         """A tensor like it."""
@@ -43,9 +59,9 @@ class TangentLayout:
     def __call__(self, tangent: Tensor) -> Tensor:
         """The incoming gradient, so made and laid out."""
         if self.wrapping is None and not is_wrapper_subclass(tangent):
-            return _with_strides(tangent, self.inner[0].stride)
+            return _with_strides(tangent, self.inner[0].strides_for(tangent))
         inner = inner_tensors(_made_like(tangent, self.wrapping))
-        laid_out = [_with_strides(t, outline.stride) for t, outline in zip(inner, self.inner, strict=True)]
+        laid_out = [_with_strides(t, outline.strides_for(t)) for t, outline in zip(inner, self.inner, strict=True)]
         return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
 
     def zeros(self) -> Tensor:

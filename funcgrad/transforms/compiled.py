@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..backends.choose import choose_backend
 from ..capture.draws import narrow
+from ..capture.facts import require_sizes_may_vary
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic, read_all
 from ..capture.observe import observe
@@ -39,7 +40,8 @@ from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
 from ..runtime.check import require_same
 from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted_peak
-from ..runtime.fit import key_of, why_not, with_symbols
+from ..runtime.fit import key_of, why_not, with_sizes_as_symbols, with_symbols
+from ..runtime.key import with_sizes
 from ..runtime.program import Program, unchanged, watch_modules
 from ..runtime.stages import Stages, log
 from ..subclasses import inner_tensors
@@ -80,6 +82,7 @@ class Compiled:
         self._options = options
         self._cache = ProgramCache()
         self._lock = threading.RLock()
+        self._sizes_may_vary = True
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
         self.__wrapped__ = definition.root
@@ -164,25 +167,30 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        if self._options.dynamic is None and self._options.numerics == "fast":
-            program = self._compile_with_symbols(inputs)
-        else:
-            program = self._compile(inputs)
+        program = self._compile_with_symbols(inputs)
         self._cache.add(program)
         log(2, program.key)
         log(3, program.joint)
         return program
 
     def _compile_with_symbols(self, inputs: Inputs) -> Program:
-        """Compile with the floats that vary as symbols; where the function cannot work on symbols, with their values."""
-        symbolic = with_symbols(inputs, self._cache.programs)
-        if not any(isinstance(leaf, Symbolic) for leaf in symbolic.leaves):
+        """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
+        work on symbols, with their values."""
+        dynamic, programs = self._options.dynamic, self._cache.programs
+        if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs)
-        try:
-            return self._compile(symbolic)
-        except Exception as error:  # whatever it is: with plain values it either works, or fails for a reason of its own
-            log(1, f"{self.__name__} does not trace with symbolic floats ({type(error).__name__}: {error}): their values are baked in")
-            return self._compile(inputs)
+        sizes = self._sizes_may_vary and self._options.memory_budget is None  # which is for sizes that are known
+        start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
+        symbolic = with_symbols(start, programs, sizes)
+        for attempt in (symbolic, evolve(symbolic, sizes={})):
+            if attempt.sizes or any(isinstance(leaf, Symbolic) for leaf in attempt.leaves):
+                try:
+                    return self._compile(attempt)
+                except Exception as error:  # whatever it is: with plain values it either works, or fails for a reason of its own
+                    what = f"{self.__name__} does not trace with symbolic {'sizes' if attempt.sizes else 'floats'}"
+                    log(1, f"{what} ({type(error).__name__}: {error}): their values are baked in")
+                    self._sizes_may_vary &= not attempt.sizes
+        return self._compile(inputs)
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,6 +205,8 @@ class Compiled:
                 captured = read_all(facts.captured, dict(inputs.dynamic))
                 key = key_of(inputs, list(captured.items()), facts.histories)
                 modules = watch_modules(facts, definition.root)
+                if inputs.sizes:
+                    require_sizes_may_vary(facts)
             with stages("layers"):
                 if key.ambient.autocast and self._options.backward_autocast is None and (facts.differentiable or not definition.splits):
                     warnings.warn(_AUTOCAST_UNSAID.format(self.__name__), AutocastWarning, stacklevel=2)
@@ -209,6 +219,7 @@ class Compiled:
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
+                key = with_sizes(key, joint.sizes)
                 backend = choose_backend(self._options, joint.graph)
             with stages("tag"):
                 fuses = backend.fuses and definition.splits and facts.differentiable

@@ -1,0 +1,449 @@
+"""Sizes that a program learns when it is called: polynomials in symbols, with whole coefficients.
+
+A ``Size`` is computed with like an ``int``. It knows its value in the call that is compiled, its *hint*. Comparing two answers as the hints
+do, and what the symbols' ranges do not decide becomes a guard: a program is made by code that believes its sizes are numbers, and
+fits all calls in which each comparison comes out as it did then. Used as a number (``range``, ``int``), a size is fixed to its
+hint. Costs, which are choices and no facts, are estimated from ``hint`` alone, and guard nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field
+from torch import SymInt
+
+from .torch_private import expression, guard_expressions, python_text, shape_environment
+
+_Terms = dict[tuple[str, ...], int]
+"""Monomials, the names of their factors in order, with their coefficients."""
+
+PREFIX = "size_"
+"""How the names of symbols begin in C, where others are called s0, too."""
+
+_DIVIDES = ("Eq(Mod(", "Eq(PythonMod(")
+
+_LEAST = 2
+"""A size of 0 or 1 means another program: it is broadcast, or there is nothing to compute."""
+
+
+@define
+class _Atom:
+    """A symbol, or a quotient or remainder that is no polynomial: its hint, its range, and how Python and C write it."""
+
+    hint: int
+    low: int
+    high: float
+    python: str
+    symbol: bool
+
+
+@define(eq=False)
+class Sizes:
+    """The symbols of one program and what was asked about them."""
+
+    _environment: Any = None
+    """Torch's, of which what it was asked is a guard, too."""
+    inputs: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = field(factory=dict)
+    """Sizes and strides of tensors with symbolic sizes, by path."""
+    _atoms: dict[str, _Atom] = field(factory=dict)
+    _guards: dict[str, None] = field(factory=dict)
+    _known: dict[Any, int | Size] = field(factory=dict)
+    _multiples: dict[str, _Terms] = field(factory=dict)
+    """Symbols of which torch found that a number divides them, in terms of the quotient."""
+    _learnt: int = 0
+
+    def symbol(self, name: str, hint: int) -> Size:
+        """A symbol of this name; it is at least 2."""
+        self._atoms.setdefault(PREFIX + name, _Atom(hint, _LEAST, math.inf, name, True))
+        return Size(self, {(PREFIX + name,): 1})
+
+    @property
+    def symbols(self) -> list[str]:
+        """Their names, as Python writes them."""
+        return [atom.python for atom in self._atoms.values() if atom.symbol]
+
+    @property
+    def guards(self) -> list[str]:
+        """Conditions over the symbols, as Python, under which each comparison comes out as it did."""
+        own = set(self.symbols)
+        asked = guard_expressions(self._environment) if self._environment is not None else ()
+        torchs = dict.fromkeys(python_text(e) for e in asked if not own.isdisjoint(map(str, e.free_symbols)))
+        return [*torchs, *(_range_text(a) for a in self._atoms.values() if a.symbol), *self._guards]
+
+    def plain(self, value: SymInt) -> int | Size:
+        """A size of torch's as one of ours; what has no such form is fixed to its value now."""
+        self._learn()
+        expr = expression(value)
+        if expr not in self._known:
+            found = self._converted(expr)
+            self._known[expr] = self._fixed(python_text(expr), int(value)) if found is None else found
+        return self._known[expr]
+
+    def _learn(self) -> None:
+        """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols."""
+        asked = guard_expressions(self._environment)
+        for condition in asked[self._learnt :]:
+            if not str(condition).startswith(_DIVIDES):
+                continue
+            of, by = condition.args[0].args
+            if of.is_Symbol and by.is_Integer and f"{PREFIX}{of}" not in self._multiples:
+                symbol = Size(self, {(f"{PREFIX}{of}",): 1})
+                quotient = self.atom("//", symbol, int(by))
+                self._multiples[f"{PREFIX}{of}"] = {names: n * int(by) for names, n in quotient._terms.items()}
+                self._known.clear()
+        self._learnt = len(asked)
+
+    def _fixed(self, text: str, hint: int) -> int:
+        self._guards[f"{text} == {hint}"] = None
+        return hint
+
+    def _converted(self, expr: Any) -> int | Size | None:
+        kind, args = type(expr).__name__, [self._converted(a) for a in expr.args]
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_Symbol:
+            name = f"{PREFIX}{expr}"
+            return _made(self, {(name,): 1}) if name in self._atoms else None
+        rule = _RULES.get(kind)
+        return None if rule is None or any(a is None for a in args) else rule(args)
+
+    # ── what is known of a polynomial ────────────────────────────────────────────────────────────────────────────
+
+    def hint_of(self, terms: _Terms) -> int:
+        return sum(by * math.prod(self._atoms[name].hint for name in names) for names, by in terms.items())
+
+    def range_of(self, terms: _Terms) -> tuple[float, float]:
+        """The least and the greatest value, as far as the ranges of the symbols tell."""
+        low = high = 0.0
+        above: _Terms = {}  # the polynomial in how far each symbol is above its least value
+        for names, by in terms.items():
+            atoms = [self._atoms[name] for name in names]
+            least, most = by * math.prod(a.low for a in atoms), by * math.prod(a.high for a in atoms)
+            low, high = low + min(least, most), high + max(least, most)
+            for chosen in range(1 << len(names)):
+                rest = tuple(n for i, n in enumerate(names) if chosen >> i & 1)
+                factor = by * math.prod(a.low for i, a in enumerate(atoms) if not chosen >> i & 1)
+                above[rest] = above.get(rest, 0) + factor
+        start = above.pop((), 0)
+        if all(by >= 0 for by in above.values()):
+            low = max(low, start)
+        if all(by <= 0 for by in above.values()):
+            high = min(high, start)
+        return low, high
+
+    def is_at_most(self, terms: _Terms, limit: int) -> bool:
+        """Whether a polynomial is no larger than a number; where ranges do not tell, its hint does, and leaves a guard."""
+        low, high = self.range_of(terms)
+        if high <= limit or low > limit:
+            return high <= limit
+        holds = self.hint_of(terms) <= limit
+        if not self._narrowed(terms, limit, holds):
+            self._guards[f"{_text(self, terms, True)} {'<=' if holds else '>'} {limit}"] = None
+        return holds
+
+    def is_zero(self, terms: _Terms) -> bool:
+        low, high = self.range_of(terms)
+        if low > 0 or high < 0:
+            return False
+        if self.hint_of(terms) == 0:
+            return self.is_at_most(terms, 0) and not self.is_at_most(terms, -1)
+        if low == 0 or high == 0:  # then it is on the other side: that says more
+            self.is_at_most(terms, 0 if low == 0 else -1)
+            return False
+        variables = [names for names in terms if names]
+        if len(variables) > 1 or len(variables[0]) > 1 or -terms.get((), 0) % terms[variables[0]] == 0:
+            self._guards[f"{_text(self, terms, True)} != 0"] = None
+        return False
+
+    def _narrowed(self, terms: _Terms, limit: int, holds: bool) -> bool:
+        """Note ``terms <= limit``, or its contrary, in the range of what it is about, if that is one thing; whether that is a symbol, whose
+        range is a guard."""
+        variables = [names for names in terms if names]
+        if len(variables) != 1 or len(variables[0]) != 1:
+            return False
+        by, atom = terms[variables[0]], self._atoms[variables[0][0]]
+        room = limit - terms.get((), 0)  # by * symbol <= room, or by * symbol >= room + 1
+        if holds == (by > 0):
+            atom.high = min(atom.high, room // by if holds else (room + 1) // by)
+        else:
+            atom.low = max(atom.low, -(room // -by) if holds else -(-(room + 1) // by))
+        return atom.symbol
+
+    def atom(self, kind: str, of: Size | int, by: Size | int) -> Size:
+        """``of // by`` or ``of % by``, which is no polynomial."""
+        sign = "/" if kind == "//" else "%"
+        name = f"({of} {sign} {by})"
+        if name not in self._atoms:
+            value = hint(of) // hint(by) if kind == "//" else hint(of) % hint(by)
+            low, high = 0, _range(by)[1] - 1
+            if kind == "//":
+                low = int(max(0, _range(of)[0])) // by if isinstance(by, int) else 0  # it is not negative (see _split)
+                most = _range(of)[1]
+                high = most if most == math.inf else most // max(1, _range(by)[0])
+            self._atoms[name] = _Atom(value, low, high, f"({of!r} {kind} {by!r})", False)
+        return Size(self, {(name,): 1})
+
+
+class SizeError(TypeError):
+    """A symbolic size was used where a number was meant that is known before the program runs."""
+
+
+class Size:
+    """A whole number that is known when the program runs. ``str`` writes it as C, ``repr`` as Python."""
+
+    __slots__ = ("_sizes", "_terms", "hint")
+
+    def __init__(self, sizes: Sizes, terms: _Terms) -> None:
+        self._sizes = sizes
+        self._terms = terms
+        self.hint = sizes.hint_of(terms)
+
+    def _combined(self, other: Any, terms: Callable[[_Terms, _Terms], _Terms]) -> Any:
+        if type(other) is int or type(other) is bool:
+            return _made(self._sizes, terms(self._terms, {(): other} if other else {}))
+        if not isinstance(other, Size) or other._sizes is not self._sizes:
+            return NotImplemented
+        return _made(self._sizes, terms(self._terms, other._terms))
+
+    def __add__(self, other: Any) -> Any:
+        return self._combined(other, _sum)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other if isinstance(other, (int, Size)) else NotImplemented
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Any:
+        return self._combined(other, _product)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, by: Any) -> Any:
+        return _split(self, by)[0]
+
+    def __rfloordiv__(self, of: Any) -> Any:
+        return _split(of, self)[0]
+
+    def __mod__(self, by: Any) -> Any:
+        return _split(self, by)[1]
+
+    def __rmod__(self, of: Any) -> Any:
+        return _split(of, self)[1]
+
+    def __truediv__(self, by: Any) -> Any:
+        raise SizeError(f"{self} / {by} is no whole number")
+
+    def __rtruediv__(self, of: Any) -> Any:
+        raise SizeError(f"{of} / {self} is no whole number")
+
+    def __float__(self) -> float:
+        raise SizeError(f"{self} is known when the program runs")
+
+    def __le__(self, other: Any) -> bool:
+        return self._at_most(other, 0)
+
+    def __lt__(self, other: Any) -> bool:
+        return self._at_most(other, -1)
+
+    def __gt__(self, other: Any) -> bool:
+        return not self._at_most(other, 0)
+
+    def __ge__(self, other: Any) -> bool:
+        return not self._at_most(other, -1)
+
+    def _at_most(self, other: Any, limit: int) -> bool:
+        if isinstance(other, float):
+            return (math.isinf(other) and other > 0) or (not math.isinf(other) and self._at_most(math.floor(other), limit))
+        difference = self - other
+        return difference <= limit if isinstance(difference, int) else self._sizes.is_at_most(difference._terms, limit)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (int, Size)) or (isinstance(other, Size) and other._sizes is not self._sizes):
+            return False
+        difference = self - other
+        return difference == 0 if isinstance(difference, int) else self._sizes.is_zero(difference._terms)
+
+    def __hash__(self) -> int:
+        return hash((id(self._sizes), *sorted(self._terms.items())))
+
+    def __bool__(self) -> bool:
+        return self != 0
+
+    def __index__(self) -> int:
+        """Fixes the size to its hint: the program is for this one."""
+        assert self == self.hint
+        return self.hint
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the greatest value it may have."""
+        return self._sizes.range_of(self._terms)
+
+    def __str__(self) -> str:
+        return _text(self._sizes, self._terms, False)
+
+    def __repr__(self) -> str:
+        return _text(self._sizes, self._terms, True)
+
+    def __format__(self, how: str) -> str:
+        return format(str(self), how)
+
+
+def hint(size: Any) -> int:
+    """The value of a size in the call that is compiled: for costs."""
+    if isinstance(size, int):
+        return size
+    found = size if isinstance(size, Size) else plain(size)
+    return found.hint if isinstance(found, Size) else found
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal in every call; leaves no guard."""
+    difference = a - b
+    return isinstance(difference, int) and difference == 0
+
+
+def divides(by: Any, size: Any) -> bool:
+    """Whether one size is known to divide another in every call; leaves no guard."""
+    if isinstance(by, int) and isinstance(size, int):
+        return size % by == 0
+    rest = _divided(_terms_of(size), _terms_of(by))[1]
+    return not any(rest.values())
+
+
+def is_few(size: Any, most: int) -> bool:
+    """Whether a size is known, and no larger than this: so many of something may be written out."""
+    return isinstance(size, int) and size <= most
+
+
+# ── torch's sizes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sizes_of(environment: Any) -> Sizes:
+    """What is known of the sizes in an environment of torch's."""
+    found: Sizes = vars(environment).setdefault("funcgrad_sizes", Sizes(environment))  # they go together
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A size of torch's as one of ours; what is a number already, as it is."""
+    return sizes_of(shape_environment(value)).plain(value) if isinstance(value, SymInt) else value
+
+
+def shape_of(tensor: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor of a trace, each a number or a ``Size``."""
+    return tuple(map(plain, tensor.shape))
+
+
+def strides_of(tensor: Any) -> tuple[Any, ...]:
+    return tuple(map(plain, tensor.stride()))
+
+
+_RULES: Mapping[str, Callable[[list[Any]], Any]] = {
+    "Add": sum, "Mul": math.prod, "Max": max, "Min": min,
+    "Pow": lambda args: math.prod([args[0]] * args[1]) if isinstance(args[1], int) and args[1] > 0 else None,
+    "FloorDiv": lambda args: args[0] // args[1], "CleanDiv": lambda args: args[0] // args[1],
+    "Mod": lambda args: args[0] % args[1], "PythonMod": lambda args: args[0] % args[1],
+}  # fmt: skip
+
+# ── polynomials ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _made(sizes: Sizes, terms: _Terms) -> int | Size:
+    for symbol, multiple in sizes._multiples.items():
+        for names in [names for names in terms if symbol in names]:
+            rest = list(names)
+            rest.remove(symbol)
+            by = terms.pop(names)
+            return _made(sizes, _sum(terms, _product({tuple(rest): by}, multiple)))
+    terms = {names: by for names, by in terms.items() if by}
+    return Size(sizes, terms) if any(terms) else terms.get((), 0)
+
+
+def _sum(a: _Terms, b: _Terms) -> _Terms:
+    return {names: a.get(names, 0) + b.get(names, 0) for names in (*a, *(n for n in b if n not in a))}
+
+
+def _product(a: _Terms, b: _Terms) -> _Terms:
+    found: _Terms = {}
+    for one, by in a.items():
+        for other, times in b.items():
+            names = tuple(sorted(one + other))
+            found[names] = found.get(names, 0) + by * times
+    return found
+
+
+def _split(of: Any, by: Any) -> tuple[Any, Any]:
+    """``divmod(of, by)``: the terms that ``by`` divides are divided; of the others, what is smaller than ``by`` is the remainder."""
+    if not all(isinstance(n, (int, Size)) for n in (of, by)):
+        return NotImplemented, NotImplemented
+    sizes = of._sizes if isinstance(of, Size) else by._sizes
+    if of < 0:  # C rounds towards zero
+        up = (by - 1 - of) // by
+        return -up, of + up * by
+    if by <= 0:
+        raise ZeroDivisionError(f"{of} divided by {by}")
+    whole, rest = _divided(_terms_of(of), _terms_of(by))
+    quotient, remainder = _made(sizes, whole), _made(sizes, rest)
+    if isinstance(remainder, int) and isinstance(by, int):
+        return quotient + remainder // by, remainder % by
+    low, _ = _range(remainder)
+    if low >= 0 and _range(remainder - by)[1] < 0:
+        return quotient, remainder
+    if _range(remainder)[1] < 0 and _range(remainder + by)[0] >= 0:
+        return quotient - 1, remainder + by
+    if low < 0:
+        quotient, remainder = 0, of
+    return quotient + sizes.atom("//", remainder, by), sizes.atom("%", remainder, by)
+
+
+def _terms_of(number: int | Size) -> _Terms:
+    return number._terms if isinstance(number, Size) else {(): number}
+
+
+def _divided(of: _Terms, by: _Terms) -> tuple[_Terms, _Terms]:
+    """``(a, b)`` with ``of == a * by + b``."""
+    if len(by) > 1:
+        ratio = next(iter(of.values())) // next(iter(by.values()))
+        return ({(): ratio}, {}) if of == {names: n * ratio for names, n in by.items()} else ({}, of)
+    ((factors, times),) = by.items()
+    whole: _Terms = {}
+    rest: _Terms = {}
+    for names, n in of.items():
+        left = list(names)
+        for factor in factors:
+            if factor in left:
+                left.remove(factor)
+        if len(left) + len(factors) == len(names) and n % times == 0:
+            whole[tuple(left)] = n // times
+        else:
+            rest[names] = n
+    return whole, rest
+
+
+def _range(number: int | Size) -> tuple[float, float]:
+    return number.range if isinstance(number, Size) else (number, number)
+
+
+def _text(sizes: Sizes, terms: _Terms, python: bool) -> str:
+    found: list[str] = []
+    for names, by in sorted(terms.items(), reverse=True):
+        factors = [sizes._atoms[n].python if python else n for n in names]
+        found.append(" * ".join([*factors, *([str(by)] if by != 1 or not names else [])]))
+    is_factor = len(terms) == 1 and all(len(names) == 1 and by == 1 for names, by in terms.items())
+    return found[0] if is_factor else f"({' + '.join(found)})"
+
+
+def _range_text(atom: _Atom) -> str:
+    if atom.low == atom.high:
+        return f"{atom.python} == {atom.low}"
+    return f"{atom.low} <= {atom.python}" + (f" <= {atom.high}" if atom.high < math.inf else "")

@@ -1,0 +1,184 @@
+"""Sizes as symbols: one program for all of them, and the numbers of eager PyTorch at each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import funcgrad as fg
+from tests.closeness import assert_rounded
+
+
+def perceptron(p: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    hidden = torch.tanh(x @ p["w"] + p["b"])
+    return F.cross_entropy(hidden @ p["v"], y)
+
+
+def softmax_and_norm(x: Tensor, y: Tensor) -> Tensor:
+    return (F.layer_norm(x.softmax(-1), x.shape[-1:]) * y).var()
+
+
+def chain(x: Tensor, y: Tensor) -> Tensor:
+    return (x.sin() * y.exp()).sigmoid().sum()
+
+
+def pairwise(x: Tensor, y: Tensor) -> Tensor:
+    d = ((x[:, None] - y[None]) ** 2).sum(-1)
+    return (-d).exp().sum() + d.amax(0).sum()
+
+
+def attention(x: Tensor, y: Tensor) -> Tensor:
+    q, k = x.view(x.shape[0], 2, -1).transpose(0, 1), y.view(y.shape[0], 2, -1).transpose(0, 1)
+    out = (q @ k.transpose(-1, -2) / 3).softmax(-1) @ k
+    return out.transpose(0, 1).reshape(x.shape[0], -1).square().mean()
+
+
+def pieces(x: Tensor, y: Tensor) -> Tensor:
+    a, b = torch.cat([x, y], -1).chunk(2, -1)
+    return (a * b[:, :1]).cumsum(0).std() + F.pad(x, (1, 2)).roll(1, 0).sum() + x.flip(0)[1:].max()
+
+
+def looked_up(x: Tensor, y: Tensor) -> Tensor:
+    at = torch.arange(x.shape[0]) % y.shape[0]
+    return (y[at] * x).mean() + x.new_zeros(x.shape).index_add(0, at, x).square().sum()
+
+
+def batch_norm(x: Tensor, y: Tensor) -> Tensor:
+    return (F.batch_norm(x, None, None, training=True) * y).square().mean()
+
+
+FUNCTIONS = softmax_and_norm, chain, pairwise, attention, pieces, looked_up, batch_norm
+CASES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in FUNCTIONS}
+ROWS = (3, 4, 12, 33, 700)
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_program_for_all_batches(name: str, backend: str) -> None:
+    function = CASES[name]
+    compiled = fg.grad_compiled(function, argnums=(0, 1), dynamic=True, backend=backend)
+    for n in ROWS:
+        x, y = torch.randn(n, 6), torch.randn(n, 6)
+        assert_rounded(compiled(x, y), torch.func.grad(function, argnums=(0, 1))(x, y))
+    assert compiled.cache_info().misses == 1, compiled.explain_miss(torch.randn(9, 6), torch.randn(9, 6))
+
+
+def test_parameters_and_labels() -> None:
+    compiled = fg.grad_compiled(perceptron, dynamic=True)
+    for n, width in ((4, 8), (9, 8), (300, 40)):
+        p = {"w": torch.randn(7, width), "b": torch.randn(width), "v": torch.randn(width, 5)}
+        args = p, torch.randn(n, 7), torch.randint(5, (n,))
+        assert_rounded(compiled(*args), torch.func.grad(perceptron)(*args))
+    assert compiled.cache_info().misses == 1
+
+
+def test_a_size_is_a_symbol_at_its_second_value() -> None:
+    compiled = fg.grad_compiled(softmax_and_norm, argnums=(0, 1))
+    for n in (3, 4, 5, 60):
+        x, y = torch.randn(n, 20), torch.randn(n, 20)
+        assert_rounded(compiled(x, y), torch.func.grad(softmax_and_norm, argnums=(0, 1))(x, y))
+    assert compiled.cache_info().misses == 2
+    key = compiled.program(x, y).key
+    assert [leaf.shape[1] for leaf in key.leaves] == [20, 20]  # the other dimension stays what it is
+    compiled(torch.randn(1, 20), torch.randn(1, 20))  # a size of 1 is broadcast
+    assert compiled.cache_info().misses == 3
+
+
+def test_static_sizes_stay_static() -> None:
+    compiled = fg.grad_compiled(chain, dynamic=False)
+    for n in (3, 4, 5):
+        compiled(torch.randn(n), torch.randn(n))
+    assert compiled.cache_info().misses == 3
+
+
+def test_a_program_is_for_the_sizes_with_which_branches_are_the_same() -> None:
+    def longer(x: Tensor) -> Tensor:
+        return (x.sin() if x.shape[0] > 10 else x.cos()).sum()
+
+    compiled = fg.grad_compiled(longer, dynamic=True)
+    for n in (3, 7, 10, 11, 30, 4):
+        x = torch.randn(n)
+        assert_rounded(compiled(x), torch.func.grad(longer)(x))
+    assert compiled.cache_info().misses == 2
+    assert "<= 10" in compiled.program(torch.randn(5)).call.text
+    short = fg.grad_compiled(longer, dynamic=True)
+    short(torch.randn(3))
+    assert "no longer holds" in short.explain_miss(torch.randn(30))
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+def test_two_halves_and_second_derivatives(backend: str) -> None:
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return F.layer_norm(torch.relu(x @ w), (5,)).softmax(-1)
+
+    compiled = fg.jit(layer, dynamic=True, backend=backend)
+    for n in (3, 4, 50):
+        x, w, g = torch.randn(n, 6, requires_grad=True), torch.randn(6, 5, requires_grad=True), torch.randn(n, 5)
+        firsts = [torch.autograd.grad((f(x, w) * g).sum(), (x, w), create_graph=True) for f in (compiled, layer)]
+        assert_rounded(*firsts)
+        assert_rounded(*(torch.autograd.grad((first[1] ** 2).sum(), x)[0] / n for first in firsts))
+        late = torch.randn(5, n).t()  # a gradient that lies otherwise
+        assert_rounded(*(torch.autograd.grad(f(x, w), (x, w), late) for f in (compiled, layer)))
+    assert compiled.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("rng", ["eager", "philox"])
+def test_modules_with_buffers_and_dropout(rng: str) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    other = copy.deepcopy(net)
+    compiled = fg.jit(lambda x: net(x).square().mean(), dynamic=True, rng=rng)
+    plain = fg.jit(lambda x: other(x).square().mean(), dynamic=False, rng=rng)
+    for n in (3, 5, 64):
+        x = torch.randn(n, 6)
+        for f in (compiled, plain):
+            torch.manual_seed(n)
+            f(x).backward()
+        assert_rounded([p.grad for p in net.parameters()], [p.grad for p in other.parameters()])
+        assert_rounded(list(net.buffers()), list(other.buffers()))
+    assert compiled.cache_info().misses == 1
+
+
+def test_transforms_inside() -> None:
+    def one(w: Tensor, x: Tensor) -> Tensor:
+        return (torch.tanh(x @ w) ** 2).sum()
+
+    per_sample = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0))
+    compiled = fg.jit(per_sample, dynamic=True)
+    w = torch.randn(6, 3)
+    for n in (3, 5, 64):
+        x = torch.randn(n, 6)
+        assert_rounded(compiled(w, x), per_sample(w, x))
+    assert compiled.cache_info().misses == 1
+
+
+def test_inputs_that_share_memory_have_sizes_that_are_known() -> None:
+    def overlapping(x: Tensor, y: Tensor) -> Tensor:
+        y.mul_(2)
+        return x.sum()
+
+    compiled = fg.jit(overlapping)
+    for n in (3, 4, 5):
+        one, other = torch.arange(40.0), torch.arange(40.0)
+        assert_rounded(compiled(one[: n + 1], one[1 : n + 1]), overlapping(other[: n + 1], other[1 : n + 1]))
+        assert_rounded(one, other)
+
+
+def test_a_view_of_an_input_is_returned_at_every_size() -> None:
+    compiled = fg.jit(lambda x: (x[1:], x.sin()))
+    for n in (3, 4, 5):
+        x = torch.randn(n)
+        view, _ = compiled(x)
+        assert view.data_ptr() == x[1:].data_ptr()
+        assert view.shape == (n - 1,)
+
+
+def test_a_budget_is_for_sizes_that_are_known() -> None:
+    compiled = fg.grad_compiled(chain, dynamic=True, memory_budget=1.0)
+    for n in (300, 500):
+        compiled(torch.randn(n), torch.randn(n))
+    assert compiled.cache_info().misses == 2

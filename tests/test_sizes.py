@@ -1,0 +1,98 @@
+"""Sizes known at run time: what is computed with them is right wherever the guards they leave hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcgrad.sizes import Size, Sizes, hint
+
+_SIZES = st.integers(2, 40)
+_STEPS = st.lists(st.tuples(st.sampled_from("+ - * // % < <= == max".split()), st.integers(0, 9), st.integers(0, 9)), max_size=8)
+
+
+def run(start: list[Any], steps: list[tuple[str, int, int]]) -> tuple[list[Any], list[bool]]:
+    """Numbers made of those given, and what comparing some of them said."""
+    found: list[Any] = [*start, 1, 3, 8]
+    said: list[bool] = []
+    for op, i, j in steps:
+        a, b = found[i % len(found)], found[j % len(found)]
+        match op:
+            case "+":
+                found.append(a + b)
+            case "-":
+                found.append(a - b)
+            case "*":
+                found.append(a * b if hint(a) * hint(b) < 10**6 else a)
+            case "//" | "%":
+                if b > 0:
+                    found.append(a // b if op == "//" else a % b)
+            case "<":
+                said.append(bool(a < b))
+            case "<=":
+                said.append(bool(a <= b))
+            case "==":
+                said.append(bool(a == b))
+            case "max":
+                found.append(max(a, b))
+    return found, said
+
+
+@given(st.lists(_SIZES, min_size=2, max_size=2), st.lists(_SIZES, min_size=2, max_size=2), _STEPS)
+def test_a_program_on_sizes_is_right_wherever_its_guards_hold(hints: list[int], others: list[int], steps: list[Any]) -> None:
+    sizes = Sizes()
+    found, said = run([sizes.symbol(f"s{i}", n) for i, n in enumerate(hints)], steps)
+    for now in (hints, others):
+        values = {f"s{i}": n for i, n in enumerate(now)}
+        if not all(eval(guard, {}, values) for guard in sizes.guards):
+            assert now is others, f"{sizes.guards} do not hold in the call that was compiled"
+            continue
+        expected, answers = run(now, steps)
+        assert said == answers
+        assert [eval(repr(n), {}, values) for n in found] == expected
+        c = [str(n).replace("/", "//").replace("size_", "") for n in found]  # C's division, as none of these is negative
+        assert [eval(text, {}, values) for text, n in zip(c, expected, strict=True)] == expected
+
+
+def test_what_ranges_decide_leaves_no_guard() -> None:
+    sizes = Sizes()
+    n = sizes.symbol("n", 32)
+    assert n != 1 and n * 64 > n and n * n - n > 0 and not n * 3 < 6
+    assert (n * 64 + 5) // (n * 64) >= 1
+    assert (n * 64) % 64 == 0 and (n * 64) // n == 64 and (n * 6 + 1) % 3 == 1
+    assert sizes.guards == ["2 <= n"]
+
+
+def test_comparisons_narrow_ranges() -> None:
+    sizes = Sizes()
+    n = sizes.symbol("n", 32)
+    assert n * 64 < 10_000 and not n < 10 and n != 64
+    assert sizes.guards == ["10 <= n <= 156", "(n + -64) != 0"]
+    assert n < 200 and n > 3  # known by now
+    assert len(sizes.guards) == 2
+
+
+def test_a_size_used_as_a_number_is_fixed() -> None:
+    sizes = Sizes()
+    n = sizes.symbol("n", 4)
+    assert list(range(n)) == [0, 1, 2, 3]
+    assert sizes.guards == ["n == 4"]
+
+
+def test_sizes_of_two_programs_are_different() -> None:
+    one, other = Sizes().symbol("n", 4), Sizes().symbol("n", 4)
+    assert one != other
+    with pytest.raises(TypeError):
+        one + other
+
+
+def test_text() -> None:
+    sizes = Sizes()
+    n = sizes.symbol("n", 4)
+    assert isinstance(n, Size)
+    assert str((n * 2 + 1) // 3) == "((size_n * 2 + 1) / 3)"
+    assert repr((n * 2 + 1) // 3) == "((n * 2 + 1) // 3)"
+    assert f"{n}" == "size_n"
