@@ -15,10 +15,8 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
+from .polynomials import Terms, added, divided, greatest, multiplied
 from .torch_private import expression, guard_expressions, python_text, shape_environment
-
-_Terms = dict[tuple[str, ...], int]
-"""Monomials, the names of their factors in order, with their coefficients."""
 
 PREFIX = "size_"
 """How the names of symbols begin in C, where others are called s0, too."""
@@ -51,9 +49,10 @@ class Sizes:
     _atoms: dict[str, _Atom] = field(factory=dict)
     _guards: dict[str, None] = field(factory=dict)
     _known: dict[Any, int | Size] = field(factory=dict)
-    _multiples: dict[str, _Terms] = field(factory=dict)
+    _multiples: dict[str, Terms] = field(factory=dict)
     """Symbols of which torch found that a number divides them, in terms of the quotient."""
     _learnt: int = 0
+    _closed: tuple[str, ...] | None = None
 
     def symbol(self, name: str, hint: int) -> Size:
         """A symbol of this name; it is at least 2."""
@@ -68,10 +67,17 @@ class Sizes:
     @property
     def guards(self) -> list[str]:
         """Conditions over the symbols, as Python, under which each comparison comes out as it did."""
+        if self._closed is not None:
+            return list(self._closed)
         own = set(self.symbols)
         asked = guard_expressions(self._environment) if self._environment is not None else ()
         torchs = dict.fromkeys(python_text(e) for e in asked if not own.isdisjoint(map(str, e.free_symbols)))
         return [*torchs, *(_range_text(a) for a in self._atoms.values() if a.symbol), *self._guards]
+
+    def close(self) -> None:
+        """The program is done: what is asked from now on, where it is looked at, is no guard of it."""
+        self._closed = tuple(self.guards)
+        self._environment = None
 
     def plain(self, value: SymInt) -> int | Size:
         """A size of torch's as one of ours; what has no such form is fixed to its value now."""
@@ -84,7 +90,7 @@ class Sizes:
 
     def _learn(self) -> None:
         """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols."""
-        asked = guard_expressions(self._environment)
+        asked = guard_expressions(self._environment) if self._environment is not None else []
         for condition in asked[self._learnt :]:
             if not str(condition).startswith(_DIVIDES):
                 continue
@@ -112,16 +118,16 @@ class Sizes:
 
     # ── what is known of a polynomial ────────────────────────────────────────────────────────────────────────────
 
-    def hint_of(self, terms: _Terms) -> int:
+    def hint_of(self, terms: Terms) -> int:
         return sum(by * math.prod(self._atoms[name].hint for name in names) for names, by in terms.items())
 
-    def range_of(self, terms: _Terms) -> tuple[float, float]:
+    def range_of(self, terms: Terms) -> tuple[float, float]:
         """The least and the greatest value, as far as the ranges of the symbols tell."""
         low = high = 0.0
-        above: _Terms = {}  # the polynomial in how far each symbol is above its least value
+        above: Terms = {}  # the polynomial in how far each symbol is above its least value
         for names, by in terms.items():
             atoms = [self._atoms[name] for name in names]
-            least, most = by * math.prod(a.low for a in atoms), by * math.prod(a.high for a in atoms)
+            least, most = by * math.prod(a.low for a in atoms), by * greatest(a.high for a in atoms)
             low, high = low + min(least, most), high + max(least, most)
             for chosen in range(1 << len(names)):
                 rest = tuple(n for i, n in enumerate(names) if chosen >> i & 1)
@@ -134,7 +140,7 @@ class Sizes:
             high = min(high, start)
         return low, high
 
-    def is_at_most(self, terms: _Terms, limit: int) -> bool:
+    def is_at_most(self, terms: Terms, limit: int) -> bool:
         """Whether a polynomial is no larger than a number; where ranges do not tell, its hint does, and leaves a guard."""
         low, high = self.range_of(terms)
         if high <= limit or low > limit:
@@ -144,7 +150,7 @@ class Sizes:
             self._guards[f"{_text(self, terms, True)} {'<=' if holds else '>'} {limit}"] = None
         return holds
 
-    def is_zero(self, terms: _Terms) -> bool:
+    def is_zero(self, terms: Terms) -> bool:
         low, high = self.range_of(terms)
         if low > 0 or high < 0:
             return False
@@ -158,7 +164,7 @@ class Sizes:
             self._guards[f"{_text(self, terms, True)} != 0"] = None
         return False
 
-    def _narrowed(self, terms: _Terms, limit: int, holds: bool) -> bool:
+    def _narrowed(self, terms: Terms, limit: int, holds: bool) -> bool:
         """Note ``terms <= limit``, or its contrary, in the range of what it is about, if that is one thing; whether that is a symbol, whose
         range is a guard."""
         variables = [names for names in terms if names]
@@ -196,12 +202,12 @@ class Size:
 
     __slots__ = ("_sizes", "_terms", "hint")
 
-    def __init__(self, sizes: Sizes, terms: _Terms) -> None:
+    def __init__(self, sizes: Sizes, terms: Terms) -> None:
         self._sizes = sizes
         self._terms = terms
         self.hint = sizes.hint_of(terms)
 
-    def _combined(self, other: Any, terms: Callable[[_Terms, _Terms], _Terms]) -> Any:
+    def _combined(self, other: Any, terms: Callable[[Terms, Terms], Terms]) -> Any:
         if type(other) is int or type(other) is bool:
             return _made(self._sizes, terms(self._terms, {(): other} if other else {}))
         if not isinstance(other, Size) or other._sizes is not self._sizes:
@@ -209,7 +215,7 @@ class Size:
         return _made(self._sizes, terms(self._terms, other._terms))
 
     def __add__(self, other: Any) -> Any:
-        return self._combined(other, _sum)
+        return self._combined(other, added)
 
     __radd__ = __add__
 
@@ -223,7 +229,7 @@ class Size:
         return -self + other
 
     def __mul__(self, other: Any) -> Any:
-        return self._combined(other, _product)
+        return self._combined(other, multiplied)
 
     __rmul__ = __mul__
 
@@ -316,7 +322,7 @@ def divides(by: Any, size: Any) -> bool:
     """Whether one size is known to divide another in every call; leaves no guard."""
     if isinstance(by, int) and isinstance(size, int):
         return size % by == 0
-    rest = _divided(_terms_of(size), _terms_of(by))[1]
+    rest = divided(_terms_of(size), _terms_of(by))[1]
     return not any(rest.values())
 
 
@@ -358,28 +364,15 @@ _RULES: Mapping[str, Callable[[list[Any]], Any]] = {
 # ── polynomials ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _made(sizes: Sizes, terms: _Terms) -> int | Size:
+def _made(sizes: Sizes, terms: Terms) -> int | Size:
     for symbol, multiple in sizes._multiples.items():
         for names in [names for names in terms if symbol in names]:
             rest = list(names)
             rest.remove(symbol)
             by = terms.pop(names)
-            return _made(sizes, _sum(terms, _product({tuple(rest): by}, multiple)))
+            return _made(sizes, added(terms, multiplied({tuple(rest): by}, multiple)))
     terms = {names: by for names, by in terms.items() if by}
     return Size(sizes, terms) if any(terms) else terms.get((), 0)
-
-
-def _sum(a: _Terms, b: _Terms) -> _Terms:
-    return {names: a.get(names, 0) + b.get(names, 0) for names in (*a, *(n for n in b if n not in a))}
-
-
-def _product(a: _Terms, b: _Terms) -> _Terms:
-    found: _Terms = {}
-    for one, by in a.items():
-        for other, times in b.items():
-            names = tuple(sorted(one + other))
-            found[names] = found.get(names, 0) + by * times
-    return found
 
 
 def _split(of: Any, by: Any) -> tuple[Any, Any]:
@@ -392,7 +385,7 @@ def _split(of: Any, by: Any) -> tuple[Any, Any]:
         return -up, of + up * by
     if by <= 0:
         raise ZeroDivisionError(f"{of} divided by {by}")
-    whole, rest = _divided(_terms_of(of), _terms_of(by))
+    whole, rest = divided(_terms_of(of), _terms_of(by))
     quotient, remainder = _made(sizes, whole), _made(sizes, rest)
     if isinstance(remainder, int) and isinstance(by, int):
         return quotient + remainder // by, remainder % by
@@ -406,35 +399,15 @@ def _split(of: Any, by: Any) -> tuple[Any, Any]:
     return quotient + sizes.atom("//", remainder, by), sizes.atom("%", remainder, by)
 
 
-def _terms_of(number: int | Size) -> _Terms:
+def _terms_of(number: int | Size) -> Terms:
     return number._terms if isinstance(number, Size) else {(): number}
-
-
-def _divided(of: _Terms, by: _Terms) -> tuple[_Terms, _Terms]:
-    """``(a, b)`` with ``of == a * by + b``."""
-    if len(by) > 1:
-        ratio = next(iter(of.values())) // next(iter(by.values()))
-        return ({(): ratio}, {}) if of == {names: n * ratio for names, n in by.items()} else ({}, of)
-    ((factors, times),) = by.items()
-    whole: _Terms = {}
-    rest: _Terms = {}
-    for names, n in of.items():
-        left = list(names)
-        for factor in factors:
-            if factor in left:
-                left.remove(factor)
-        if len(left) + len(factors) == len(names) and n % times == 0:
-            whole[tuple(left)] = n // times
-        else:
-            rest[names] = n
-    return whole, rest
 
 
 def _range(number: int | Size) -> tuple[float, float]:
     return number.range if isinstance(number, Size) else (number, number)
 
 
-def _text(sizes: Sizes, terms: _Terms, python: bool) -> str:
+def _text(sizes: Sizes, terms: Terms, python: bool) -> str:
     found: list[str] = []
     for names, by in sorted(terms.items(), reverse=True):
         factors = [sizes._atoms[n].python if python else n for n in names]

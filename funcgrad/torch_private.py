@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import MethodType, SimpleNamespace
@@ -469,9 +470,17 @@ def symbol_name(value: Any) -> str | None:
     return str(made) if getattr(made, "is_Symbol", False) else None
 
 
-def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Inside, operators take their Python rules before those in C++ where they have both."""
-    return enable_python_dispatcher()  # type: ignore[no-any-return]
+@contextlib.contextmanager
+def symbolic_shapes() -> Iterator[None]:
+    """Inside, operators take their Python rules before those in C++ where they have both: C++ fixes some sizes. That an operator knows no
+    symbolic sizes is an exception, and not logged as an error besides."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        logger.disabled = before
 
 
 def guard_expressions(env: ShapeEnv) -> list[Any]:

@@ -26,7 +26,8 @@ import funcgrad as fg
 from funcgrad.backends import choose, triton, triton_language
 from funcgrad.backends.backend import Extern
 from funcgrad.backends.c_language import C
-from funcgrad.backends.fused import TritonBackend, wrong_index
+from funcgrad.backends.fused import TritonBackend
+from funcgrad.backends.fused_python import wrong_index
 from funcgrad.backends.triton_language import Triton
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.table import TABLE

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from ..calls import scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
-from ..sizes import Size, plain
+from ..sizes import Size, SizeError, plain
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name, symbol_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
@@ -181,6 +181,8 @@ class Printer:
         """Lines that give symbolic sizes the names by which others know them."""
         known = {n: f"{node.name}.shape[{d}]" for node in reversed(self._graph.placeholders) for d, n in _symbols(node)}
         named = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if known else set()
+        if not self._taken.isdisjoint(known):
+            raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & known.keys()))}")
         return [f"    {name} = {place}" for name, place in known.items() if name in named]
 
     def name(self, like: str, value: Any) -> str:

@@ -19,9 +19,9 @@ from ..torch_private import (
     is_exact,
     make_environment,
     make_symbol,
-    python_dispatcher,
     python_text,
     symbolic_fake,
+    symbolic_shapes,
 )
 
 
@@ -63,7 +63,7 @@ class Symbols:
 
     def followed(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, operators compute with symbolic sizes, where C++ would fix some."""
-        return python_dispatcher() if self.sizes else contextlib.nullcontext()
+        return symbolic_shapes() if self.sizes else contextlib.nullcontext()
 
     @property
     def known(self) -> Sizes:

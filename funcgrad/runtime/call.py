@@ -9,7 +9,7 @@ import keyword
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def print_call(
     ``examples`` are the leaves, then the captured tensors, of a call it is for; ``outer`` names what goes in and out of the layers.
     It returns ``MISS`` where the program does not fit.
     """
-    names = _Names()
+    names = _Names(() if joint.sizes is None else joint.sizes.symbols)
     constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": root}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
@@ -179,12 +179,12 @@ _PREFIXES = ("static_", "type_", "tensor_", "constant_", "op_", "module_", "stat
 class _Names:
     """Fresh variable names that read like what they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Iterable[str]) -> None:
         own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history same_static"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of with_dead_end"
         own += " overwrite Size"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
-        self._used = {*own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
+        self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 
     def fresh(self, like: str) -> str:
         base = re.sub(r"[\W_]+", "_", like).strip("_") or "value"

@@ -260,6 +260,8 @@ class Compiled:
                 examples = [*inputs.leaves, *captured.values()]
                 call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, watched, modules)
                 run = build_call(call)
+                if joint.sizes is not None:
+                    joint.sizes.close()
         return Program(
             self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules,
             tuple(itertools.chain(*sources)), call, run, stages.seconds,

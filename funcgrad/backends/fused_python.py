@@ -1,0 +1,158 @@
+"""The Python function of a schedule with kernels: library calls, launches, and the memory both need."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from ..graphs import Graph, call_text, device_of, value_of, where_of
+from ..loops.ir import Buffer
+from ..loops.lower import lower
+from ..sizes import PREFIX, shape_of, strides_of
+from ..source import Source
+from ..torch_private import ALONE, empty_cpu, holders, over
+from .aten import Printer
+from .backend import Allocate, Call, Launch, Schedule
+
+
+def print_python(
+    schedule: Schedule,
+    empty: Callable[[Printer, Buffer], str],
+    passed: Callable[[Printer, fx.Node | None, str], str],
+    sizes: Mapping[str, Sequence[str]] = {},
+) -> Source:
+    """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one; ``sizes`` are the symbols each launch takes."""
+    graph = schedule.graph
+    names: dict[str, Any] = {}
+    printer = Printer(names, graph)
+    by_name = {n.name: n for n in graph.fx.nodes}
+    lines = printer.head()
+    head = len(lines)
+    taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
+    lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
+    read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
+    kernels_read: dict[str, str] = {}
+    looks = {name: _look(value_of(n)) for name, n in by_name.items() if isinstance(n.meta.get("val"), Tensor)}
+    arenas = {at for step in schedule.steps if isinstance(step, Launch) for at, _ in step.places.values()}
+    for step in schedule.steps:
+        if isinstance(step, Allocate):
+            looks[step.buffer.name] = step.buffer.shape, step.buffer.strides
+            lines.append(
+                f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step, looks) if step.over else empty(printer, step.buffer)}"
+            )
+            lines += [f"    {step.buffer.name}_at = {step.buffer.name}.data_ptr()"] if step.buffer in arenas else []
+        elif isinstance(step, Launch):
+            buffers = [
+                _in_arena(*step.places[b.name])
+                if b.name in step.places
+                else passed(printer, by_name.get(b.name), kernels_read.get(b.name, b.name))
+                for b in step.takes
+            ]
+            own = [name.removeprefix(PREFIX) for name in sizes.get(step.name, ())]
+            call = f"{step.name}({', '.join((*buffers, *own))})"
+            if step.checks:
+                otherwise = printer.name("wrong_index", functools.partial(wrong_index, graph))
+                call = f"if {call}: {otherwise}({', '.join(n.name for n in graph.placeholders)})"
+            lines.append(f"    {call}")
+            lines += [f"    # {kernel.name}: {', '.join(kernel.computes)}" for kernel in step.kernels]
+        else:
+            lines += printer.step(step)
+            if isinstance(step, Call) and step.node.name in read and _may_lie_otherwise(step.node):
+                # what is returned stays as the library made it
+                returned = any(user.op == "output" for user in step.node.users)
+                kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
+                lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
+    lines.append(printer.result())
+    lines[head:head] = printer.sizes(lines)
+    return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def _in_arena(arena: Buffer, offset: int) -> str:
+    return f"{arena.name}_at + {offset}" if offset else f"{arena.name}_at"
+
+
+def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate, looks: dict[str, _Look]) -> str:
+    """What takes the memory of a value that dies, or is a part of one; kernels alone do not mind in which shape. Of what was handed over
+    the tensor itself may be anything, and is not returned. ``looks``: the sizes and strides of tensors."""
+    new, old, name, look = step.buffer.name, nodes.get(step.over or ""), step.over, (step.buffer.shape, step.buffer.strides)
+    assert name is not None
+    is_given = old is not None and old.op == "placeholder"
+    if step.at is None and (new not in nodes or (not is_given and look == looks[name])):
+        looks[new] = looks[name]
+        return name
+    return f"{printer.name('over', over)}({name}, {look[0]}, {look[1]}{f', {step.at}' if step.at else ''})"
+
+
+_Look = tuple[Sequence[int], Sequence[int]]
+
+
+def _look(t: Tensor) -> _Look:
+    return shape_of(t), strides_of(t)
+
+
+def _unless_held(printer: Printer, name: str) -> str:
+    """What is handed over is written to, unless somebody may read it again: autograd (``retain_graph=True``), or who asked it for it."""
+    return f"    if {printer.name('holders', holders)}({name}) != {printer.name('alone', ALONE)}: {name} = {name}.clone()"
+
+
+def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
+    """A kernel found an index that is out of bounds, or a matrix that is singular. Nothing is written to yet: run the graph as ATen, which
+    raises what it raises.
+
+    On a GPU that would end all work of the process there: the calls that may be wrong are named instead.
+    """
+    checks = lower(graph).checks
+    if all(node.target is torch.ops.aten._linalg_check_errors.default for node in checks):
+        error: type[Exception] = LinAlgError
+        what = "a matrix is singular, or not positive definite"
+    else:
+        error, what = IndexError, "an index is out of bounds"
+    if device_of(graph).type != "cpu":
+        calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks]
+        raise error("\n  ".join([f"{what}, in one of", *calls]))
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        graph.run(*inputs)
+    raise error(what)
+
+
+def _may_lie_otherwise(node: fx.Node) -> bool:
+    """Whether a library call may return another layout than PyTorch's shape functions say; products do not."""
+    return isinstance(value_of(node), Tensor) and node.target not in _PRODUCTS
+
+
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default}
+
+
+def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:
+    """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are wrong."""
+    fake = value_of(node)
+    strides, dtype = strides_of(fake), printer.argument(fake.dtype)
+    made = f"{printer.name('as_expected', as_expected)}({node.name}, {shape_of(fake)}, {strides}, {dtype})"
+    if name == node.name:
+        return f"if {node.name}.stride() != {strides} or {node.name}.dtype is not {dtype}: {name} = {made}"
+    return f"{name} = {node.name} if {node.name}.stride() == {strides} and {node.name}.dtype is {dtype} else {made}"
+
+
+def as_expected(tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The same numbers in another layout."""
+    return torch.empty_strided(shape, strides, dtype=dtype, device=tensor.device).copy_(tensor.reshape(shape))
+
+
+def empty_on_cpu(printer: Printer, b: Buffer) -> str:
+    """Memory for a buffer."""
+    return f"{printer.name('empty', empty_cpu)}({b.shape}, {b.strides}, {printer.argument(b.dtype)})"
+
+
+def address(printer: Printer, node: fx.Node | None, name: str) -> str:
+    """The address of a buffer; that of a Python number is the one of a copy."""
+    if node is None or (node.op != "get_attr" and isinstance(value_of(node), Tensor)):
+        return f"{name}.data_ptr()"
+    if node.op == "get_attr":
+        return f"{printer.argument(node)}.data_ptr()"
+    return f"{printer.name('byref', ctypes.byref)}({printer.name('c_double', ctypes.c_double)}({name}))"
