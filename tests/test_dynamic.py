@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from closeness import assert_rounded
+from op_samples import ROWS, is_pointwise, variants
+from test_op_table import together
 from torch import Tensor
 
 import funcgrad as fg
-from tests.closeness import assert_rounded
 
 
 def perceptron(p: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -54,7 +58,7 @@ def batch_norm(x: Tensor, y: Tensor) -> Tensor:
 
 FUNCTIONS = softmax_and_norm, chain, pairwise, attention, pieces, looked_up, batch_norm
 CASES: dict[str, Callable[..., Tensor]] = {f.__name__: f for f in FUNCTIONS}
-ROWS = (3, 4, 12, 33, 700)
+BATCHES = (3, 4, 12, 33, 700)
 
 
 @pytest.mark.parametrize("backend", ["c", "aten"])
@@ -62,7 +66,7 @@ ROWS = (3, 4, 12, 33, 700)
 def test_one_program_for_all_batches(name: str, backend: str) -> None:
     function = CASES[name]
     compiled = fg.grad_compiled(function, argnums=(0, 1), dynamic=True, backend=backend)
-    for n in ROWS:
+    for n in BATCHES:
         x, y = torch.randn(n, 6), torch.randn(n, 6)
         assert_rounded(compiled(x, y), torch.func.grad(function, argnums=(0, 1))(x, y))
     assert compiled.cache_info().misses == 1, compiled.explain_miss(torch.randn(9, 6), torch.randn(9, 6))
@@ -182,3 +186,27 @@ def test_a_budget_is_for_sizes_that_are_known() -> None:
     for n in (300, 500):
         compiled(torch.randn(n), torch.randn(n))
     assert compiled.cache_info().misses == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("op", ROWS, ids=str)
+def test_a_row_of_the_op_table_on_symbolic_sizes(op: Any) -> None:
+    for call in itertools.islice(variants(op), 5):
+        f, tensors = together(op, [call])
+        compiled = fg.jit(f, backend="c", dynamic=True)
+        sizes = [tensors]
+        if is_pointwise(op):
+            sizes.append([torch.cat([t] * 5) if t.dim() else t for t in tensors])
+        for given in sizes:
+            if runs(f, given) and "empty" not in str(op):
+                limit = 1e-2 if any(t.dtype in (torch.float16, torch.bfloat16) for t in given) else 1e-4
+                torch.testing.assert_close(compiled(*given), f(*given), rtol=limit, atol=limit, equal_nan=True)
+
+
+def runs(f: Callable[..., Any], given: list[Tensor]) -> bool:
+    """Whether eager PyTorch runs it."""
+    try:
+        f(*given)
+    except RuntimeError:
+        return False
+    return True

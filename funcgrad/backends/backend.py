@@ -178,8 +178,12 @@ class _Pieces:
         slots = dict(zip((n.name for n in graph.placeholders), graph.signature.ins, strict=True))
         for node in graph.fx.nodes:
             if node.op in ("placeholder", "get_attr"):
-                pieces = handed.get(slots.get(node.name), {})  # type: ignore[arg-type]
-                self._other |= {place: pieces.get(storage) for storage, place in self._lies[node.name].items()}
+                pieces, own = handed.get(slots.get(node.name), {}), self._lies[node.name]  # type: ignore[arg-type]
+                if len(pieces) == len(own) == 1:  # whatever the storage is called: forward may have been rewritten to make it otherwise
+                    ((piece,), (place,)) = pieces.values(), own.values()
+                    self._other[place] = piece
+                else:
+                    self._other |= {place: pieces.get(storage) for storage, place in own.items()}
 
     def of(self, name: str) -> dict[int, _Piece | None]:
         """By storage."""

@@ -30,7 +30,11 @@ def split_joint(
     known = _STORE.get(name)
     if known is not None:
         split = partition(joint, costs, known["kept"], apart)
-        return evolve(split, limit=Limit(**known["limit"])) if known["limit"] else split
+        if budget is None:
+            return split
+        split = evolve(split, limit=Limit(**known["limit"]) if known["limit"] else None)
+        if split.limit is not None and peak_of(split) <= split.limit.nbytes:  # it may be of a version that schedules otherwise
+            return split
     split = partition(joint, costs, None, apart)
     if budget is not None:
         split = within(joint, budget, split, apart, backend.fuses, peak_of, definition_line(definition.root))
