@@ -115,11 +115,11 @@ def test_gradients_under_checkpoint_are_those_of_eager(how):
     expected, after = differentiate(plain, args, args[0]), torch.rand(2)
     torch.testing.assert_close(differentiate(f, args, args[0]), expected)
     for backend in ("aten", "c") if how in ("torch", "names", "nested") else ("aten",):
-        torch.testing.assert_close(differentiate(fg.jit(f, backend=backend), args, args[0]), expected)
+        assert_rounded(differentiate(fg.jit(f, backend=backend), args, args[0]), expected)
         torch.testing.assert_close(torch.rand(2), after)
         torch.manual_seed(3)
         whole = fg.grad_compiled(f, backend=backend)(*args)
-        torch.testing.assert_close(tuple(whole), expected)
+        assert_rounded(tuple(whole), tuple(expected))
         torch.testing.assert_close(torch.rand(2), after)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+import pytest
 import torch
 import torch.nn.functional as F
 from closeness import assert_rounded
@@ -167,3 +168,40 @@ def test_zeros_without_memory():
 
     z = torch.randn(2)
     assert_rounded(fg.grad_compiled(f, backend="c")(z), torch.func.grad(f)(z))
+
+
+def residual(ws, x):
+    for w in ws:
+        x = F.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, training=True)) + x
+    return F.cross_entropy(F.max_pool2d(x, 2).flatten(1)[:, :10], torch.arange(len(x)) % 10), x
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_images_lie_channels_last_from_the_first_convolution_on(dynamic):
+    ws = [torch.randn(16, 16, 3, 3) / 10 for _ in range(3)]
+    compiled = fg.value_and_grad_compiled(residual, has_aux=True, argnums=(0, 1), dynamic=dynamic)
+    for n in (4, 6, 9):
+        x = torch.randn(n, 16, 12, 12)
+        (loss, out), (dws, dx) = compiled(ws, x)
+        grads, (expected, expected_out) = torch.func.grad_and_value(residual, has_aux=True, argnums=(0, 1))(ws, x)
+        assert_rounded([loss, out], [expected, expected_out])
+        for found, wanted in zip([*dws, dx, out], [*grads[0], grads[1], expected_out], strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+            assert found.stride() == wanted.stride()
+    graph = compiled.program(ws, x).joint.graph.fx
+    turned = [n for n in graph.nodes if n.kwargs.get("memory_format") == torch.channels_last]
+    assert len(turned) == 1  # the images that come in: what is made of them lies so
+
+
+def test_images_that_are_drawn_for_lie_as_in_eager_pytorch():
+    """Eager PyTorch draws in the order of memory."""
+
+    def net(ws, x):
+        return F.dropout(F.conv2d(F.conv2d(x, ws[0]), ws[1]), 0.5).sum()
+
+    ws, x = [torch.randn(4, 4, 3, 3) for _ in range(2)], torch.randn(2, 4, 8, 8)
+    torch.manual_seed(0)
+    found = fg.value_and_grad_compiled(net)(ws, x)
+    torch.manual_seed(0)
+    grads, value = torch.func.grad_and_value(net)(ws, x)
+    assert_rounded(found, (value, grads))

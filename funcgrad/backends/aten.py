@@ -31,6 +31,9 @@ class AtenBackend:
     name = "aten"
     fuses = False
 
+    def prepare(self, graph: Graph) -> Graph:
+        return graph
+
     def lower(self, graph: Graph) -> Kernels:
         calls = [n for n in graph.fx.nodes if n.op == "call_function"]
         return Kernels(graph, tuple(Extern(n, "the aten backend fuses nothing") for n in calls))

@@ -260,6 +260,10 @@ class Backend(Protocol):
     fuses: bool
     """Whether a value can be computed in the kernel that reads it."""
 
+    def prepare(self, graph: Graph) -> Graph:
+        """A joint graph as this backend runs it fastest: it computes the same."""
+        ...
+
     def lower(self, graph: Graph) -> Kernels: ...
 
     def schedule(self, kernels: Kernels) -> Schedule: ...

@@ -33,6 +33,7 @@ from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer, is_static
 from .build import function, load
 from .c_files import print_files
+from .channels_last import channels_last
 from .fused_python import address, empty_on_cpu, print_python
 from .heap import keep_what_is_free
 from .layout import Part, as_read, parts_of_stacks
@@ -53,6 +54,9 @@ class CBackend:
 
     name = "c"
     fuses = True
+
+    def prepare(self, graph: Graph) -> Graph:
+        return channels_last(graph)
 
     def lower(self, graph: Graph) -> Kernels:
         return _lowered(for_library(graph), torch.device("cpu"))
@@ -91,6 +95,9 @@ class TritonBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    def prepare(self, graph: Graph) -> Graph:
+        return graph
 
     def lower(self, graph: Graph) -> Kernels:
         kernels = _lowered(graph, self._device, triton_scatter.refuse)

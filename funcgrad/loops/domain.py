@@ -160,8 +160,9 @@ def widen(domain: Domain, shape: Sequence[int]) -> Domain | None:
     return refine(Domain(domain.sizes[:-1]), shape) if fits and same(math.prod(shape), math.prod(domain.sizes[:-1])) else None
 
 
-def decide(domain: Domain, value: Reduce | Scan) -> Domain | None:
-    """The domain with its columns chosen so that this reduction or scan belongs there; None if no choice does it."""
+def decide(domain: Domain, value: Reduce | Scan, together: int | None = None) -> Domain | None:
+    """The domain with its columns chosen so that this reduction or scan belongs there; None if no choice does it. ``together``: the
+    dimension of its argument along which most of what is read lies together in memory, if that is known."""
     index, written_out = _along(value.arg.shape, domain.axes)
     if index is None or domain.columns is not None:
         return None
@@ -172,5 +173,6 @@ def decide(domain: Domain, value: Reduce | Scan) -> Domain | None:
     positions = frozenset(d for d, a in enumerate(domain.axes) if a in gone)
     rest = frozenset(range(len(domain.sizes))) - positions
     # rows are what lies together in memory: what remains of a reduction over the first dimensions, else what is reduced
-    total = isinstance(value, Reduce) and bool(rest) and positions == frozenset(range(len(positions)))
+    is_first = positions == frozenset(range(len(positions))) if together is None else together not in dims
+    total = isinstance(value, Reduce) and bool(rest) and is_first
     return Domain(domain.sizes, rest if total else positions)

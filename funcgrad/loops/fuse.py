@@ -8,6 +8,7 @@ same loops do not hold memory for one another. Cheap values belong to no group: 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from torch import fx
@@ -58,6 +59,8 @@ class _Fusion:
         self._cost: dict[Value, float] = {}
         self._sources: dict[Value, tuple[Read, ...]] = {}
         self._wanted = set(lowering.buffers.values())
+        self._inner: dict[Value, int | None] = {}  # along which dimension what is computed lies together, where it is stored
+        self._strides = {value: lowering.strides[node] for node, value in lowering.buffers.items()}
         self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
         self._order = _Order()
@@ -121,9 +124,12 @@ class _Fusion:
             return
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
+        together = self._together((value.arg if isinstance(value, Reduce) else value).shape, sources)
+        if not isinstance(value, (Reduce, Scan, Scatter)):
+            self._inner[value] = together
         refused: list[tuple[Group, str]] = []
         for group in () if isinstance(value, Scatter) else self._candidates(value, sources):
-            domain = self._joins(value, group, sources, before) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
+            domain = self._joins(value, group, sources, before, together) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
             if isinstance(domain, Domain) and self._would_wait(value, group, sources):
                 domain = "what it reads would be kept until then"
             if isinstance(domain, Domain):
@@ -135,7 +141,7 @@ class _Fusion:
                 break
             refused.append((group, domain))
         else:
-            group = Group(len(self._tasks), _own_domain(value))
+            group = Group(len(self._tasks), _own_domain(value, together))
             self._tasks.append(group)
             self._by_size.setdefault(group.domain.about, []).append(group)
             because = "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
@@ -173,14 +179,14 @@ class _Fusion:
         shared = {g for g in near if any(s in g.members or s in g.reads for s in large)}
         return dict.fromkeys(sorted(near, key=lambda g: (g not in shared, -g.number)))
 
-    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task]) -> Domain | str:
+    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task], together: int | None) -> Domain | str:
         """The domain the group has with the value in it, or why they do not go together."""
         if len(group.members) >= _LARGEST:
             return f"it has {_LARGEST} values already"
         if group.scatter is not None:
             return "it puts elements where a tensor says"
         why = f"its loops are not over {list((value.arg if isinstance(value, Reduce) else value).shape)}"
-        for domain in _ways(group.domain, value):
+        for domain in _ways(group.domain, value, together):
             at = place(value, domain)
             if at is None:
                 continue
@@ -244,6 +250,17 @@ class _Fusion:
     def _at(self, value: Value, where: Sequence[Index]) -> tuple[Read, ...]:
         inner = dict(zip(axes_of(value.shape), where, strict=True))
         return tuple((s, tuple(substitute(i, inner) for i in index)) for s, index in self._through(value))
+
+    def _together(self, shape: Sequence[int], sources: Sequence[Read]) -> int | None:
+        """The dimension of what reads these, at an index into ``shape``, along which most of it lies together in memory."""
+        axes = axes_of(shape)
+        votes: Counter[int] = Counter()
+        for source, where in sources:
+            strides = source.strides if isinstance(source, Memory) else self._strides.get(source)
+            inner = self._inner.get(source) if strides is None else _innermost(source.shape, strides)
+            if inner is not None:
+                votes.update({d: source.about for d, axis in enumerate(axes) if where[inner].coefficient(axis) == 1})
+        return votes.most_common(1)[0][0] if votes else None
 
     def _task_of(self, source: Value) -> Task | None:
         if isinstance(source, Memory):
@@ -343,6 +360,10 @@ def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequ
     return ""
 
 
+def _innermost(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    return next((d for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if n != 1 and step == 1), None)
+
+
 def _unfinished(value: Value) -> Iterable[Value]:
     """What a tensor that is put together from parts is before all of them are there: nobody needs that."""
     if parts_of(value, range(len(value.shape))):
@@ -371,15 +392,15 @@ def _same(read: Index, made: Index, written_out: Axis | None) -> bool:
     return written_out is not None and made.axes == {written_out} and (not read.terms or read.axes <= {Axis("u", written_out.size)})
 
 
-def _own_domain(value: Value) -> Domain:
+def _own_domain(value: Value, together: int | None) -> Domain:
     """The loops of a value that stands alone."""
     if not isinstance(value, (Reduce, Scan)):
         return Domain(core(value.arg.shape if isinstance(value, Scatter) else value.shape))
     plain = Domain(core(value.arg.shape))
-    return plain if len(core(value.shape)) == 0 else decide(plain, value) or plain
+    return plain if len(core(value.shape)) == 0 else decide(plain, value, together) or plain
 
 
-def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
+def _ways(domain: Domain, value: Value, together: int | None) -> Iterable[Domain]:
     """The domain, and what it may be turned into for a value: loops cut, a small one written out, columns chosen."""
     shape = value.arg.shape if isinstance(value, Reduce) else value.shape
     if not domain.sizes or not core(shape):
@@ -390,7 +411,7 @@ def _ways(domain: Domain, value: Value) -> Iterable[Domain]:
     for way in dict.fromkeys(shapes):
         yield way
         if isinstance(value, (Reduce, Scan)):
-            decided = decide(way, value)
+            decided = decide(way, value, together)
             if decided is not None:
                 yield decided
 

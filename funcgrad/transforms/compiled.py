@@ -221,6 +221,7 @@ class Compiled:
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
                 key = with_sizes(key, joint.sizes)
                 backend = choose_backend(self._options, joint.graph)
+                joint = evolve(joint, graph=backend.prepare(joint.graph))
             with stages("tag"):
                 fuses = backend.fuses and definition.splits and facts.differentiable
                 joint = tag_joint(narrow(joint, fuses or self._options.memory_budget is not None))

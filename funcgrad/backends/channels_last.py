@@ -1,0 +1,115 @@
+"""Images as the library's convolutions read them: channels last, from the first convolution on.
+
+A convolution of images that lie row by row puts them in another order, and its result back: each kernel between two convolutions would
+read and write in both. Here the whole graph is of images that lie channels last, as if the caller's did: forward, backward, and what is
+kept between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor, fx
+
+from ..calls import size
+from ..graphs import Graph, copy_nodes, is_getitem, is_random, storages, value_of, verify
+from ..torch_private import is_operator
+
+aten = torch.ops.aten
+
+_OF_MEMORY = (aten.as_strided.default, aten.as_strided_scatter.default)
+"""Calls that say how a tensor lies in memory."""
+
+
+def channels_last(graph: Graph) -> Graph:
+    """The graph with images channels last, where it has several convolutions of them; what goes in and out lies as before. Itself where
+    that cannot be, or would draw random numbers in another order."""
+    if not torch.backends.mkldnn.is_available() or not _is_worth_it(graph):  # type: ignore[no-untyped-call]
+        return graph
+    pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
+    new = copy_nodes(graph, nodes, pairs, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    wanted = [_look(value_of(r)) if isinstance(r, fx.Node) else None for r in graph.results]
+    try:
+        _turn(new.fx)
+        _turn_results(new, wanted)
+    except (RuntimeError, TypeError, ValueError):  # a call that takes images of one layout alone
+        return graph
+    return verify(evolve(graph, fx=new.fx, constants=new.constants))
+
+
+def _is_worth_it(graph: Graph) -> bool:
+    nodes = list(graph.fx.nodes)
+    planar = [n for n in nodes if n.target is aten.convolution.default and _is_planar(n.args[0]) and _is_planar(n)]
+    return len(planar) > 1 and not any(is_random(n) or n.target in _OF_MEMORY for n in nodes)
+
+
+def _is_planar(node: Any) -> bool:
+    value = value_of(node)
+    return bool(value.ndim == 4 and value.dtype in (torch.float32, torch.bfloat16) and value.is_contiguous())
+
+
+def _turn(graph: fx.Graph) -> None:
+    """Images come in channels last, and all that is made of them is computed again, as it lies then."""
+    given = [n for n in graph.nodes if n.op == "placeholder"]
+    turned: set[fx.Node] = set()
+    with graph.inserting_after(given[-1]):
+        for node in given:
+            if isinstance(value_of(node), Tensor) and _is_planar(node) and _feeds_convolution(node):
+                copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
+                copy.meta = {"pass": "forward", "where": None}
+                node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy and user.target is not size)  # type: ignore[misc]
+                turned.add(copy)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (node in turned or not turned.isdisjoint(node.all_input_nodes)):
+            node.meta["val"] = _computed(graph, node)
+            turned.add(node)
+
+
+def _computed(graph: fx.Graph, node: fx.Node) -> Any:
+    """The value of a call; where it can only look at a tensor that lies row by row, of a copy that does."""
+    if not is_operator(node.target) and not is_getitem(node):
+        raise TypeError(f"{node.target} is no operator")
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    try:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+    except (RuntimeError, ValueError):
+        if node.target is not aten.view.default:
+            raise
+    with graph.inserting_before(node):
+        copy = _in_rows(graph, node.args[0])  # type: ignore[arg-type]
+    node.args = (copy, *node.args[1:])
+    return aten.view.default(value_of(copy), *args[1:])
+
+
+def _in_rows(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A copy that lies row by row."""
+    copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    copy.meta = {**node.meta, "val": value_of(node).clone(memory_format=torch.contiguous_format)}
+    return copy
+
+
+def _feeds_convolution(node: fx.Node) -> bool:
+    return any(user.target is aten.convolution.default and node is user.args[0] for user in node.users)
+
+
+def _look(value: Any) -> Any:
+    return (tuple(value.shape), tuple(value.stride())) if isinstance(value, Tensor) else None
+
+
+def _turn_results(graph: Graph, wanted: Sequence[Any]) -> None:
+    """What is returned lies as it did."""
+    output = graph.fx.output_node()
+    results = list(graph.results)
+    users = Counter(place for r in results if isinstance(r, fx.Node) for place in storages(r))
+    with graph.fx.inserting_before(output):
+        for i, (result, look) in enumerate(zip(graph.results, wanted, strict=True)):
+            if isinstance(result, fx.Node) and _look(value_of(result)) != look:
+                results[i] = copy = _in_rows(graph.fx, result)
+                if _look(value_of(copy)) != look or any(users[place] > 1 for place in storages(result)):
+                    raise TypeError(f"{result} is returned as it lies")
+    output.args = (tuple(results),)
