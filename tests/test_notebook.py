@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-NOTEBOOK, ON_MEMORY = NOTEBOOKS
+NOTEBOOK, ON_MEMORY, ON_SIZES = NOTEBOOKS
 STAGES = ("p.facts", "p.joint", "p.partition", "p.kernels[0]", "p.schedule[0]", "p.sources[0]", "p.call")
 
 # The lab template without what it loads from the network (require.js, MathJax, Mermaid): nothing the notebook shows needs it.
@@ -153,6 +153,16 @@ def test_the_notebook_on_memory_draws_it_over_time():
     assert "budget" in drawn["bounded"] and "budget" not in drawn["free"]
     printed = "".join(o.text for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if o.get("name") == "stdout")
     assert printed.count("of forward is computed again") >= 2
+
+
+def test_the_notebook_on_sizes_shows_symbols_and_guards():
+    notebook = execute(ON_SIZES)
+    printed = "".join(o.text for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if o.get("name") == "stdout")
+    assert "misses=2" in printed and "misses=3" not in printed
+    assert "int64_t size_s" in printed  # a kernel's parameter
+    assert "no longer holds" in printed
+    (call,) = shown(notebook, ("grad.program(torch.randn(5)).call",)).values()
+    assert "shape[0]" in call and "&lt;= 10" in call
 
 
 def test_the_stages_are_small(stages):
