@@ -205,3 +205,14 @@ def test_images_that_are_drawn_for_lie_as_in_eager_pytorch():
     torch.manual_seed(0)
     grads, value = torch.func.grad_and_value(net)(ws, x)
     assert_rounded(found, (value, grads))
+
+
+def test_images_that_are_returned_as_they_came_in_stay_where_they_are():
+    def net(ws, x):
+        return F.conv2d(F.conv2d(x, ws[0]), ws[1]).sum(), x.detach().view(2, -1)
+
+    ws, x = [torch.randn(4, 4, 3, 3) for _ in range(2)], torch.randn(2, 4, 8, 8)
+    (value, look), grads = fg.value_and_grad_compiled(net, has_aux=True)(ws, x)
+    assert look.data_ptr() == x.data_ptr()
+    expected, (expected_value, _) = torch.func.grad_and_value(net, has_aux=True)(ws, x)
+    assert_rounded([value, grads], [expected_value, expected])

@@ -33,7 +33,8 @@ def channels_last(graph: Graph) -> Graph:
     pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
     new = copy_nodes(graph, nodes, pairs, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
-    wanted = [_look(value_of(r)) if isinstance(r, fx.Node) else None for r in graph.results]
+    given = frozenset().union(*(storages(n) for n in graph.placeholders))
+    wanted = [(_look(value_of(r)), storages(r) & given) if isinstance(r, fx.Node) else None for r in graph.results]
     try:
         _turn(new.fx)
         _turn_results(new, wanted)
@@ -107,9 +108,14 @@ def _turn_results(graph: Graph, wanted: Sequence[Any]) -> None:
     results = list(graph.results)
     users = Counter(place for r in results if isinstance(r, fx.Node) for place in storages(r))
     with graph.fx.inserting_before(output):
-        for i, (result, look) in enumerate(zip(graph.results, wanted, strict=True)):
-            if isinstance(result, fx.Node) and _look(value_of(result)) != look:
+        for i, (result, before) in enumerate(zip(graph.results, wanted, strict=True)):
+            if not isinstance(result, fx.Node):
+                continue
+            look, in_given = before
+            if _look(value_of(result)) != look:
                 results[i] = copy = _in_rows(graph.fx, result)
                 if _look(value_of(copy)) != look or any(users[place] > 1 for place in storages(result)):
                     raise TypeError(f"{result} is returned as it lies")
+            if not in_given <= storages(result):
+                raise TypeError(f"{result} is returned in the memory of an input")
     output.args = (tuple(results),)
