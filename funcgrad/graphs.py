@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, dtype, fx
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
-from .calls import getitem, require_false, scalar, written_copies
+from .calls import getitem, require_false, scalar
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, Text
@@ -32,6 +32,18 @@ _SHORT = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128",
     "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
 }  # fmt: skip
+
+
+def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written`` (positions and
+    names), and what it returns is followed by them."""
+    places: dict[int | str, Any] = dict(enumerate(args))
+    places.update(kwargs)
+    for place in written:
+        old = places[place]
+        places[place] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(old)
+    out = op(*(places[i] for i in range(len(args))), **{name: places[name] for name in kwargs})
+    return (*tensors_in(out), *(places[place] for place in written))
 
 
 def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -306,6 +318,14 @@ def copy_nodes(graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot
     used = {n.target for n in env.values() if n.op == "get_attr"}
     constants = {k: v for k, v in graph.constants.items() if k in used}
     return Graph(Signature(tuple(s for s, _ in placeholders), tuple(s for s, _ in outs)), new, constants, name)
+
+
+def copied(graph: Graph) -> Graph:
+    """A graph of its own with the same nodes, to be rewritten."""
+    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
+    placeholders = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+    new = copy_nodes(graph, nodes, placeholders, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    return evolve(graph, fx=new.fx, constants=new.constants)
 
 
 # ── verify ───────────────────────────────────────────────────────────────────────────────────────────────────────

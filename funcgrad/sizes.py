@@ -268,7 +268,7 @@ class Size:
 
     def _at_most(self, other: Any, limit: int) -> bool:
         if isinstance(other, float):
-            return (math.isinf(other) and other > 0) or (not math.isinf(other) and self._at_most(math.floor(other), limit))
+            return other > 0 if math.isinf(other) else self._at_most(math.ceil(other) if limit else math.floor(other), limit)
         difference = self - other
         return difference <= limit if isinstance(difference, int) else self._sizes.is_at_most(difference._terms, limit)
 

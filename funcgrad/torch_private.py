@@ -436,11 +436,16 @@ def make_environment() -> ShapeEnv:
     return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
+def _named(name: str) -> Any:
+    """What a symbol is of."""
+    from torch._dynamo.source import ConstantSource  # importing torch._dynamo costs a second: only for symbols
+
+    return ConstantSource(name)
+
+
 def make_symbol(env: ShapeEnv, name: str, value: float) -> torch.SymFloat:
     """A symbolic float whose current value is ``value``; comparisons on it leave guards in ``env``."""
-    from torch._dynamo.source import ConstantSource  # importing torch._dynamo costs a second: only for symbolic floats
-
-    source = ConstantSource(name)
+    source = _named(name)
     symbol = env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)  # type: ignore[arg-type]
     return env.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[return-value]
 
@@ -457,11 +462,9 @@ def shape_environment(value: torch.SymInt) -> Any:
 
 def symbolic_fake(fakes: FakeTensorMode, tensor: torch.Tensor, name: str, dims: Collection[int]) -> torch.Tensor:
     """A fake of ``tensor`` whose sizes along ``dims`` are symbols of the mode's environment."""
-    from torch._dynamo.source import ConstantSource  # see make_symbol
-
     kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(tensor.ndim)]
     context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-    return fakes.from_tensor(tensor, static_shapes=False, source=ConstantSource(name), symbolic_context=context)
+    return fakes.from_tensor(tensor, static_shapes=False, source=_named(name), symbolic_context=context)
 
 
 def symbol_name(value: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -73,6 +74,13 @@ def test_comparisons_narrow_ranges() -> None:
     assert sizes.guards == ["10 <= n <= 156", "(n + -64) != 0"]
     assert n < 200 and n > 3  # known by now
     assert len(sizes.guards) == 2
+
+
+def test_comparisons_with_floats() -> None:
+    sizes = Sizes()
+    n = sizes.symbol("n", 3)
+    for limit in (2.5, 3.0, 3.5, math.inf, -math.inf):
+        assert (n < limit, n <= limit, n > limit, n >= limit) == (limit > 3, limit >= 3, limit < 3, limit <= 3)
 
 
 def test_a_size_used_as_a_number_is_fixed() -> None:

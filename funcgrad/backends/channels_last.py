@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
 from torch import Tensor, fx
 
 from ..calls import size
-from ..graphs import Graph, copy_nodes, is_getitem, is_random, storages, value_of, verify
+from ..graphs import Graph, copied, is_getitem, is_random, storages, value_of, verify
 from ..torch_private import is_operator
+from .library import call, is_planar
 
 aten = torch.ops.aten
 
@@ -30,9 +30,7 @@ def channels_last(graph: Graph) -> Graph:
     that cannot be, or would draw random numbers in another order."""
     if not torch.backends.mkldnn.is_available() or not _is_worth_it(graph):  # type: ignore[no-untyped-call]
         return graph
-    pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
-    new = copy_nodes(graph, nodes, pairs, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    new = copied(graph)
     given = frozenset().union(*(storages(n) for n in graph.placeholders))
     wanted = [(_look(value_of(r)), storages(r) & given) if isinstance(r, fx.Node) else None for r in graph.results]
     try:
@@ -40,18 +38,13 @@ def channels_last(graph: Graph) -> Graph:
         _turn_results(new, wanted)
     except (RuntimeError, TypeError, ValueError):  # a call that takes images of one layout alone
         return graph
-    return verify(evolve(graph, fx=new.fx, constants=new.constants))
+    return verify(new)
 
 
 def _is_worth_it(graph: Graph) -> bool:
     nodes = list(graph.fx.nodes)
-    planar = [n for n in nodes if n.target is aten.convolution.default and _is_planar(n.args[0]) and _is_planar(n)]
+    planar = [n for n in nodes if n.target is aten.convolution.default and is_planar(n.args[0]) and is_planar(n)]
     return len(planar) > 1 and not any(is_random(n) or n.target in _OF_MEMORY for n in nodes)
-
-
-def _is_planar(node: Any) -> bool:
-    value = value_of(node)
-    return bool(value.ndim == 4 and value.dtype in (torch.float32, torch.bfloat16) and value.is_contiguous())
 
 
 def _turn(graph: fx.Graph) -> None:
@@ -60,13 +53,12 @@ def _turn(graph: fx.Graph) -> None:
     turned: set[fx.Node] = set()
     with graph.inserting_after(given[-1]):
         for node in given:
-            if isinstance(value_of(node), Tensor) and _is_planar(node) and _feeds_convolution(node):
-                copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
-                copy.meta = {"pass": "forward", "where": None}
+            if isinstance(value_of(node), Tensor) and is_planar(node) and _feeds_convolution(node):
+                copy = call(node, aten.clone.default, node, memory_format=torch.channels_last)
                 node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy and user.target is not size)  # type: ignore[misc]
                 turned.add(copy)
     for node in list(graph.nodes):
-        if node.op == "call_function" and (node in turned or not turned.isdisjoint(node.all_input_nodes)):
+        if node.op == "call_function" and not turned.isdisjoint(node.all_input_nodes):
             node.meta["val"] = _computed(graph, node)
             turned.add(node)
 
@@ -82,16 +74,14 @@ def _computed(graph: fx.Graph, node: fx.Node) -> Any:
         if node.target is not aten.view.default:
             raise
     with graph.inserting_before(node):
-        copy = _in_rows(graph, node.args[0])  # type: ignore[arg-type]
+        copy = _in_rows(node.args[0])  # type: ignore[arg-type]
     node.args = (copy, *node.args[1:])
     return aten.view.default(value_of(copy), *args[1:])
 
 
-def _in_rows(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _in_rows(node: fx.Node) -> fx.Node:
     """A copy that lies row by row."""
-    copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-    copy.meta = {**node.meta, "val": value_of(node).clone(memory_format=torch.contiguous_format)}
-    return copy
+    return call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _feeds_convolution(node: fx.Node) -> bool:
@@ -113,7 +103,7 @@ def _turn_results(graph: Graph, wanted: Sequence[Any]) -> None:
                 continue
             look, in_given = before
             if _look(value_of(result)) != look:
-                results[i] = copy = _in_rows(graph.fx, result)
+                results[i] = copy = _in_rows(result)
                 if _look(value_of(copy)) != look or any(users[place] > 1 for place in storages(result)):
                     raise TypeError(f"{result} is returned as it lies")
             if not in_given <= storages(result):

@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
 from torch import Tensor, fx
 
 from ..calls import getitem
-from ..graphs import Graph, copy_nodes, has_effect, is_getitem, value_of, verify
+from ..graphs import Graph, copied, has_effect, is_getitem, value_of, verify
 from ..loops.rows_products import is_small
 from ..sizes import is_few
 
@@ -40,18 +39,16 @@ def for_library(graph: Graph) -> Graph:
     found = [rewrite for rewrite, targets in _REWRITINGS if any(n.target in targets for n in graph.fx.nodes)]
     if not found:
         return graph
-    pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
-    new = copy_nodes(graph, nodes, pairs, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    new = copied(graph)
     for rewrite in found:
         rewrite(new.fx)
         for node in reversed(list(new.fx.nodes)):
             if node.op == "call_function" and not node.users and not has_effect(node):
                 new.fx.erase_node(node)
-    return verify(evolve(graph, fx=new.fx, constants=new.constants))
+    return verify(new)
 
 
-def _call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+def call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new call, before the present place, for the same line of the caller's as another."""
     node = like.graph.call_function(target, args, kwargs)
     node.meta = {**like.meta, "val": target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))}
@@ -75,24 +72,25 @@ def _channels_last(graph: fx.Graph) -> None:
             return x
         if x not in laid_out:
             with graph.inserting_after(_last_placeholder(graph) if x.op == "placeholder" else x):
-                laid_out[x] = _call(x, aten.clone.default, x, memory_format=torch.channels_last)
+                laid_out[x] = call(x, aten.clone.default, x, memory_format=torch.channels_last)
         return laid_out[x]
 
     for node in list(graph.nodes):
-        if node.target is aten.convolution.default and _is_planar(_args(node)[0]):
+        if node.target is aten.convolution.default and is_planar(_args(node)[0]):
             with graph.inserting_after(node):
-                new = _call(node, node.target, last(_args(node)[0]), *_args(node)[1:])
+                new = call(node, node.target, last(_args(node)[0]), *_args(node)[1:])
                 _as_before(node, new)
-        elif node.target is aten.convolution_backward.default and _is_planar(_args(node)[0]) and all(map(is_getitem, node.users)):
+        elif node.target is aten.convolution_backward.default and is_planar(_args(node)[0]) and all(map(is_getitem, node.users)):
             with graph.inserting_before(node):
-                new = _call(node, node.target, last(_args(node)[0]), last(_args(node)[1]), *_args(node)[2:])
+                new = call(node, node.target, last(_args(node)[0]), last(_args(node)[1]), *_args(node)[2:])
             for part in list(node.users):
                 if part.users:
                     with graph.inserting_after(part):
-                        _as_before(part, _call(part, getitem, new, _args(part)[1]))
+                        _as_before(part, call(part, getitem, new, _args(part)[1]))
 
 
-def _is_planar(x: Any) -> bool:
+def is_planar(x: Any) -> bool:
+    """Whether it is images, or anything of four dimensions, row by row."""
     value = value_of(x)
     return bool(value.ndim == 4 and value.is_contiguous() and value.dtype in (torch.float32, torch.bfloat16))
 
@@ -107,7 +105,7 @@ def _as_before(node: fx.Node, new: fx.Node) -> None:
     before, now = value_of(node), value_of(new)
     if isinstance(before, Tensor) and before.ndim == 4 and before.stride() != now.stride():
         with node.graph.inserting_after(new):
-            new = _call(new, aten.clone.default, new, memory_format=torch.contiguous_format)
+            new = call(new, aten.clone.default, new, memory_format=torch.contiguous_format)
     node.replace_all_uses_with(new)
 
 
@@ -140,18 +138,18 @@ def _of_slices(graph: fx.Graph) -> None:
             begin, end = part * at_once, min(steps, (part + 1) * at_once)
             first = inside[0][1]
             with graph.inserting_before(first):
-                whole = _call(first, aten.mm.default, _slices(first, x, begin, end), w)
-                parts = _call(first, aten.view.default, whole, [end - begin, rows, value_of(w).shape[1]])
+                whole = call(first, aten.mm.default, _slices(first, x, begin, end), w)
+                parts = call(first, aten.view.default, whole, [end - begin, rows, value_of(w).shape[1]])
             for i, node in inside:
                 with graph.inserting_before(node):
-                    node.replace_all_uses_with(_call(node, aten.select.int, parts, 0, i - begin))
+                    node.replace_all_uses_with(call(node, aten.select.int, parts, 0, i - begin))
 
 
 def _slices(like: fx.Node, x: fx.Node, begin: int, end: int) -> fx.Node:
     """The rows of ``x[begin]`` … ``x[end - 1]``."""
     steps, rows, width = value_of(x).shape
-    some = x if end - begin == steps else _call(like, aten.slice.Tensor, x, 0, begin, end)
-    return _call(like, aten.view.default, some, [(end - begin) * rows, width])
+    some = x if end - begin == steps else call(like, aten.slice.Tensor, x, 0, begin, end)
+    return call(like, aten.view.default, some, [(end - begin) * rows, width])
 
 
 def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
@@ -182,10 +180,10 @@ def _sums(graph: fx.Graph) -> None:
         if value_of(one).shape != value_of(other).shape:
             continue
         with graph.inserting_before(node):
-            new = _call(node, ADDING[other.target], one, *_args(other))
+            new = call(node, ADDING[other.target], one, *_args(other))
             position[new] = position[node]
             for target, *args in looks[0]:
-                new = _call(node, target, new, *args)
+                new = call(node, target, new, *args)
         node.replace_all_uses_with(new)
 
 
@@ -203,8 +201,8 @@ def _together(graph: fx.Graph) -> None:
                 last = max((n for pair in part for n in pair), key=order.__getitem__)
                 with graph.inserting_before(_after(last, order)):
                     first, second = (_all_rows(end, side, stacks) for side in zip(*part, strict=True))
-                    product = _call(end, aten.t.default, first), second
-                    total = _call(end, aten.addmm.default, total, *product) if total else _call(end, aten.mm.default, *product)
+                    product = call(end, aten.t.default, first), second
+                    total = call(end, aten.addmm.default, total, *product) if total else call(end, aten.mm.default, *product)
             assert total is not None
             end.replace_all_uses_with(total)
 
@@ -257,8 +255,8 @@ def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Seq
     for stacked, whole in stacks:
         for start in range(len(stacked) - len(matrices) + 1):
             if stacked[start : start + len(matrices)] == matrices:
-                return _call(like, aten.slice.Tensor, whole, 0, start * rows, (start + len(matrices)) * rows)
-    whole = _call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see layout.py
+                return call(like, aten.slice.Tensor, whole, 0, start * rows, (start + len(matrices)) * rows)
+    whole = call(like, aten.concat.default, list(matrices))  # mostly nothing is copied: see layout.py
     stacks.append((matrices, whole))
     return whole
 
@@ -301,7 +299,7 @@ def _transposed_once(graph: fx.Graph) -> None:
         if len(products) >= _OFTEN:
             matrix = _args(products[0])[1]
             with graph.inserting_after(matrix):
-                copy = _call(matrix, aten.clone.default, matrix, memory_format=torch.contiguous_format)
+                copy = call(matrix, aten.clone.default, matrix, memory_format=torch.contiguous_format)
             for node in products:
                 node.args = (_args(node)[0], copy)
 

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..calls import written_copies
 from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
-from ..graphs import Graph, choose, is_random, type_text
+from ..graphs import Graph, choose, is_random, type_text, written_copies
 from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
 from ..philox import philox
