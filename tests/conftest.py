@@ -3,14 +3,23 @@
 import os
 import tempfile
 
+import torch
 from hypothesis import settings
 
 os.environ.setdefault("FUNCGRAD_CACHE_DIR", tempfile.mkdtemp(prefix="funcgrad-tests-"))
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
+THREADS = torch.get_num_threads()
+
 # A first example may import or compile; how long it takes says nothing about what is tested.
 settings.register_profile("funcgrad", deadline=None, derandomize=True)  # the same programs in every run: make fuzz looks for others
 settings.load_profile("funcgrad")
+
+
+def pytest_runtest_teardown():
+    """A test that sets the number of threads does not set it for others."""
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
 
 
 def pytest_configure(config):

@@ -139,6 +139,41 @@ def test_pairwise_values_are_never_in_memory():
     assert all(len(b.shape) < 2 or b.shape == (50, 3) for k in kernels(energy, torch.randn(50, 3)) for b in (*k.reads, *k.writes))
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 80), st.integers(1, 80), st.integers(1, 5), st.sampled_from([torch.float32, torch.float64]), st.booleans())
+@example(1200, 40, 3, torch.float32, False)
+@example(40, 700, 3, torch.float32, True)
+def test_totals_and_columns_that_do_not_lie_side_by_side(n, m, k, dtype, across):
+    """Both are put side by side where rows are gone over: sums of pairs of points, by either point, however these lie."""
+
+    def energy(x, y):
+        d = x[:, None] - y
+        return (1 / ((d * d).sum(-1) + 1)).sum()
+
+    x, y = (torch.randn(k, size, dtype=dtype).T if across else torch.randn(size, k, dtype=dtype) for size in (n, m))
+    expected = torch.func.grad(energy, argnums=(0, 1))(x, y)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for ours, theirs in zip(fg.grad_compiled(energy, argnums=(0, 1), backend="c")(x, y), expected, strict=True):
+            assert_rounded(ours, theirs)
+
+
+@pytest.mark.parametrize("reduce", [torch.amax, torch.amin])
+@pytest.mark.parametrize("place", range(4))
+def test_a_nan_among_few_columns(reduce, place):
+    """Extrema of a few columns are written out, and so are their totals."""
+    x = torch.randn(300, 4)
+    x[7, place] = torch.nan
+
+    def f(x, b):
+        return (torch.softmax(x + b, -1) * reduce(x, -1, keepdim=True)).nansum(0)
+
+    b = torch.randn(4)
+    torch.testing.assert_close(fg.jit(f, backend="c")(x, b), f(x, b), equal_nan=True)
+    compiled, eager = (grad(lambda b, x: f(x, b).sum()) for grad in (fg.grad_compiled, torch.func.grad))
+    torch.testing.assert_close(compiled(b, x), eager(b, x), equal_nan=True)
+
+
 def test_equal_kernels_are_compiled_once():
     def loss(x):
         for _ in range(6):
@@ -154,16 +189,13 @@ def test_equal_kernels_are_compiled_once():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_numbers_of_threads(threads):
     """The same to rounding on one thread and on two; and twice the same on as many."""
-    before = torch.get_num_threads()
     x = torch.randn(3000, 70)
     f = fg.value_and_grad_compiled(lambda x: (torch.softmax(x, -1).log() * x).sum() + (x.sum(0) ** 2).sum())
+    before = f(x)
     torch.set_num_threads(threads)
-    try:
-        first, second = f(x), f(x)
-    finally:
-        torch.set_num_threads(before)
+    first, second = f(x), f(x)
     assert torch.equal(first[1], second[1])
-    assert_rounded(first, f(x))
+    assert_rounded(first, before)
 
 
 def test_one_openmp_runtime():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.backends.backend import Extern
+from funcgrad.backends.backend import Extern, Launch
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -104,16 +104,32 @@ def test_many_are_added_by_threads():
         return *wide, torch.zeros(256).index_put((i,), x[:, 0], accumulate=True)
 
     compiled = fg.jit(f, backend="c")
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = compiled(x, i)
-        torch.set_num_threads(3)
-        together = compiled(x, i)
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
+    alone = compiled(x, i)
+    torch.set_num_threads(3)
+    together = compiled(x, i)
     assert all(map(torch.equal, alone, together))
     torch.testing.assert_close(alone, f(x, i), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_put_is_computed_where_it_is_put(threads):
+    """Messages along edges are not in memory: neither forward nor backward, nor where they come from what they are added to."""
+    torch.set_num_threads(threads)
+    x, weight, (source, target) = torch.randn(80, 64), torch.rand(600), torch.randint(80, (2, 600))
+
+    def f(x, weight, source, target):
+        return x.index_add(0, target, x[source] * weight[:, None])
+
+    def loss(x, weight, source, target):
+        return f(f(x, weight, source, target).relu(), weight, source, target).sigmoid().sum()
+
+    assert same(f, x, weight, source, target) == []
+    compiled = fg.value_and_grad_compiled(loss, argnums=(0,), backend="c")
+    args = x, weight, source, target
+    torch.testing.assert_close(compiled(*args), torch.func.grad_and_value(loss, argnums=(0,))(*args)[::-1], rtol=1e-4, atol=1e-4)
+    launches = [s for k in compiled.program(*args).kernels for s in k.steps if isinstance(s, Launch)]
+    assert not [b for s in launches for kernel in s.kernels for b in kernel.writes if b.shape[:2] == (600, 64)]
 
 
 def test_indices_that_are_computed():

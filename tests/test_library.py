@@ -139,6 +139,31 @@ def test_a_matrix_read_transposed_by_many_small_products():
     assert targets(agree(f, w, *few[:3], torch.randn(200, 80)))[aten.clone.default] == 0
 
 
+@settings(max_examples=6, deadline=None)
+@given(st.integers(60, 90), st.integers(2, 5), st.integers(9, 17))
+def test_what_is_made_for_products_of_batches_lies_batch_by_batch(n, batches, d):
+    """``x - mean`` is made in all places of its row; the products read it batch by batch, forward and backward."""
+
+    def f(x, mean, root):
+        z = torch.einsum("kij,nkj->nki", root, x[:, None] - mean)
+        return z.square().sum(-1).sigmoid().sum()
+
+    program = agree(f, torch.randn(n, d), torch.randn(batches, d), torch.randn(batches, d, d) * 0.1)
+    (kernels,) = program.kernels
+    products = [node for node in kernels.graph.fx.nodes if node.target is aten.bmm.default]
+    assert len(products) == 3
+    operands = [a.meta["val"] for node in products for a in node.args]
+    assert all(v.is_contiguous() or v.mT.is_contiguous() for v in operands)
+
+
+def test_what_others_read_too_is_made_as_it_was():
+    def f(x, mean, root):
+        away = x[:, None] - mean
+        return torch.einsum("kij,nkj->nki", root, away).sigmoid().sum() + away.amax(1).sum()
+
+    assert targets(agree(f, torch.randn(70, 12), torch.randn(3, 12), torch.randn(3, 12, 12)))[aten.clone.default] == 0
+
+
 def test_a_sum_whose_terms_are_returned_is_left_alone():
     def f(a, b, c):
         first = a @ b

@@ -18,21 +18,19 @@ from attrs import frozen
 
 from ..loops.groups import EXPENSIVE, TURNS
 from ..loops.index import Axis, Index
-from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, walk
+from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..sizes import PREFIX, Size, hint
-from .c_language import TYPES, C, number
+from .c_language import REDUCTIONS, TYPES, C, start
 from .c_language import stored as _stored
 from .c_scatter import parameters, scatter_function
+from .c_totals import Totals
 from .emitter import index_text, print_expressions, row_parts
-
-STACK = 1 << 16
-"""Bytes of scratch that may lie on the stack."""
-
-_BLOCK = 32
-"""Rows that are added up in single precision before they are added to a total in double precision."""
 
 _LONG = 2048
 """Columns from which on a row is added up in double precision."""
+
+_SIDE_BY_SIDE, _ROWS = 8192, 8
+"""At most so many elements that all rows read in steps are put side by side before, if there are at least so many rows."""
 
 _DEAR = 8
 """What an expensive operation counts for, vectorised."""
@@ -42,16 +40,6 @@ PARALLEL_FROM = 200_000
 
 
 _SYMBOL = re.compile(rf"\b{PREFIX}\w+")
-
-_REDUCTIONS = {
-    # kind: the start, how a number is added, what OpenMP calls it
-    "sum": ("0", "{0} + {1}", "+"),
-    "prod": ("1", "{0} * {1}", "*"),
-    "max": (None, "FG_MAX({1}, {0})", "fgmax"),
-    "min": (None, "FG_MIN({1}, {0})", "fgmin"),
-    "any": ("0", "{0} | {1}", "|"),
-    "all": ("1", "{0} & {1}", "&"),
-}
 
 
 @frozen
@@ -113,22 +101,22 @@ class _Printer:
         self._language = C(self._parameters, kernel.columns[-1] if kernel.columns else None)
         self._rows = math.prod(a.size for a in kernel.rows)
         self._columns = math.prod(a.size for a in kernel.columns)
-        self._totals = [e for stage in kernel.stages for e in stage.effects if isinstance(e, Total)]
         self._numbers = itertools.count()
-        self._totals_of = {t.buffer: t for t in self._totals}
-        self._total_sizes = {b: max(t.size for t in self._totals if t.buffer == b) for b in dict.fromkeys(t.buffer for t in self._totals)}
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
+        self._side_by_side = {load: f"g{i}" for i, load in enumerate(_read_in_steps(kernel))}
+        self._totals = Totals(kernel, self._is_parallel)
 
     def function(self) -> list[str]:
         kernel, body = self._kernel, self._rows_loop()
         takes = [*parameters(kernel), *(["int64_t n"] if self.length else [])]
         lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
         if self._is_parallel and self._totals:  # else in the region in which it is called
-            lines += ["  const int threads = omp_get_max_threads();", *self._before()]
+            lines += ["  const int threads = omp_get_max_threads();", *(f"  {line}" for line in self._totals.before())]
             lines.append(f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
         lines.append("  {")
-        lines += [f"    {line}" for line in (*self._thread(), *body, *self._thread_end())]
-        return [*lines, "  }", *self._after(), "}"]
+        freed = [f"free({name});" for name in (*self._kept.values(), *self._side_by_side.values())] if self._on_heap() else []
+        lines += [f"    {line}" for line in (*self._totals.thread(), *self._arrays(), *body, *freed, *self._totals.thread_end())]
+        return [*lines, "  }", *(f"  {line}" for line in self._totals.after()), "}"]
 
     @property
     def length(self) -> int | Size | None:
@@ -143,87 +131,31 @@ class _Printer:
         each = 1 + sum(_DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full)
         return self._rows * self._columns * each
 
-    # totals over rows: one array for each thread, added up in the order of the threads
-
     @property
     def _is_parallel(self) -> bool:
         return may_be_parallel(self.work) and (isinstance(self._rows, Size) or self._rows > 1 or self.length is not None)
 
-    def _before(self) -> list[str]:
-        lines = []
-        for buffer, total in self._totals_of.items():
-            kind, size = self._total_type(total), _padded(self._total_sizes[buffer])
-            lines.append(f"  {kind}* s_{self._parameters[buffer]} = malloc(threads * {size} * sizeof({kind}));")
-        return ["  int used = 1;", *lines] if self._is_parallel and lines else []
+    # arrays of a thread: elements of a row that a later stage needs, and what is read in steps, side by side
 
-    def _thread(self) -> list[str]:
-        lines = []
-        if self._is_parallel and self._totals:  # there may be fewer threads than were asked for: the others have no totals
-            lines = ["const int thread = omp_get_thread_num();", "if (thread == 0) used = omp_get_num_threads();"]
-        for buffer, total in self._totals_of.items():
-            name, kind, size = self._parameters[buffer], self._total_type(total), self._total_sizes[buffer]
-            start = _start(total.kind, total.value.dtype)
-            mine = f"s_{name} + (int64_t)thread * {_padded(size)}" if self._is_parallel else None
-            if self._is_blocked(total):
-                lines += _array(kind, f"d_{name}", size, start, mine) + _array("float", f"t_{name}", size, start, None)
-            else:
-                lines += _array(kind, f"t_{name}", size, start, mine)
+    def _arrays(self) -> list[str]:
         width = self._kernel.tile or self._columns
-        for expr, name in self._kept.items():
+        lines = []
+        for expr, name in {**self._kept, **self._side_by_side}.items():
             kind = TYPES[expr.dtype]
             if self._on_heap():
                 lines.append(f"{kind}* restrict {name} = aligned_alloc(64, ({width} * sizeof({kind}) + 63) / 64 * 64);")
             else:
                 lines.append(f"{kind} {name}[{width}] __attribute__((aligned(64)));")
+        if self._side_by_side:
+            names: dict[Expr, str] = {}
+            body = print_expressions(self._language, list(self._side_by_side), names, lambda e: True)
+            body += [f"{name}[{self._column()}] = {names[load]};" for load, name in self._side_by_side.items()]
+            lines += self._loops(body, [], in_order=False)
         return lines
 
-    def _flushes(self) -> list[str]:
-        """Lines that add the totals of a block of rows to those of the thread."""
-        lines = []
-        for buffer, total in self._totals_of.items():
-            if self._is_blocked(total):
-                name = self._parameters[buffer]
-                lines.append(
-                    f"for (int64_t i = 0; i < {self._total_sizes[buffer]}; ++i) {{ d_{name}[i] += t_{name}[i]; t_{name}[i] = 0; }}"
-                )
-        return lines
-
-    def _thread_end(self) -> list[str]:
-        lines = self._flushes()
-        lines += [f"free({name});" for name in self._kept.values()] if self._on_heap() else []
-        for buffer, total in self._totals_of.items():
-            name, size = self._parameters[buffer], self._total_sizes[buffer]
-            own = f"{'d' if self._is_blocked(total) else 't'}_{name}"
-            if not self._is_parallel:
-                lines.append(f"for (int64_t i = 0; i < {size}; ++i) {_stored(name, 'i', f'{own}[i]', total.value.dtype)}")
-            if not _is_small(size):
-                lines += [f"free(t_{name});"] if self._is_blocked(total) or not self._is_parallel else []
-                lines += [f"free({own});"] if self._is_blocked(total) and not self._is_parallel else []
-        return lines
-
-    def _after(self) -> list[str]:
-        lines = []
-        for buffer, total in self._totals_of.items():
-            name, size = self._parameters[buffer], self._total_sizes[buffer]
-            add = _REDUCTIONS[total.kind][1].format("sum", f"s_{name}[t * {_padded(size)} + i]")
-            lines += [
-                f"  for (int64_t i = 0; i < {size}; ++i) {{",
-                f"    {self._total_type(total)} sum = s_{name}[i];",
-                f"    for (int64_t t = 1; t < used; ++t) sum = {add};",
-                f"    {_stored(name, 'i', 'sum', total.value.dtype)}",
-                "  }", f"  free(s_{name});",
-            ]  # fmt: skip
-        return lines if self._is_parallel else []
-
-    def _is_blocked(self, total: Total) -> bool:
-        """Whether many rows are added to many totals of single precision: each thread adds them up in blocks."""
-        many = self._total_sizes[total.buffer] > 1 and hint(self._rows) > _BLOCK
-        return many and total.value.dtype == torch.float32 and total.kind == "sum"
-
-    def _total_type(self, total: Total) -> str:
-        """What the totals of a thread are kept in: sums of single precision, in double precision, as there may be millions of terms."""
-        wide = total.value.dtype == torch.float32 and total.kind == "sum"
-        return "double" if wide and (self._total_sizes[total.buffer] == 1 or self._is_blocked(total)) else TYPES[total.value.dtype]
+    def _on_heap(self) -> bool:
+        width = self._kernel.tile or self._columns
+        return isinstance(width, Size) or width * (len(self._kept) + len(self._side_by_side)) * 8 > 1 << 18
 
     # loops
 
@@ -247,13 +179,7 @@ class _Printer:
             decoded.insert(0, f"  const int64_t {axis.name} = {index_text(rest % axis.size)};")
             rest = rest // axis.size
         head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        flushes = self._flushes()
-        block = [f"if (row % {_BLOCK} == {_BLOCK - 1}) {{", *(f"  {line}" for line in flushes), "}"] if flushes else []
-        return [*head, *decoded, *(f"  {line}" for line in (*inner, *block)), "}"]
-
-    def _on_heap(self) -> bool:
-        width = self._kernel.tile or self._columns
-        return isinstance(width, Size) or width * len(self._kept) * 8 > 1 << 18
+        return [*head, *decoded, *(f"  {line}" for line in (*inner, *self._totals.rows_done())), "}"]
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -269,8 +195,8 @@ class _Printer:
             if isinstance(effect, Store) and not effect.full:
                 lines.append(_stored(self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype))
             elif isinstance(effect, Total) and not effect.full:
-                total = f"t_{self._parameters[effect.buffer]}[0]"
-                lines.append(f"{total} = {_REDUCTIONS[effect.kind][1].format(total, names[effect.value])};")
+                total = self._totals.place(effect)
+                lines.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, names[effect.value])};")
         full = [e for e in stage.effects if e.full and not isinstance(e, Put)]
         if stage.reductions or stage.keeps or full:
             lines += self._walk(stage, full, names)
@@ -278,7 +204,7 @@ class _Printer:
 
     def _walk(self, stage: Stage, effects: Sequence[Store | Total], names: dict[Expr, str]) -> list[str]:
         inside = dict(names)
-        for expr, name in self._kept.items():
+        for expr, name in {**self._kept, **self._side_by_side}.items():
             if expr not in stage.keeps:
                 inside[expr] = f"{name}[{self._column()}]"
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in effects]
@@ -291,29 +217,27 @@ class _Printer:
         clauses: list[str] = []
         for reduced in stage.reductions:
             name = names[reduced] = f"a{next(self._numbers)}"
-            _, add, clause = _REDUCTIONS[reduced.kind]
+            how = REDUCTIONS[reduced.kind]
             kind, sum_ = TYPES[reduced.dtype], name
             if reduced.dtype == torch.float32 and reduced.kind == "sum" and hint(self._columns) > _LONG:
                 kind, sum_ = "double", f"w{name}"
                 after.append(f"const float {name} = {sum_};")
-            before.append(f"{kind} {sum_} = {_start(reduced.kind, reduced.dtype)};")
-            body.append(f"{sum_} = {add.format(sum_, inside[reduced.body])};")
-            clauses.append(f"reduction({clause}:{sum_})")
+            before.append(f"{kind} {sum_} = {start(reduced.kind, reduced.dtype)};")
+            body.append(f"{sum_} = {how.add.format(sum_, inside[reduced.body])};")
+            clauses.append(f"reduction({how.clause}:{sum_})")
         body += self._kept_and_stored(stage, effects, inside)
         for effect in effects:
             if isinstance(effect, Store):
                 continue
-            value = inside[effect.value]
-            total, add = f"t_{self._parameters[effect.buffer]}", _REDUCTIONS[effect.kind][1]
-            if self._total_sizes[effect.buffer] == 1:
+            value, total, how = inside[effect.value], self._totals.place(effect), REDUCTIONS[effect.kind]
+            if not effect.at.terms:  # in a register: no loop over columns is vectorised that adds to one place in memory
                 name = f"a{next(self._numbers)}"
-                before.append(f"{TYPES[effect.value.dtype]} {name} = {_start(effect.kind, effect.value.dtype)};")
-                body.append(f"{name} = {add.format(name, value)};")
-                clauses.append(f"reduction({_REDUCTIONS[effect.kind][2]}:{name})")
-                after.append(f"{total}[0] = {add.format(f'{total}[0]', name)};")
+                before.append(f"{TYPES[effect.value.dtype]} {name} = {start(effect.kind, effect.value.dtype)};")
+                body.append(f"{name} = {how.add.format(name, value)};")
+                clauses.append(f"reduction({how.clause}:{name})")
+                after.append(f"{total} = {how.add.format(total, name)};")
             else:
-                at = f"{total}[{index_text(effect.at)}]"
-                body.append(f"{at} = {add.format(at, value)};")
+                body.append(f"{total} = {how.add.format(total, value)};")
         return [*before, *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)), *after]
 
     def _kept_and_stored(self, stage: Stage, effects: Sequence[Store | Total], names: Mapping[Expr, str]) -> list[str]:
@@ -355,7 +279,7 @@ class _Printer:
             if isinstance(expr, Scanned):
                 name = self._language.running[expr] = f"s{next(self._numbers)}"
                 wide = expr.dtype == torch.float32 and expr.kind in ("sum", "prod")
-                lines.append(f"{'double' if wide else TYPES[expr.dtype]} {name} = {_start(expr.kind, expr.dtype)};")
+                lines.append(f"{'double' if wide else TYPES[expr.dtype]} {name} = {start(expr.kind, expr.dtype)};")
         return lines
 
     def _loops(self, body: Sequence[str], clauses: Sequence[str], in_order: bool) -> list[str]:
@@ -383,30 +307,14 @@ class _Printer:
         return text
 
 
-def _array(kind: str, name: str, size: int, start: str, at: str | None) -> list[str]:
-    """An array of the thread, ``at`` an address, or of its own, with a start in each place."""
-    if at is None and _is_small(size):
-        declared = f"{kind} {name}[{size}] __attribute__((aligned(64)));"
-    else:
-        declared = f"{kind}* restrict {name} = {at or f'malloc({size} * sizeof({kind}))'};"
-    return [declared, f"for (int64_t i = 0; i < {size}; ++i) {name}[i] = {start};"]
+def _read_in_steps(kernel: Kernel) -> list[Load]:
+    """What every row reads anew with steps between its elements, each of which is a load of its own: once is enough."""
+    count = math.prod(a.size for a in kernel.columns)
+    if kernel.tile or hint(count) > _SIDE_BY_SIDE or hint(math.prod(a.size for a in kernel.rows)) < _ROWS:
+        return []
+    found = walk([e for stage in kernel.stages for e in computed(stage.effects)])
+    return [e for e in found if isinstance(e, Load) and e.full and not e.guard and not e.found and _is_in_steps(e.at, kernel)]
 
 
-def _is_small(size: int | Size) -> bool:
-    """Whether so many elements may lie on the stack."""
-    return isinstance(size, int) and size <= STACK // 8
-
-
-def _start(kind: str, dtype: torch.dtype) -> str:
-    start = _REDUCTIONS[kind][0]
-    if start is not None:
-        return start
-    if dtype.is_floating_point:
-        return "-INFINITY" if kind == "max" else "INFINITY"
-    info = torch.iinfo(dtype)
-    return number(info.min if kind == "max" else info.max, dtype)
-
-
-def _padded(size: int) -> int:
-    """Threads do not share a cache line."""
-    return (size + 15) // 16 * 16
+def _is_in_steps(at: Index, kernel: Kernel) -> bool:
+    return at.axes <= set(kernel.columns) and at.coefficient(kernel.columns[-1]) not in (0, 1)

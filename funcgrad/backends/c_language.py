@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 
 import torch
+from attrs import frozen
 
 from ..loops.groups import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
@@ -47,10 +48,12 @@ def _wrapping(template: str) -> Operation:
 
 
 def _extreme(sign: str) -> Operation:
+    """The second number is asked whether it is NaN: of several in a row, GCC 12 vectorises the comparisons only if it is a new one."""
+
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
         a, b = args
-        nan = f" || {a} != {a}" if dtype.is_floating_point else ""
-        return f"({a} {sign} {b}{nan}) ? {a} : {b}"
+        nan = f" || {b} != {b}" if dtype.is_floating_point else ""
+        return f"({b} {sign} {a}{nan}) ? {b} : {a}"
 
     return text
 
@@ -65,6 +68,9 @@ def _philox(half: int) -> Operation:
     kinds = {torch.float32: "float", torch.float64: "double", torch.int64: "bits"}
     return lambda dtype, args: f"fg_philox_{kinds[dtype]}({', '.join(args)}, {half})"
 
+
+STACK = 1 << 16
+"""Bytes of scratch that may lie on the stack."""
 
 HOW = "// compile with "
 """How the first line of a file begins that says with which flag, in the place of -O3, it is compiled."""
@@ -85,6 +91,22 @@ _OPERATIONS: Mapping[str, Operation] = {
     **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "erf", "remainder")},
     **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
     "philox0": _philox(0), "philox1": _philox(1),
+}  # fmt: skip
+
+
+@frozen
+class Reduction:
+    """How numbers are reduced: what they begin with, what one more makes of them, and what OpenMP calls it."""
+
+    start: str | None  # none: the least number there is, or the greatest
+    add: str
+    clause: str
+
+
+REDUCTIONS = {
+    "sum": Reduction("0", "{0} + {1}", "+"), "prod": Reduction("1", "{0} * {1}", "*"),
+    "max": Reduction(None, "FG_MAX({1}, {0})", "fgmax"), "min": Reduction(None, "FG_MIN({1}, {0})", "fgmin"),
+    "any": Reduction("0", "{0} | {1}", "|"), "all": Reduction("1", "{0} & {1}", "&"),
 }  # fmt: skip
 
 
@@ -250,3 +272,14 @@ def number(value: object, dtype: torch.dtype) -> str:
     if dtype == torch.int64:
         return f"({whole}LL)" if whole > -(2**63) else "INT64_MIN"
     return f"({whole})" if whole < 0 else str(whole)
+
+
+def start(kind: str, dtype: torch.dtype) -> str:
+    """What a reduction of numbers of a dtype begins with."""
+    text = REDUCTIONS[kind].start
+    if text is not None:
+        return text
+    if dtype.is_floating_point:
+        return "-INFINITY" if kind == "max" else "INFINITY"
+    info = torch.iinfo(dtype)
+    return number(info.min if kind == "max" else info.max, dtype)

@@ -28,11 +28,12 @@ from ..loops.verify import verify
 from ..options import ENVIRONMENT
 from ..sizes import SizeError, hint, shape_of, strides_of
 from ..source import Source, compile_function
-from . import arena, c, in_place, triton_build, triton_launches, triton_scatter
+from . import arena, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer, is_static
 from .build import function, load
 from .c_files import print_files
+from .c_language import STACK
 from .channels_last import channels_last
 from .fused_python import address, empty_on_cpu, print_python
 from .heap import keep_what_is_free
@@ -62,7 +63,7 @@ class CBackend:
         return _lowered(for_library(graph), torch.device("cpu"))
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        plain, steps = _scheduled(kernels, c.STACK)
+        plain, steps = _scheduled(kernels, STACK)
         is_sized = any(not is_static(s.buffer) for s in steps if isinstance(s, Allocate))
         shared = None if is_sized else arena.with_arenas(kernels.graph, steps)
         if shared is None:

@@ -3,7 +3,8 @@
 - convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
 - the products of the slices of one tensor with one matrix are one product, or a few;
 - a sum of products is added up by the products, in place; many small ones of a sequence's slices are a few products;
-- a matrix that many small products read transposed is transposed once.
+- a matrix that many small products read transposed is transposed once;
+- what kernels make for products of batches lies batch by batch.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from ..calls import getitem
-from ..graphs import Graph, copied, has_effect, is_getitem, value_of, verify
+from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
 from ..sizes import is_few
+from ..torch_private import is_operator
 
 aten = torch.ops.aten
 
@@ -304,10 +306,50 @@ def _transposed_once(graph: fx.Graph) -> None:
                 node.args = (_args(node)[0], copy)
 
 
+def _batch_by_batch(graph: fx.Graph) -> None:
+    """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes batch by batch."""
+    for node in list(graph.nodes):
+        if not is_view(node) or not _is_row_by_row(value_of(node)) or not _is_made_for(node) or not _feeds_batches(node):
+            continue
+        views = _views(node)
+        with graph.inserting_after(node):
+            copy = call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
+        node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
+        for view in views:
+            view.meta["val"] = view.target(*fx.map_arg(view.args, value_of))  # type: ignore[operator]
+
+
+def _is_row_by_row(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 3 and not x.is_contiguous() and x.transpose(0, 1).is_contiguous()
+
+
+def _is_made_for(view: fx.Node) -> bool:
+    """Whether the elements are computed one by one, and seen through this view alone."""
+    while is_view(view):
+        view = _args(view)[0]
+        if len(view.users) > 1:
+            return False
+    return is_operator(view.target) and torch.Tag.pointwise in view.target.tags  # type: ignore[union-attr]
+
+
+def _feeds_batches(view: fx.Node) -> bool:
+    readers = {user for v in (view, *_views(view)) for user in v.users if not is_view(user)}
+    return bool(readers) and all(
+        r.target is aten.bmm.default and not is_small(value_of(r).shape, value_of(_args(r)[0]).shape[-1]) for r in readers
+    )
+
+
+def _views(node: fx.Node) -> list[fx.Node]:
+    """The views of a tensor, and theirs, in order."""
+    found = [user for user in node.users if is_view(user)]
+    return [v for user in found for v in (user, *_views(user))]
+
+
 _REWRITINGS: Sequence[tuple[Callable[[fx.Graph], None], Sequence[Any]]] = (
     (_channels_last, (aten.convolution.default, aten.convolution_backward.default)),
     (_of_slices, (aten.mm.default,)),
     (_sums, tuple(ADDING)),
     (_together, (aten.mm.default,)),
     (_transposed_once, (aten.mm.default,)),
+    (_batch_by_batch, (aten.bmm.default,)),
 )

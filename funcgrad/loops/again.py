@@ -17,6 +17,12 @@ from .values import Count, Map, Memory, Number, Value, View, Within
 _AT_MOST = 64.0
 """Operations for an element, of which a transcendental function is some twenty."""
 
+_PUT = 8.0
+"""Operations for an element that is put where a tensor says: what may be put in one place is put by one thread."""
+
+_GATHERED = 4.0
+"""What reading an element at an index that is data counts for."""
+
 _LOOKS = 3
 """Ways in which it looks at tensors: what takes an element from each of many places (a window) is read from one."""
 
@@ -26,11 +32,12 @@ _FROM = 1 << 12
 
 @frozen(eq=False)
 class _Recipe:
-    """What a value is computed from, of which ``kept`` is not in memory yet; and the operations for an element."""
+    """What a value is computed from, of which ``kept`` is not in memory yet; the operations for an element, and whether it gathers some."""
 
     sources: frozenset[Value]
     kept: frozenset[Value]
     cost: float
+    gathers: bool
 
 
 def compute_again(
@@ -47,7 +54,7 @@ def compute_again(
             readers.setdefault(value, []).append(task)  # type: ignore[arg-type]
     for value, own in list(stored.items()):
         later = [g for g in readers.get(value, ()) if g is not own]
-        if value in wanted or value.about < _FROM or not later or any(g.scatter is not None for g in (own, *later)):
+        if value in wanted or value.about < _FROM or not later:
             continue
         recipe = _recipe(value, stored, group_of)
         if recipe is None or not all(_pays(value, recipe, g, stored, readers, at, maker) for g in later):
@@ -65,13 +72,15 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
     """How to compute a value from what is in memory; None where that takes a loop, or too long."""
     sources: set[Value] = set()
     kept: set[Value] = set()
-    cost, looks, pending, seen = 0.0, 0, [value], {value}
+    cost, looks, gathers, pending, seen = 0.0, 0, False, [value], {value}
     while pending:
         current = pending.pop()
         if current is not value and (current in stored or isinstance(current, Memory)):
             sources.add(current)
-        elif isinstance(current, (Map, View, Within, Number, Count)):
+        elif isinstance(current, (Map, View, Within, Number, Count, Gather)):
             cost += operations(current.op) if isinstance(current, Map) else 0.0
+            if isinstance(current, Gather):
+                gathers, cost = True, cost + _GATHERED
             looks += isinstance(current, (View, Within)) and current.arg.about * ROW > value.about
             new = [v for v in current.inputs if v not in seen]
             seen.update(new)
@@ -83,7 +92,7 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
             return None
         if cost > _AT_MOST or looks > _LOOKS:
             return None
-    return _Recipe(frozenset(sources), frozenset(kept), cost)
+    return _Recipe(frozenset(sources), frozenset(kept), cost, gathers)
 
 
 def _pays(
@@ -96,7 +105,10 @@ def _pays(
         is_given = isinstance(source, Memory) and maker(source) is None
         more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
     spread = max(1.0, group.domain.about / value.about)  # what is broadcast there would be computed for each place it goes to
-    return more <= value.nbytes and recipe.cost * spread * _times(value, group, stored) <= _AT_MOST
+    most = _AT_MOST if group.scatter is None else _PUT
+    if more > value.nbytes or (recipe.gathers and group.scatter is None):  # in order, memory is read faster
+        return False
+    return recipe.cost * spread * _times(value, group, stored) <= most
 
 
 def _times(value: Value, group: Group, stored: Mapping[Value, Group]) -> float:

@@ -1,9 +1,21 @@
-void k_3029bf7e363c(const float* restrict p0, float* restrict p1, float* restrict p2) {
+void k_a35c4e279cda(const float* restrict p0, float* restrict p1, float* restrict p2) {
   {
     double d_p1[120] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 120; ++i) d_p1[i] = 0;
     float t_p1[120] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 120; ++i) t_p1[i] = 0;
+    float g0[40] __attribute__((aligned(64)));
+    float g1[40] __attribute__((aligned(64)));
+    float g2[40] __attribute__((aligned(64)));
+    #pragma omp simd
+    for (int64_t c0 = 0; c0 < 40; ++c0) {
+      const float v0 = p0[c0 * 3];
+      const float v1 = p0[c0 * 3 + 1];
+      const float v2 = p0[c0 * 3 + 2];
+      g0[c0] = v0;
+      g1[c0] = v1;
+      g2[c0] = v2;
+    }
     for (int64_t row = 0; row < 40; ++row) {
       const int64_t r0 = row;
       const float v0 = p0[r0 * 3 + 2];
@@ -16,17 +28,14 @@ void k_3029bf7e363c(const float* restrict p0, float* restrict p1, float* restric
       float a2 = 0;
       #pragma omp simd reduction(+:a0) reduction(+:a1) reduction(+:a2)
       for (int64_t c0 = 0; c0 < 40; ++c0) {
-        const float v6 = p0[c0 * 3];
-        const float v7 = v3 - v6;
-        const float v8 = v7 * v7;
-        const float v9 = p0[c0 * 3 + 1];
-        const float v10 = v2 - v9;
-        const float v11 = v10 * v10;
-        const float v12 = v8 + v11;
-        const float v13 = p0[c0 * 3 + 2];
-        const float v14 = v0 - v13;
+        const float v9 = v3 - g0[c0];
+        const float v10 = v9 * v9;
+        const float v11 = v2 - g1[c0];
+        const float v12 = v11 * v11;
+        const float v13 = v10 + v12;
+        const float v14 = v0 - g2[c0];
         const float v15 = v14 * v14;
-        const float v16 = v12 + v15;
+        const float v16 = v13 + v15;
         const int64_t v17 = c0;
         const int v18 = v1 == v17;
         const float v19 = (float)v18;
@@ -34,9 +43,9 @@ void k_3029bf7e363c(const float* restrict p0, float* restrict p1, float* restric
         const float v21 = 1 / v20;
         const float v22 = v21 * v21;
         const float v23 = v5 * v22;
-        const float v24 = v23 * v7;
+        const float v24 = v23 * v9;
         const float v25 = v24 + v24;
-        const float v26 = v23 * v10;
+        const float v26 = v23 * v11;
         const float v27 = v26 + v26;
         const float v28 = v23 * v14;
         const float v29 = v28 + v28;
@@ -46,9 +55,9 @@ void k_3029bf7e363c(const float* restrict p0, float* restrict p1, float* restric
         a0 = a0 + v25;
         a1 = a1 + v27;
         a2 = a2 + v29;
-        t_p1[c0 * 3] = t_p1[c0 * 3] + v30;
-        t_p1[c0 * 3 + 1] = t_p1[c0 * 3 + 1] + v31;
-        t_p1[c0 * 3 + 2] = t_p1[c0 * 3 + 2] + v32;
+        t_p1[c0] = t_p1[c0] + v30;
+        t_p1[c0 + 40] = t_p1[c0 + 40] + v31;
+        t_p1[c0 + 80] = t_p1[c0 + 80] + v32;
       }
       p2[r0 * 3] = a0;
       p2[r0 * 3 + 1] = a1;
@@ -58,7 +67,7 @@ void k_3029bf7e363c(const float* restrict p0, float* restrict p1, float* restric
       }
     }
     for (int64_t i = 0; i < 120; ++i) { d_p1[i] += t_p1[i]; t_p1[i] = 0; }
-    for (int64_t i = 0; i < 120; ++i) p1[i] = d_p1[i];
+    for (int64_t i = 0; i < 120; ++i) p1[i % 40 * 3 + i / 40] = d_p1[i];
   }
 }
 
