@@ -103,7 +103,7 @@ class _Printer:
         self._columns = math.prod(a.size for a in kernel.columns)
         self._numbers = itertools.count()
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
-        self._side_by_side = {load: f"g{i}" for i, load in enumerate(_read_in_steps(kernel))}
+        self._side_by_side: dict[Expr, str] = {load: f"g{i}" for i, load in enumerate(_read_in_steps(kernel))}
         self._totals = Totals(kernel, self._is_parallel)
 
     def function(self) -> list[str]:
