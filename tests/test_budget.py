@@ -244,3 +244,19 @@ def test_what_is_saved_in_another_layout_counts():
     for budget in (None, 0.75):
         use = fg.jit(net, memory_budget=budget).memory(ws, x)
         assert abs(use.predicted_peak - use.measured_peak) <= 0.02 * use.measured_peak
+
+
+def test_what_backward_computes_again_it_computes_when_it_is_read():
+    """All that the products of a perceptron read fits with two of their results besides: no product is done twice."""
+
+    def perceptron(ws, x):
+        for w in ws:
+            x = F.gelu(x @ w)
+        return x.square().mean()
+
+    ws, x = weights(8, 128, 128), torch.randn(1024, 128)
+    compiled = fg.jit(perceptron, memory_budget=10 * x.nbytes + 64, backend="c")
+    program = compiled.program([w.requires_grad_() for w in ws], x)
+    assert predicted_peak(program.schedule) <= 10 * x.nbytes + 64
+    products = [n for kernels in program.kernels for n in kernels.graph.fx.nodes if n.target is torch.ops.aten.mm.default]
+    assert len(products) == 3 * 8 - 1

@@ -29,8 +29,8 @@ _LARGEST = 256
 
 _HELD = 2**15
 """Bytes a kernel may keep that would be free earlier, for the sake of values that only have the same loops."""
-_FAR = 64
-"""Calls of the graph between two values that are computed at different times."""
+_NEAR, _HELD_NEAR = 64, 2**18
+"""Within so many calls of the graph it may keep so many: more take longer to read than a kernel of their own to begin."""
 
 Read = tuple[Value, tuple[Index, ...]]
 
@@ -67,6 +67,7 @@ class _Fusion:
         nodes = next(iter(lowering.values)).graph.nodes if lowering.values else ()
         self._node_position = {node: i for i, node in enumerate(nodes)}
         self._position = {value: self._node_position[node] for node, value in reversed([*lowering.values.items()])}
+        self._now = -1  # where in the graph what is placed is needed
         self._last: dict[Task, int] = {}  # where in the graph the last is that a task computes
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,6 +112,7 @@ class _Fusion:
         return [b for n in node.all_input_nodes for b in self._bases(n)]
 
     def _place_all(self, root: Value) -> None:
+        self._now = self._position.get(root, self._now)
         values = below([root], stop=lambda v: v in self._group_of)
         unfinished = {v for value in values for v in _unfinished(value)}
         for value in values:
@@ -148,7 +150,7 @@ class _Fusion:
         group.members[value] = Decision(because, tuple(refused))
         self._order.require(group, before - {group})
         group.reads |= {s for s, _ in sources}
-        self._last[group] = max(self._last.get(group, -1), self._position.get(value, -1))
+        self._last[group] = max(self._last.get(group, -1), self._position.get(value, self._now))
         self._group_of[value] = group
         for source, _ in sources:
             self._reading.setdefault(source, []).append(group)
@@ -204,16 +206,15 @@ class _Fusion:
         what it reads."""
         if any(s.about > group.domain.about // ROW and (s in group.members or s in group.reads) for s, _ in sources):
             return False
-        at, last = self._position.get(value), self._last[group]
-        if at is None or abs(at - last) < _FAR:
-            return False
+        at, last = self._position.get(value, self._now), self._last[group]
+        held = _HELD_NEAR if abs(at - last) < _NEAR else _HELD
         if at < last:
             waiting = {s for s, _ in sources}
         elif all(s in group.members or s in group.reads or self._task_of(s) is None for s, _ in sources):
-            return value.nbytes > _HELD  # it need not wait, but be kept until somebody reads it
+            return value.nbytes > held  # it need not wait, but be kept until somebody reads it
         else:
             waiting = group.reads
-        return sum(s.nbytes for s in waiting if self._task_of(s) is not None) > _HELD
+        return sum(s.nbytes for s in waiting if self._task_of(s) is not None) > held
 
     def _shrinks(self, group: Group, stored: Mapping[Value, Group]) -> bool:
         """Whether next to nothing is left of what a group reads: sums, mostly."""
