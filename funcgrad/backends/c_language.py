@@ -48,12 +48,13 @@ def _wrapping(template: str) -> Operation:
 
 
 def _extreme(sign: str) -> Operation:
-    """The second number is asked whether it is NaN: of several in a row, GCC 12 vectorises the comparisons only if it is a new one."""
+    """The second number, if it is as good (of zeros the second one stays, as in eager PyTorch), or NaN: of several in a row, GCC 12 vectorises
+    the comparisons only if a new one is asked."""
 
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
         a, b = args
         nan = f" || {b} != {b}" if dtype.is_floating_point else ""
-        return f"({b} {sign} {a}{nan}) ? {b} : {a}"
+        return f"({b} {sign}= {a}{nan}) ? {b} : {a}"
 
     return text
 

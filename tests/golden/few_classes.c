@@ -28,7 +28,7 @@ void k_17e8a5b4c681(const int64_t* restrict p0, uint8_t* restrict p1, float* res
   }
 }
 
-void k_c4015a2eabe6(const float* restrict p0, float* restrict p1, float* restrict p2, float* restrict p3) {
+void k_b7805937f90c(const float* restrict p0, float* restrict p1, float* restrict p2, float* restrict p3) {
   {
     double d_p1[3] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 3; ++i) d_p1[i] = 0;
@@ -38,9 +38,9 @@ void k_c4015a2eabe6(const float* restrict p0, float* restrict p1, float* restric
       const int64_t r0 = row;
       const float v0 = p0[r0 * 3];
       const float v1 = p0[r0 * 3 + 1];
-      const float v2 = (v1 > v0 || v1 != v1) ? v1 : v0;
+      const float v2 = (v1 >= v0 || v1 != v1) ? v1 : v0;
       const float v3 = p0[r0 * 3 + 2];
-      const float v4 = (v3 > v2 || v3 != v3) ? v3 : v2;
+      const float v4 = (v3 >= v2 || v3 != v3) ? v3 : v2;
       #pragma omp simd
       for (int64_t c0 = 0; c0 < 3; ++c0) {
         const float v5 = p0[c0 + r0 * 3];
