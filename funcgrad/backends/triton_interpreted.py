@@ -38,7 +38,7 @@ class _Libdevice:
     """The functions of libdevice, by those of PyTorch; most have the same names."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(torch, {"rint": "round"}.get(name, name))
+        function = torch.special.erfcx if name == "erfcx" else getattr(torch, {"rint": "round"}.get(name, name))
 
         def call(*given: Any) -> Any:
             dtype = next(x.dtype for x in given if isinstance(x, tl.tensor))

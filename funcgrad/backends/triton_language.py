@@ -66,7 +66,9 @@ def _philox(half: int) -> Operation:
     return lambda dtype, args: f"philox_{kinds[dtype]}({', '.join(args)}, {half})"
 
 
-_LIBDEVICE = "exp log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt".split()
+_LIBDEVICE = (
+    "exp log sin cos tan tanh erf erfc erfcx expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt"
+).split()
 
 _OPERATIONS: Mapping[str, Operation] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "neg": _negative, "div": _quotient,

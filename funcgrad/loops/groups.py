@@ -25,7 +25,7 @@ EXPENSIVE = frozenset(
 )
 """Operations that cost as much as some twenty additions."""
 
-_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder".split())
+_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder erfcx".split())
 """As some eight."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from .rows import TABLE, aten, half_in_f32
 from .values import (
     Value,
@@ -23,13 +25,17 @@ def _tanh_gate(x: Value) -> Value:
     return _sigmoid((2 * math.sqrt(2 / math.pi)) * (x + 0.044715 * (x * x * x)))
 
 
-def _normal_gate(x: Value) -> Value:
-    """(1 + erf(x / sqrt(2))) / 2, likewise."""
-    return 0.5 * pointwise("erfc", x * -math.sqrt(0.5))
+def _normal(x: Value) -> tuple[Value, Value]:
+    """(1 + erf(x / sqrt(2))) / 2, likewise, and e^(-x^2 / 2), which its tails are made of: erfcx(a) = e^(a^2) erfc(a), for a >= 0."""
+    density = pointwise("exp", x * x * -0.5)
+    if x.dtype == torch.float64:
+        return 0.5 * pointwise("erfc", x * -math.sqrt(0.5)), density
+    tail = 0.5 * (pointwise("erfcx", pointwise("abs", x) * math.sqrt(0.5)) * density)
+    return where(compare("gt", x, 0.0), 1.0 - tail, tail), density
 
 
 def _gelu(x: Value, approximate: str = "none") -> Value:
-    return x * (_tanh_gate(x) if approximate == "tanh" else _normal_gate(x))
+    return x * (_tanh_gate(x) if approximate == "tanh" else _normal(x)[0])
 
 
 def _gelu_backward(g: Value, x: Value, approximate: str = "none") -> Value:
@@ -37,7 +43,8 @@ def _gelu_backward(g: Value, x: Value, approximate: str = "none") -> Value:
         gate = _tanh_gate(x)
         slope = (2 * math.sqrt(2 / math.pi)) * (1.0 + 3 * 0.044715 * (x * x))
         return g * (gate + x * (gate * (1.0 - gate) * slope))
-    return g * (_normal_gate(x) + x * pointwise("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi)))
+    gate, density = _normal(x)
+    return g * (gate + x * density * (1 / math.sqrt(2 * math.pi)))
 
 
 def _softplus(x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
