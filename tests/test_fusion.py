@@ -158,6 +158,16 @@ def test_totals_and_columns_that_do_not_lie_side_by_side(n, m, k, dtype, across)
             assert_rounded(ours, theirs)
 
 
+@pytest.mark.parametrize("width", [3, 16, 24, 64])
+def test_a_column_that_all_rows_read(width):
+    a, b = torch.randn(50, 70), torch.randn(70, width)
+
+    def f(a, b):
+        return (a * b[:, 0]).softmax(1), (a * b[:, 2]).sum(1)
+
+    assert_rounded(fg.jit(f, backend="c")(a, b), f(a, b))
+
+
 @pytest.mark.parametrize("reduce", [torch.amax, torch.amin])
 @pytest.mark.parametrize("place", range(4))
 def test_a_nan_among_few_columns(reduce, place):

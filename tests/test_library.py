@@ -156,6 +156,14 @@ def test_what_is_made_for_products_of_batches_lies_batch_by_batch(n, batches, d)
     assert all(v.is_contiguous() or v.mT.is_contiguous() for v in operands)
 
 
+def test_a_view_of_batches_that_says_how_they_lie():
+    def f(x, w):
+        y = (x * 2).transpose(0, 1)
+        return torch.bmm(torch.as_strided(y, (3, 64, 48), (48, 144, 1)), w).sum() + torch.bmm(y, w).sigmoid().sum()
+
+    agree(f, torch.randn(64, 3, 48), torch.randn(3, 48, 40))
+
+
 def test_what_others_read_too_is_made_as_it_was():
     def f(x, mean, root):
         away = x[:, None] - mean

@@ -107,7 +107,7 @@ class _Printer:
         self._totals = Totals(kernel, self._is_parallel)
 
     def function(self) -> list[str]:
-        kernel, body = self._kernel, self._rows_loop()
+        kernel, arrays, body = self._kernel, self._arrays(), self._rows_loop()  # before what they name is defined
         takes = [*parameters(kernel), *(["int64_t n"] if self.length else [])]
         lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]
         if self._is_parallel and self._totals:  # else in the region in which it is called
@@ -115,7 +115,7 @@ class _Printer:
             lines.append(f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
         lines.append("  {")
         freed = [f"free({name});" for name in (*self._kept.values(), *self._side_by_side.values())] if self._on_heap() else []
-        lines += [f"    {line}" for line in (*self._totals.thread(), *self._arrays(), *body, *freed, *self._totals.thread_end())]
+        lines += [f"    {line}" for line in (*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end())]
         return [*lines, "  }", *(f"  {line}" for line in self._totals.after()), "}"]
 
     @property

@@ -48,8 +48,8 @@ def _wrapping(template: str) -> Operation:
 
 
 def _extreme(sign: str) -> Operation:
-    """The second number, if it is as good (of zeros it stays, as in eager PyTorch), or NaN: of several extrema in a row, GCC 12 vectorises
-    the comparisons only if a new number is asked."""
+    """The second number, if it is as good (of zeros it stays, as in eager PyTorch's vectors), or NaN. Of several extrema in a row, GCC 12
+    vectorises the comparisons only if a new number is asked."""
 
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
         a, b = args

@@ -48,7 +48,7 @@ class Totals:
         if not self._is_parallel or not self:
             return []
         arrays = self._arrays.values()
-        return ["int used = 1;", *(f"{a.kind}* s_{a.name} = malloc(threads * {a.padded} * sizeof({a.kind}));" for a in arrays)]
+        return ["int used = 1;", *(f"{a.type}* s_{a.name} = malloc(threads * {a.padded} * sizeof({a.type}));" for a in arrays)]
 
     def thread(self) -> list[str]:
         """Lines with which a thread begins. There may be fewer threads than were asked for: the others have no totals."""
@@ -57,7 +57,7 @@ class Totals:
             lines = ["const int thread = omp_get_thread_num();", "if (thread == 0) used = omp_get_num_threads();"]
         for a in self._arrays.values():
             mine = f"s_{a.name} + (int64_t)thread * {a.padded}" if self._is_parallel else None
-            lines += a.made(a.kind, a.own, mine) + (a.made("float", f"t_{a.name}", None) if a.is_blocked else [])
+            lines += a.made(a.type, a.own, mine) + (a.made("float", f"t_{a.name}", None) if a.is_blocked else [])
         return lines
 
     def rows_done(self) -> list[str]:
@@ -82,7 +82,7 @@ class Totals:
         for a in self._arrays.values():
             lines += [
                 f"for (int64_t i = 0; i < {a.size}; ++i) {{",
-                f"  {a.kind} sum = s_{a.name}[i];",
+                f"  {a.type} sum = s_{a.name}[i];",
                 f"  for (int64_t t = 1; t < used; ++t) sum = {a.add.format('sum', f's_{a.name}[t * {a.padded} + i]')};",
                 f"  {a.stored('sum')}", "}", f"free(s_{a.name});",
             ]  # fmt: skip
@@ -100,8 +100,8 @@ class Totals:
 class _Array:
     """What a thread adds up for a buffer, of which every ``step``-th element lies together.
 
-    ``is_blocked``: many rows are added to many numbers of single precision, in blocks. ``kind``: what the thread's are kept in: sums of
-    single precision, in double precision, as there may be millions of terms.
+    ``is_blocked``: many rows are added to many numbers of single precision, in blocks. ``type``: what C keeps the thread's in: such sums,
+    and those of all columns, in double precision, as there may be millions of terms.
     """
 
     name: str
@@ -109,7 +109,7 @@ class _Array:
     size: int | Size
     step: int
     is_blocked: bool
-    kind: str
+    type: str
     add: str
     start: str
 
@@ -149,15 +149,17 @@ def _array(kernel: Kernel, buffer: str, totals: Sequence[Total], many_rows: bool
     kind, dtype = totals[0].kind, totals[0].value.dtype
     wide = dtype == torch.float32 and kind == "sum"
     is_blocked = wide and size > 1 and many_rows
-    few = not any(total.at.terms for total in totals)
-    type_ = "double" if is_blocked or (wide and few) else TYPES[dtype]
+    of_columns = not any(total.at.terms for total in totals)
+    type_ = "double" if is_blocked or (wide and of_columns) else TYPES[dtype]
     step = _step(kernel, totals, size)
     return _Array(kernel.names[buffer], dtype, size, step, is_blocked, type_, REDUCTIONS[kind].add, start(kind, dtype))
 
 
 def _step(kernel: Kernel, totals: Sequence[Total], size: int | Size) -> int:
     """How far the loop over columns goes in the buffer with each turn, if all elements of a turn lie in the same places of so many."""
-    steps = {total.at.coefficient(kernel.columns[-1]) if kernel.columns and total.full else None for total in totals}
-    step = steps.pop()
-    whole = isinstance(step, int) and not steps and step > 1 and divides(step, size)
-    return step if whole and step and not any((total.at % step).terms for total in totals) else 1
+    if not kernel.columns or not all(total.full for total in totals):
+        return 1
+    step, *others = {total.at.coefficient(kernel.columns[-1]) for total in totals}
+    if others or not isinstance(step, int) or step <= 1 or not divides(step, size):
+        return 1
+    return step if not any((total.at % step).terms for total in totals) else 1

@@ -17,12 +17,9 @@ from torch import Tensor, fx
 from ..calls import size
 from ..graphs import Graph, copied, is_getitem, is_random, storages, value_of, verify
 from ..torch_private import is_operator
-from .library import call, is_planar
+from .library import OF_MEMORY, call, is_planar
 
 aten = torch.ops.aten
-
-_OF_MEMORY = (aten.as_strided.default, aten.as_strided_scatter.default)
-"""Calls that say how a tensor lies in memory."""
 
 
 def channels_last(graph: Graph) -> Graph:
@@ -44,7 +41,7 @@ def channels_last(graph: Graph) -> Graph:
 def _is_worth_it(graph: Graph) -> bool:
     nodes = list(graph.fx.nodes)
     planar = [n for n in nodes if n.target is aten.convolution.default and is_planar(n.args[0]) and is_planar(n)]
-    return len(planar) > 1 and not any(is_random(n) or n.target in _OF_MEMORY for n in nodes)
+    return len(planar) > 1 and not any(is_random(n) or n.target in OF_MEMORY for n in nodes)
 
 
 def _turn(graph: fx.Graph) -> None:

@@ -26,6 +26,9 @@ aten = torch.ops.aten
 ADDING = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
 """Products, and the product that adds, which may add to its first operand where it lies: the library does that at the same speed."""
 
+OF_MEMORY = (aten.as_strided.default, aten.as_strided_scatter.default)
+"""Calls that say how a tensor lies in memory."""
+
 _ROWS = 128
 """So many rows make a product as fast as it gets; more of them at once would only keep more memory."""
 
@@ -309,9 +312,11 @@ def _transposed_once(graph: fx.Graph) -> None:
 def _batch_by_batch(graph: fx.Graph) -> None:
     """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes batch by batch."""
     for node in list(graph.nodes):
-        if not is_view(node) or not _is_row_by_row(value_of(node)) or not _is_made_for(node) or not _feeds_batches(node):
-            continue
         views = _views(node)
+        if not is_view(node) or not _is_row_by_row(value_of(node)) or not _is_made_for(node) or not _feeds_batches((node, *views)):
+            continue
+        if any(view.target in OF_MEMORY for view in views):
+            continue
         with graph.inserting_after(node):
             copy = call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
         node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
@@ -332,8 +337,8 @@ def _is_made_for(view: fx.Node) -> bool:
     return is_operator(view.target) and torch.Tag.pointwise in view.target.tags  # type: ignore[union-attr]
 
 
-def _feeds_batches(view: fx.Node) -> bool:
-    readers = {user for v in (view, *_views(view)) for user in v.users if not is_view(user)}
+def _feeds_batches(views: Sequence[fx.Node]) -> bool:
+    readers = {user for v in views for user in v.users if not is_view(user)}
     return bool(readers) and all(
         r.target is aten.bmm.default and not is_small(value_of(r).shape, value_of(_args(r)[0]).shape[-1]) for r in readers
     )

@@ -18,7 +18,7 @@ _AT_MOST = 64.0
 """Operations for an element, of which a transcendental function is some twenty."""
 
 _PUT = 8.0
-"""Operations for an element that is put where a tensor says: what may be put in one place is put by one thread."""
+"""Operations for an element that is put where a tensor says: threads seldom share these, as they would those of a kernel before."""
 
 _GATHERED = 4.0
 """What reading an element at an index that is data counts for."""
@@ -106,7 +106,9 @@ def _pays(
         more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
     spread = max(1.0, group.domain.about / value.about)  # what is broadcast there would be computed for each place it goes to
     most = _AT_MOST if group.scatter is None else _PUT
-    if more > value.nbytes or (recipe.gathers and group.scatter is None):  # in order, memory is read faster
+    if more > value.nbytes:
+        return False
+    if recipe.gathers and group.scatter is None:  # what was gathered is read faster, since it is in order
         return False
     return recipe.cost * spread * _times(value, group, stored) <= most
 

@@ -30,7 +30,7 @@ _LARGEST = 256
 _HELD = 2**15
 """Bytes a kernel may keep that would be free earlier, for the sake of values that only have the same loops."""
 _NEAR, _HELD_NEAR = 64, 2**18
-"""Within so many calls of the graph it may keep so many: more take longer to read than a kernel of their own to begin."""
+"""Within so many calls of the graph it may keep so many: a kernel of its own takes no time to begin, beside that of reading more."""
 
 Read = tuple[Value, tuple[Index, ...]]
 
