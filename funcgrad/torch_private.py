@@ -308,6 +308,11 @@ def is_operator(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload)
 
 
+def is_pointwise(target: Any) -> bool:
+    """Whether a call's target is an operator that computes each element of its own."""
+    return is_operator(target) and torch.Tag.pointwise in target.tags
+
+
 def draws_random(op: Any) -> bool:
     """Whether an operator draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in op.tags

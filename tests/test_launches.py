@@ -17,13 +17,6 @@ from funcgrad.backends import c_files
 from funcgrad.trees import flatten
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def step(p, g, m):
     m = {k: 0.9 * m[k] + 0.1 * g[k] for k in p}
     return {k: p[k] - 1e-3 * m[k] / (m[k] * m[k] + 1e-8).sqrt() for k in p}, m
@@ -46,7 +39,7 @@ def test_a_step_over_leaves_of_many_sizes(sizes):
         assert_rounded(ours, theirs)
 
 
-def test_leaves_share_a_region_and_a_function(threads):
+def test_leaves_share_a_region_and_a_function():
     p, g, m = leaves([257, 1000, 5000, 30_001, 100_000, 100_001])
     compiled = fg.jit(step, backend="c")
     text = c_text(compiled.program(p, g, m))
@@ -56,7 +49,7 @@ def test_leaves_share_a_region_and_a_function(threads):
     assert len(functions) == 2, "one whose rows threads share, one that a thread does"
     assert text.count("#pragma omp single nowait") == 3
     for n in (1, 2):
-        threads(n)
+        torch.set_num_threads(n)
         for ours, theirs in zip(flatten(compiled(p, g, m))[0], flatten(step(p, g, m))[0], strict=True):
             assert_rounded(ours, theirs)
 

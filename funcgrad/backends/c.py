@@ -17,12 +17,12 @@ import torch
 from attrs import frozen
 
 from ..loops.groups import EXPENSIVE, TURNS
-from ..loops.index import Axis, Index
+from ..loops.index import Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..sizes import PREFIX, Size, hint
 from .c_language import REDUCTIONS, TYPES, C, start
 from .c_language import stored as _stored
-from .c_scatter import parameters, scatter_function
+from .c_scatter import decoded, parameters, scatter_function
 from .c_totals import Totals
 from .emitter import index_text, print_expressions, row_parts
 
@@ -104,6 +104,7 @@ class _Printer:
         self._numbers = itertools.count()
         self._kept = {k: f"k{i}" for i, k in enumerate(k for stage in kernel.stages for k in stage.keeps)}
         self._side_by_side: dict[Expr, str] = {load: f"g{i}" for i, load in enumerate(_read_in_steps(kernel))}
+        self._in_arrays = {**self._kept, **self._side_by_side}
         self._totals = Totals(kernel, self._is_parallel)
 
     def function(self) -> list[str]:
@@ -114,7 +115,7 @@ class _Printer:
             lines += ["  const int threads = omp_get_max_threads();", *(f"  {line}" for line in self._totals.before())]
             lines.append(f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
         lines.append("  {")
-        freed = [f"free({name});" for name in (*self._kept.values(), *self._side_by_side.values())] if self._on_heap() else []
+        freed = [f"free({name});" for name in self._in_arrays.values()] if self._on_heap() else []
         lines += [f"    {line}" for line in (*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end())]
         return [*lines, "  }", *(f"  {line}" for line in self._totals.after()), "}"]
 
@@ -140,7 +141,7 @@ class _Printer:
     def _arrays(self) -> list[str]:
         width = self._kernel.tile or self._columns
         lines = []
-        for expr, name in {**self._kept, **self._side_by_side}.items():
+        for expr, name in self._in_arrays.items():
             kind = TYPES[expr.dtype]
             if self._on_heap():
                 lines.append(f"{kind}* restrict {name} = aligned_alloc(64, ({width} * sizeof({kind}) + 63) / 64 * 64);")
@@ -155,7 +156,7 @@ class _Printer:
 
     def _on_heap(self) -> bool:
         width = self._kernel.tile or self._columns
-        return isinstance(width, Size) or width * (len(self._kept) + len(self._side_by_side)) * 8 > 1 << 18
+        return isinstance(width, Size) or width * len(self._in_arrays) * 8 > 1 << 18
 
     # loops
 
@@ -173,13 +174,8 @@ class _Printer:
             ]  # fmt: skip
         if not kernel.rows:
             return ["{", *(f"  {line}" for line in inner), "}"]
-        decoded: list[str] = []
-        rest = Index(((Axis("row", self._rows), 1),))
-        for axis in reversed(kernel.rows):
-            decoded.insert(0, f"  const int64_t {axis.name} = {index_text(rest % axis.size)};")
-            rest = rest // axis.size
         head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        return [*head, *decoded, *(f"  {line}" for line in (*inner, *self._totals.rows_done())), "}"]
+        return [*head, *(f"  {line}" for line in (*decoded(kernel.rows, self._rows), *inner, *self._totals.rows_done())), "}"]
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -204,7 +200,7 @@ class _Printer:
 
     def _walk(self, stage: Stage, effects: Sequence[Store | Total], names: dict[Expr, str]) -> list[str]:
         inside = dict(names)
-        for expr, name in {**self._kept, **self._side_by_side}.items():
+        for expr, name in self._in_arrays.items():
             if expr not in stage.keeps:
                 inside[expr] = f"{name}[{self._column()}]"
         roots = [r.body for r in stage.reductions] + list(stage.keeps) + [e.value for e in effects]

@@ -32,7 +32,7 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
     lines = _loops(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ("0", str(width))))
     if shared:
         head = ["#pragma omp parallel for schedule(static)"] if many and rows > 1 else []
-        lines = [*head, f"for (int64_t row = 0; row < {rows}; ++row) {{", *_indented([*_decoded(shared, rows), *lines]), "}"]
+        lines = [*head, f"for (int64_t row = 0; row < {rows}; ++row) {{", *_indented([*decoded(shared, rows), *lines]), "}"]
     elif by_columns:
         lines = [
             f"#pragma omp parallel num_threads(CLAMP(omp_get_max_threads(), 1, {width // _SHARE}))", "{",
@@ -70,7 +70,8 @@ def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _decoded(axes: Sequence[Axis], rows: int) -> list[str]:
+def decoded(axes: Sequence[Axis], rows: int) -> list[str]:
+    """Lines that say what the counters of some axes are in a row of all there are."""
     lines: list[str] = []
     rest = Index(((Axis("row", rows), 1),))
     for axis in reversed(axes):

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from ..calls import size
 from ..graphs import Graph, copied, is_getitem, is_random, storages, value_of, verify
 from ..torch_private import is_operator
-from .library import OF_MEMORY, call, is_planar
+from .library import OF_MEMORY, call, computed, is_planar
 
 aten = torch.ops.aten
 
@@ -64,16 +64,15 @@ def _computed(graph: fx.Graph, node: fx.Node) -> Any:
     """The value of a call; where it can only look at a tensor that lies row by row, of a copy that does."""
     if not is_operator(node.target) and not is_getitem(node):
         raise TypeError(f"{node.target} is no operator")
-    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     try:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return computed(node)
     except (RuntimeError, ValueError):
         if node.target is not aten.view.default:
             raise
     with graph.inserting_before(node):
         copy = _in_rows(node.args[0])  # type: ignore[arg-type]
     node.args = (copy, *node.args[1:])
-    return aten.view.default(value_of(copy), *args[1:])
+    return computed(node)
 
 
 def _in_rows(node: fx.Node) -> fx.Node:

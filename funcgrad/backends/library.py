@@ -19,7 +19,7 @@ from ..calls import getitem
 from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
 from ..sizes import is_few
-from ..torch_private import is_operator
+from ..torch_private import is_pointwise
 
 aten = torch.ops.aten
 
@@ -56,8 +56,14 @@ def for_library(graph: Graph) -> Graph:
 def call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new call, before the present place, for the same line of the caller's as another."""
     node = like.graph.call_function(target, args, kwargs)
-    node.meta = {**like.meta, "val": target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))}
+    node.meta = {**like.meta, "val": computed(node)}
     return node
+
+
+def computed(node: fx.Node) -> Any:
+    """The value of a call, computed from those of its arguments as they are now."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _args(node: fx.Node) -> Any:
@@ -312,16 +318,16 @@ def _transposed_once(graph: fx.Graph) -> None:
 def _batch_by_batch(graph: fx.Graph) -> None:
     """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes batch by batch."""
     for node in list(graph.nodes):
-        views = _views(node)
-        if not is_view(node) or not _is_row_by_row(value_of(node)) or not _is_made_for(node) or not _feeds_batches((node, *views)):
+        if not is_view(node) or not _is_row_by_row(value_of(node)) or not _is_made_for(node):
             continue
-        if any(view.target in OF_MEMORY for view in views):
+        views = _views(node)
+        if not _feeds_batches((node, *views)) or any(view.target in OF_MEMORY for view in views):
             continue
         with graph.inserting_after(node):
             copy = call(node, aten.clone.default, node, memory_format=torch.contiguous_format)
         node.replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)  # type: ignore[misc]
         for view in views:
-            view.meta["val"] = view.target(*fx.map_arg(view.args, value_of))  # type: ignore[operator]
+            view.meta["val"] = computed(view)
 
 
 def _is_row_by_row(x: Any) -> bool:
@@ -334,7 +340,7 @@ def _is_made_for(view: fx.Node) -> bool:
         view = _args(view)[0]
         if len(view.users) > 1:
             return False
-    return is_operator(view.target) and torch.Tag.pointwise in view.target.tags  # type: ignore[union-attr]
+    return is_pointwise(view.target)
 
 
 def _feeds_batches(views: Sequence[fx.Node]) -> bool:

@@ -11,13 +11,12 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import torch
 from attrs import evolve
 from torch import fx
 
 from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, lying, memory_of, nbytes, pass_of, value_of
 from ..loops.groups import ROW
-from ..torch_private import is_operator
+from ..torch_private import is_pointwise
 
 _WORTH = 0.9
 """Of the peak that another order has to go below."""
@@ -165,5 +164,4 @@ class _Memory:
 
 def _is_broadcast(node: fx.Node, read: int) -> bool:
     """Whether a call makes much of next to nothing: kernels compute that where it is read."""
-    pointwise = is_operator(node.target) and torch.Tag.pointwise in node.target.tags  # type: ignore[union-attr]
-    return node.op == "call_function" and (pointwise or not node.all_input_nodes) and read * ROW <= nbytes(value_of(node))
+    return node.op == "call_function" and (is_pointwise(node.target) or not node.all_input_nodes) and read * ROW <= nbytes(value_of(node))
