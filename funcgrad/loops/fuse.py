@@ -23,6 +23,7 @@ from .lower import Lowering
 from .scan import Scan
 from .scatter import Scatter
 from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index, parts_of
+from .waiting import in_turn
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
@@ -38,7 +39,7 @@ Read = tuple[Value, tuple[Index, ...]]
 def fuse(lowering: Lowering, results: Sequence[fx.Node], fuel: int | None = None) -> Fused:
     """Form the groups. ``fuel``: so many values may join a group that exists; the others stand alone."""
     fusion = _Fusion(lowering, fuel)
-    for node in sorted((*lowering.externs, *lowering.checks)):  # in the order of the graph
+    for node in in_turn(lowering):
         if node in lowering.externs:
             fusion.extern(node)
         else:

@@ -1,0 +1,84 @@
+"""Library calls that wait for a kernel.
+
+Library calls run in the order of the graph: backward multiplies ``gelu(z).T @ g`` before ``g @ w.T``, of which ``dz`` is made. Where
+``gelu(z)`` is computed for that product alone, the product waits until after the other: the kernel that makes ``dz`` of ``z`` then makes
+``gelu(z)``, too. It reads ``z`` once, computes once what both have in common, and may write both over what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import fx
+
+from ..graphs import has_effect
+from .groups import ROW
+from .lower import Lowering
+from .values import Count, Memory, Number, Value, View, below
+
+_SOON = 16
+"""Calls that come before the kernel waited for."""
+
+
+def in_turn(lowering: Lowering) -> list[fx.Node]:
+    """The library calls and the calls with checks, in the order in which they run."""
+    nodes = list(next(iter(lowering.values)).graph.nodes) if lowering.values else []
+    there: set[Value] = set()  # what kernels have computed for the calls so far
+    waiting: dict[fx.Node, list[fx.Node]] = {}
+    order: list[fx.Node] = []
+    for i, node in enumerate(nodes):
+        last = None
+        if node in lowering.externs:
+            made, read = _made_for(node, there, lowering)
+            there |= made
+            if read and not has_effect(node):
+                last = _last_before_reader(node, read, nodes[i + 1 : i + 1 + _SOON], lowering)
+        if last is not None:
+            waiting.setdefault(last, []).append(node)
+        elif node in lowering.externs or node in lowering.checks:
+            pending = [node]
+            while pending:
+                order.append(call := pending.pop())
+                pending += reversed(waiting.get(call, []))
+    return order
+
+
+def _made_for(call: fx.Node, there: Collection[Value], lowering: Lowering) -> tuple[set[Value], set[Value]]:
+    """What kernels compute for a call and for none before it, and what they read that is not next to nothing beside that."""
+    pending, roots = list(call.all_input_nodes), list[Value]()
+    while pending:
+        node = pending.pop()
+        if node in lowering.buffers:
+            roots.append(lowering.buffers[node])
+        elif node.op == "call_function" and node not in lowering.externs:
+            pending += node.all_input_nodes
+    found = below(roots, stop=there.__contains__)
+    made = {v for v in found if v not in there and not isinstance(v, (Memory, View, Number, Count))}
+    largest = max((v.about for v in made), default=0)
+    return made, {v for v in found if made and (v in there or isinstance(v, Memory)) and v.about * ROW > largest}
+
+
+def _last_before_reader(call: fx.Node, read: Collection[Value], later: Sequence[fx.Node], lowering: Lowering) -> fx.Node | None:
+    """Of the calls that come before a kernel that reads the same, and waits for them but not for ``call``, the last."""
+    after, of_others, last = {call}, set[fx.Node](), None
+    for node in later:
+        inputs = node.all_input_nodes
+        if not after.isdisjoint(inputs):
+            if node in lowering.externs or node in lowering.checks:
+                return None
+            after.add(node)
+        elif node in lowering.externs:
+            of_others.add(last := node)
+        elif not of_others.isdisjoint(inputs):
+            of_others.add(node)
+            is_view = isinstance(lowering.values.get(node), (View, Memory))
+            if not is_view and any(_whole(lowering.values.get(n)) in read for n in inputs):
+                return last
+    return None
+
+
+def _whole(value: Value | None) -> Value | None:
+    """What a view looks at."""
+    while isinstance(value, View):
+        value = value.arg
+    return value
