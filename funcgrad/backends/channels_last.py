@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from ..calls import size
-from ..graphs import Graph, copied, is_getitem, is_random, storages, value_of, verify
+from ..graphs import Graph, copied, is_getitem, is_random, nbytes, storages, value_of, verify
+from ..loops.groups import ROW
 from ..torch_private import is_operator
 from .library import OF_MEMORY, call, computed, is_planar
 
@@ -81,7 +82,9 @@ def _in_rows(node: fx.Node) -> fx.Node:
 
 
 def _feeds_convolution(node: fx.Node) -> bool:
-    return any(user.target is aten.convolution.default and node is user.args[0] for user in node.users)
+    """Images; and weights that are next to nothing beside them, of which the library would make such a copy in each call."""
+    convolutions = [user for user in node.users if user.target is aten.convolution.default]
+    return any(node is c.args[0] or (node is c.args[1] and nbytes(value_of(node)) * ROW <= nbytes(value_of(c))) for c in convolutions)
 
 
 def _look(value: Any) -> Any:

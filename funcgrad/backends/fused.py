@@ -39,6 +39,7 @@ from .fused_python import address, empty_on_cpu, print_python
 from .heap import keep_what_is_free
 from .layout import Part, as_read, parts_of_stacks
 from .library import added_to, for_library
+from .normalised import normalised
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
@@ -57,7 +58,7 @@ class CBackend:
     fuses = True
 
     def prepare(self, graph: Graph) -> Graph:
-        return channels_last(graph)
+        return normalised(channels_last(graph))
 
     def lower(self, graph: Graph) -> Kernels:
         return _lowered(for_library(graph), torch.device("cpu"))
@@ -98,7 +99,7 @@ class TritonBackend:
         self._device = device
 
     def prepare(self, graph: Graph) -> Graph:
-        return graph
+        return normalised(graph)
 
     def lower(self, graph: Graph) -> Kernels:
         kernels = _lowered(graph, self._device, triton_scatter.refuse)

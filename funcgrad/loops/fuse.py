@@ -20,10 +20,10 @@ from .gather import Gather
 from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Task
 from .index import Axis, Index, substitute
 from .lower import Lowering
+from .order import in_turn, totals_first
 from .scan import Scan
 from .scatter import Scatter
-from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, below, broadcast, own_index, parts_of
-from .waiting import in_turn
+from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, broadcast, own_index, parts_of
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
@@ -65,8 +65,7 @@ class _Fusion:
         self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
         self._order = _Order()
-        nodes = next(iter(lowering.values)).graph.nodes if lowering.values else ()
-        self._node_position = {node: i for i, node in enumerate(nodes)}
+        self._node_position = {node: i for i, node in enumerate(lowering.nodes)}
         self._position = {value: self._node_position[node] for node, value in reversed([*lowering.values.items()])}
         self._now = -1  # where in the graph what is placed is needed
         self._last: dict[Task, int] = {}  # where in the graph the last is that a task computes
@@ -114,7 +113,7 @@ class _Fusion:
 
     def _place_all(self, root: Value) -> None:
         self._now = self._position.get(root, self._now)
-        values = below([root], stop=lambda v: v in self._group_of)
+        values = totals_first(root, self._group_of.__contains__)
         unfinished = {v for value in values for v in _unfinished(value)}
         for value in values:
             if value not in self._group_of and (value in self._wanted or not (value in unfinished or self._is_free(value))):

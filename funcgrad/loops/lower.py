@@ -5,6 +5,7 @@ This is the only module of ``loops`` that looks into fx graphs (``fuse`` carries
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +51,12 @@ class Lowering:
     buffers: Mapping[fx.Node, Value]
     strides: Mapping[fx.Node, tuple[int, ...]]
     checks: Mapping[fx.Node, tuple[Value, ...]]
+
+    @property
+    def nodes(self) -> list[fx.Node]:
+        """The graph's, in order."""
+        known = next(itertools.chain(self.values, self.externs), None)
+        return [] if known is None else list(known.graph.nodes)
 
 
 def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | None = None) -> Lowering:

@@ -14,7 +14,7 @@ from funcgrad.graphs import has_effect
 from funcgrad.loops import fuse
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.lower import lower
-from funcgrad.loops.waiting import in_turn
+from funcgrad.loops.order import in_turn
 from funcgrad.runtime.figures import predicted_peak
 
 ACTIVATIONS = (F.gelu, F.silu, torch.tanh, lambda h: F.layer_norm(h, h.shape[-1:]), lambda h: F.softmax(h, -1) * h, F.mish)

@@ -1,20 +1,22 @@
-"""Library calls that wait for a kernel.
+"""The order in which fusion takes library calls and values.
 
 Library calls run in the order of the graph: backward multiplies ``gelu(z).T @ g`` before ``g @ w.T``, of which ``dz`` is made. Where
 ``gelu(z)`` is computed for that product alone, the product waits until after the other: the kernel that makes ``dz`` of ``z`` then makes
 ``gelu(z)``, too. It reads ``z`` once, computes once what both have in common, and may write both over what it reads.
+
+Of values, what totals are made of comes first: those of one tensor are then added up in one pass over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import fx
 
 from ..graphs import has_effect
 from .groups import ROW
 from .lower import Lowering
-from .values import Count, Memory, Number, Value, View, below
+from .values import Count, Memory, Number, Reduce, Value, View, below
 
 _SOON = 16
 """Calls that come before the kernel waited for."""
@@ -22,7 +24,7 @@ _SOON = 16
 
 def in_turn(lowering: Lowering) -> list[fx.Node]:
     """The library calls and the calls with checks, in the order in which they run."""
-    nodes = list(next(iter(lowering.values)).graph.nodes) if lowering.values else []
+    nodes = lowering.nodes
     there: set[Value] = set()  # what kernels have computed for the calls so far
     waiting: dict[fx.Node, list[fx.Node]] = {}
     order: list[fx.Node] = []
@@ -41,6 +43,15 @@ def in_turn(lowering: Lowering) -> list[fx.Node]:
                 order.append(call := pending.pop())
                 pending += reversed(waiting.get(call, []))
     return order
+
+
+def totals_first(root: Value, stop: Callable[[Value], bool]) -> list[Value]:
+    """All a value is made of, first what totals are made of that wait for fewer others."""
+    waits: dict[Value, int] = {}
+    for value in below([root], stop):
+        waits[value] = max((waits[v] + isinstance(v, Reduce) for v in value.inputs if v in waits), default=0)
+    totals = sorted((v for v in waits if isinstance(v, Reduce)), key=waits.__getitem__)
+    return below([*totals, root], stop)
 
 
 def _made_for(call: fx.Node, there: Collection[Value], lowering: Lowering) -> tuple[set[Value], set[Value]]:
