@@ -16,7 +16,11 @@ from .contestants import contestant
 from .integrator import integrator
 from .steady import ALL
 
-LAZY = {"torch.compile": ("torch._dynamo", "torch._inductor.compile_fx"), "jax": ("jax.numpy",)}
+LAZY = {
+    "funcgrad": ("torch._dynamo", "scipy.sparse.csgraph"),
+    "torch.compile": ("torch._dynamo", "torch._inductor.compile_fx"),
+    "jax": ("jax.numpy",),
+}
 """What a contestant imports only when it is first called: imports are not what is measured here."""
 
 

@@ -52,6 +52,9 @@ from .definition import Definition, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
 from .splitting import split_joint
 
+_LOWERED = 4
+"""Graphs whose kernels are kept while a program is compiled: those whose peaks are compared last are those that run."""
+
 _AUTOCAST_UNSAID = (
     "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
     'Say backward_autocast="off" if that is meant, or "same_as_forward".'
@@ -228,9 +231,12 @@ class Compiled:
                 verify(joint.graph)
             with stages("partition"):
 
+                lowered = functools.lru_cache(_LOWERED)(backend.lower)
+                scheduled = functools.lru_cache(_LOWERED)(lambda graph: backend.schedule(lowered(graph)))
+
                 @functools.cache
                 def peak_of(graphs: tuple[Graph, ...]) -> int:
-                    return predicted_peak([backend.schedule(backend.lower(graph)) for graph in graphs])
+                    return predicted_peak([scheduled(graph) for graph in graphs])
 
                 def graphs_of(split: Partition) -> tuple[Graph, ...]:
                     return in_less_memory(tuple(graphs_to_run(definition, inner, joint, split, refused)), peak_of)
@@ -238,9 +244,9 @@ class Compiled:
                 split = split_joint(joint, definition, self._options, backend, fuses, lambda split: peak_of(graphs_of(split)))
                 graphs = graphs_of(split)
             with stages("lower"):
-                kernels = tuple(backend.lower(graph) for graph in graphs)
+                kernels = tuple(lowered(graph) for graph in graphs)
             with stages("schedule"):
-                schedules = tuple(backend.schedule(k) for k in kernels)
+                schedules = tuple(scheduled(graph) for graph in graphs)
             with stages("emit"):
                 sources = tuple(backend.emit(s) for s in schedules)
             with stages("build"):
