@@ -230,7 +230,6 @@ class Compiled:
                 joint = tag_joint(narrow(joint, fuses or self._options.memory_budget is not None))
                 verify(joint.graph)
             with stages("partition"):
-
                 lowered = functools.lru_cache(_LOWERED)(backend.lower)
                 scheduled = functools.lru_cache(_LOWERED)(lambda graph: backend.schedule(lowered(graph)))
 
