@@ -67,6 +67,20 @@ def test_calls_wait_for_kernels_and_not_for_their_own_results():
         assert not any(call in ancestors(later) for later in order[:i])
 
 
+def test_a_call_that_is_waited_for_does_not_wait():
+    """Else what stands between them would come before what it reads."""
+
+    def f(z, g, z2, w, y):
+        a, b = torch.sin(z) @ g, torch.sin(z2) @ w
+        first = b * z
+        between = a @ y
+        c = y @ y
+        return between, first, c * z2, F.embedding((a.abs() * 100).long()[0] % 7, y)
+
+    args = [torch.randn(128, 128) for _ in range(5)]
+    assert_rounded(list(fg.jit(f)(*args)), list(f(*args)))
+
+
 def ancestors(node):
     found, pending = set(), [node]
     while pending:

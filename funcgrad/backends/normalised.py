@@ -46,8 +46,9 @@ def _write_out(norm: fx.Node) -> None:
     x: Any = norm.args[0]
     if not results.keys() >= {0, 1, 2} or value_of(results[1]).dtype != wide_dtype(value_of(x).dtype):
         return
-    first, wide = results[0], value_of(results[1]).dtype
-    with norm.graph.inserting_before(max(results.values()).next):
+    first, last, wide = results[0], max(results.values()), value_of(results[1]).dtype
+    following = last.next
+    with norm.graph.inserting_before(following):
         mean, scale, weight, bias = (_along(norm, n, wide) for n in (results[1], results[2], *norm.args[_WEIGHTS[norm.target]]))
         y = call(norm, aten.mul.Tensor, call(norm, aten.sub.Tensor, _in(norm, x, wide), mean), scale)
         y = y if weight is None else call(norm, aten.mul.Tensor, y, weight)
@@ -55,6 +56,9 @@ def _write_out(norm: fx.Node) -> None:
         y = _in(norm, y, value_of(first).dtype)
     if value_of(y).stride() == value_of(first).stride():
         first.replace_all_uses_with(y)
+        return
+    while following.prev is not last:
+        norm.graph.erase_node(following.prev)
 
 
 def _in(norm: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:

@@ -23,25 +23,23 @@ _SOON = 16
 
 
 def in_turn(lowering: Lowering) -> list[fx.Node]:
-    """The library calls and the calls with checks, in the order in which they run."""
+    """The library calls and the calls with checks, in the order in which they run. A call that others wait for does not wait itself: what
+    comes before it may read theirs."""
     nodes = lowering.nodes
-    there: set[Value] = set()  # what kernels have computed for the calls so far
+    there: set[Value] = set()  # what the calls so far need
     waiting: dict[fx.Node, list[fx.Node]] = {}
     order: list[fx.Node] = []
     for i, node in enumerate(nodes):
         last = None
         if node in lowering.externs:
-            made, read = _made_for(node, there, lowering)
-            there |= made
-            if read and not has_effect(node):
-                last = _last_before_reader(node, read, nodes[i + 1 : i + 1 + _SOON], lowering)
+            needed = _needed_by(node, lowering)
+            if needed and node not in waiting and not has_effect(node):
+                last = _last_before_reader(node, needed, there, nodes[i + 1 : i + 1 + _SOON], lowering)
+            there.update(v for v in below(needed, stop=there.__contains__) if not isinstance(v, (Memory, View, Number, Count)))
         if last is not None:
             waiting.setdefault(last, []).append(node)
         elif node in lowering.externs or node in lowering.checks:
-            pending = [node]
-            while pending:
-                order.append(call := pending.pop())
-                pending += reversed(waiting.get(call, []))
+            order += [node, *waiting.get(node, ())]
     return order
 
 
@@ -54,38 +52,48 @@ def totals_first(root: Value, stop: Callable[[Value], bool]) -> list[Value]:
     return below([*totals, root], stop)
 
 
-def _made_for(call: fx.Node, there: Collection[Value], lowering: Lowering) -> tuple[set[Value], set[Value]]:
-    """What kernels compute for a call and for none before it, and what they read that is not next to nothing beside that."""
-    pending, roots = list(call.all_input_nodes), list[Value]()
+def _needed_by(call: fx.Node, lowering: Lowering) -> list[Value]:
+    """What kernels write to memory for a library call."""
+    pending, found = list(call.all_input_nodes), list[Value]()
     while pending:
         node = pending.pop()
         if node in lowering.buffers:
-            roots.append(lowering.buffers[node])
+            found.append(lowering.buffers[node])
         elif node.op == "call_function" and node not in lowering.externs:
             pending += node.all_input_nodes
-    found = below(roots, stop=there.__contains__)
-    made = {v for v in found if v not in there and not isinstance(v, (Memory, View, Number, Count))}
-    largest = max((v.about for v in made), default=0)
-    return made, {v for v in found if made and (v in there or isinstance(v, Memory)) and v.about * ROW > largest}
+    return found
 
 
-def _last_before_reader(call: fx.Node, read: Collection[Value], later: Sequence[fx.Node], lowering: Lowering) -> fx.Node | None:
-    """Of the calls that come before a kernel that reads the same, and waits for them but not for ``call``, the last."""
-    after, of_others, last = {call}, set[fx.Node](), None
+def _last_before_reader(
+    call: fx.Node, needed: Collection[Value], there: Collection[Value], later: Sequence[fx.Node], lowering: Lowering
+) -> fx.Node | None:
+    """Of the calls before a kernel that reads what something is computed from which ``call`` needs, and they do not, the last; if neither
+    they nor that kernel need the result of ``call``."""
+    alone, after, of_others, last = set(needed).difference(there), {call}, set[fx.Node](), None
     for node in later:
+        if not alone:
+            break
         inputs = node.all_input_nodes
         if not after.isdisjoint(inputs):
             if node in lowering.externs or node in lowering.checks:
-                return None
+                break
             after.add(node)
         elif node in lowering.externs:
             of_others.add(last := node)
+            alone.difference_update(_needed_by(node, lowering))
         elif not of_others.isdisjoint(inputs):
             of_others.add(node)
             is_view = isinstance(lowering.values.get(node), (View, Memory))
-            if not is_view and any(_whole(lowering.values.get(n)) in read for n in inputs):
+            if not is_view and not _read_for(alone, there).isdisjoint(_whole(lowering.values.get(n)) for n in inputs):
                 return last
     return None
+
+
+def _read_for(needed: Collection[Value], there: Collection[Value]) -> set[Value | None]:
+    """The tensors that values are computed from, but for those that are next to nothing beside them."""
+    found = below(list(needed), stop=there.__contains__)
+    made = [v.about for v in found if v not in there and not isinstance(v, (Memory, View, Number, Count))]
+    return {v for v in found if made and (v in there or isinstance(v, Memory)) and v.about * ROW > max(made)}
 
 
 def _whole(value: Value | None) -> Value | None:
