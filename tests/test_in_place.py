@@ -34,7 +34,7 @@ def perceptron(ws, x):
 
 def without(monkeypatch):
     """From here on nothing is written over anything."""
-    monkeypatch.setattr(in_place, "take_over", lambda graph, steps, fixed: list(steps))
+    monkeypatch.setattr(in_place, "take_over", lambda graph, steps, fixed, keeps: list(steps))
 
 
 def taken(program):
@@ -365,6 +365,15 @@ def test_a_kernel_that_may_not_is_refused(name):
             continue
         with pytest.raises(fg.GraphError, match="may read what was in"):
             verify(evolve(kernel, over={written.name: read}))
+
+
+def test_what_is_kept_is_not_read_again():
+    """A softmax that is normalised is a result of its third walk: what it is made of is kept by then, where a language keeps it."""
+    kernel = kernel_of(lambda x: (torch.softmax(x, -1), F.layer_norm(torch.softmax(x, -1), (64,))), X)
+    (read,), early = kernel.reads, evolve(kernel, over={kernel.writes[0].name: kernel.reads[0].name})
+    assert read.name == "x" and verify(early, keeps=True) is early
+    with pytest.raises(fg.GraphError, match="may read what was in"):
+        verify(early, keeps=False)
 
 
 def test_two_results_do_not_take_one_place():

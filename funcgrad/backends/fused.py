@@ -64,7 +64,7 @@ class CBackend:
         return _lowered(for_library(graph), torch.device("cpu"))
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        plain, steps = _scheduled(kernels, STACK)
+        plain, steps = _scheduled(kernels, STACK, keeps=True)
         is_sized = any(not is_static(s.buffer) for s in steps if isinstance(s, Allocate))
         shared = None if is_sized else arena.with_arenas(kernels.graph, steps)
         if shared is None:
@@ -108,7 +108,7 @@ class TritonBackend:
         return kernels
 
     def schedule(self, kernels: Kernels) -> Schedule:
-        return _scheduled(kernels, 0)[0]
+        return _scheduled(kernels, 0, keeps=False)[0]
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
@@ -142,12 +142,13 @@ def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -
     return Kernels(graph, tuple(_steps(graph, lowering, fused)))
 
 
-def _scheduled(kernels: Kernels, stack: int) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
-    """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no memory of their own."""
+def _scheduled(kernels: Kernels, stack: int, keeps: bool) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
+    """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no memory of their own.
+    ``keeps``: whether kernels keep what they are told to."""
     graph, launched = kernels.graph, list(_launched(kernels))
     parts = parts_of_stacks(graph, launched)
     stacks = {whole.name for whole, _ in parts.values()}
-    launched = in_place.take_over(graph, launched, stacks | parts.keys())
+    launched = in_place.take_over(graph, launched, stacks | parts.keys(), keeps)
     launched = [s for s in launched if isinstance(s, Launch) or s.node.name not in stacks]
     steps = list(as_read(graph, list(_with_memory(graph, launched, parts, stack))))
     return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps

@@ -26,20 +26,21 @@ _WORTH = 1 << 12
 """Bytes of what a program is handed from which on it is worth asking whether somebody else holds it."""
 
 
-def take_over(graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str] = ()) -> list[Extern | Launch]:
-    """The steps, with kernels that write over what dies there (``Kernel.over``). ``fixed`` have a place, which lives on without them."""
+def take_over(graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str], keeps: bool) -> list[Extern | Launch]:
+    """The steps, with kernels that write over what dies there (``Kernel.over``). ``fixed`` have a place, which lives on without them.
+    ``keeps``: whether kernels keep what they are told to (``loops/in_place.py``)."""
     lifetimes = _Lifetimes(graph, steps)
-    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(lifetimes, i, s, fixed))) for i, s in enumerate(steps)]
+    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(lifetimes, i, s, fixed, keeps))) for i, s in enumerate(steps)]
 
 
-def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str]) -> list[Kernel]:
+def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str], keeps: bool) -> list[Kernel]:
     scratch = {b.name for b in launch.scratch}
     dying = lifetimes.dying(i, launch)
     inside = set(scratch)  # what lies in the arena of the launch
     done: list[Kernel] = []
     for dead, kernel in zip(dying, launch.kernels, strict=True):
         over: dict[str, str] = {}
-        for written, fitting in (places(kernel) if dead else {}).items():
+        for written, fitting in (places(kernel, keeps) if dead else {}).items():
             for b in () if written in fixed else fitting:
                 outlives = written not in scratch and b.name in inside  # what outlives the launch does not lie in its arena
                 if b.name in dead and b.name not in fixed and not outlives:
@@ -48,7 +49,7 @@ def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str
                     if b.name not in inside:
                         inside.discard(written)
                     break
-        done.append(verify(evolve(kernel, over=over)) if over else kernel)
+        done.append(verify(evolve(kernel, over=over), keeps) if over else kernel)
     return done
 
 

@@ -44,9 +44,10 @@ def _write_out(norm: fx.Node) -> None:
     """Put arithmetic in the place of the first result of a call, if somebody wants the others, too, which have all their digits."""
     results: Mapping[Any, fx.Node] = {user.args[1]: user for user in norm.users if is_getitem(user)}
     x: Any = norm.args[0]
-    if not results.keys() >= {0, 1, 2} or value_of(results[1]).dtype != wide_dtype(value_of(x).dtype):
+    wide = wide_dtype(value_of(x).dtype)
+    if not results.keys() >= {0, 1, 2} or value_of(results[1]).dtype != wide:
         return
-    first, last, wide = results[0], max(results.values()), value_of(results[1]).dtype
+    first, last = results[0], max(results.values())
     following = last.next
     with norm.graph.inserting_before(following):
         mean, scale, weight, bias = (_along(norm, n, wide) for n in (results[1], results[2], *norm.args[_WEIGHTS[norm.target]]))

@@ -23,7 +23,7 @@ from .lower import Lowering
 from .order import in_turn, totals_first
 from .scan import Scan
 from .scatter import Scatter
-from .values import Count, Map, Memory, Number, Reduce, Value, View, Within, axes_of, broadcast, own_index, parts_of
+from .values import Map, Memory, Reduce, Value, View, Within, axes_of, broadcast, is_given, own_index, parts_of, whole
 
 _LARGEST = 256
 """Values in a group: a kernel longer than this takes the C compiler long, and has left the cache anyway."""
@@ -96,7 +96,7 @@ class _Fusion:
         """Place all that the tensors of these nodes are computed from; the tasks that make them."""
         found: set[Task] = set()
         for node in nodes:
-            for base in self._bases(node):
+            for base in self._lowering.bases(node):
                 value = self._lowering.buffers.get(base)
                 if value is not None:
                     self._place_all(value)
@@ -104,12 +104,6 @@ class _Fusion:
                 elif base in self._lowering.externs:
                     found.add(self._maker[base.name])
         return found
-
-    def _bases(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes in whose memory a node's tensor lies."""
-        if node in self._lowering.buffers or node in self._lowering.externs or node.op != "call_function":
-            return [node]
-        return [b for n in node.all_input_nodes for b in self._bases(n)]
 
     def _place_all(self, root: Value) -> None:
         self._now = self._position.get(root, self._now)
@@ -269,9 +263,7 @@ class _Fusion:
         return self._group_of[source]
 
     def _is_free(self, value: Value) -> bool:
-        return value not in self._group_of and (
-            isinstance(value, (Number, Count, View, Memory)) or self._cost_of(value) <= (8 if value.numel == 1 else 2)
-        )
+        return value not in self._group_of and (is_given(value) or self._cost_of(value) <= (8 if value.numel == 1 else 2))
 
     def _cost_of(self, value: Value) -> float:
         """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
@@ -287,8 +279,7 @@ class _Fusion:
 
     def _is_small(self, value: Value, beside: Value) -> bool:
         """Whether it is there, or a view of what is, and next to nothing to read: one number for each row."""
-        while isinstance(value, View):
-            value = value.arg
+        value = whole(value)
         return value in self._group_of and value.about * ROW <= beside.about
 
     # ── done ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,12 +27,10 @@ class _Moment:
     walk: int
     stage: int
 
-    def is_by(self, other: _Moment) -> bool:
-        return self.walk <= other.walk and self.stage <= other.stage
 
-
-def places(kernel: Kernel) -> Mapping[str, Sequence[Buffer]]:
-    """For what the kernel writes, the buffers it could be written over, those of the same sizes and strides first."""
+def places(kernel: Kernel, keeps: bool) -> Mapping[str, Sequence[Buffer]]:
+    """For what the kernel writes, the buffers it could be written over, those of the same sizes and strides first. ``keeps``: what a walk
+    is to keep is there in later ones, as in C; where it may be computed again, what it is made of is read again."""
     if any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects):
         return {}  # where elements go is data
     read = _read_last(kernel)
@@ -45,9 +43,13 @@ def places(kernel: Kernel) -> Mapping[str, Sequence[Buffer]]:
     for name, (store, moment) in _written_once(kernel).items():
         own = written[name]
         if is_dense(own):
-            fitting = [b for b in by_access.get(_access(store.at, own), ()) if read[b.name][1].is_by(moment)]
+            fitting = [b for b in by_access.get(_access(store.at, own), ()) if _is_by(read[b.name][1], moment, keeps)]
             found[name] = sorted(fitting, key=lambda b: (b.shape, b.strides) != (own.shape, own.strides))
     return found
+
+
+def _is_by(read: _Moment, written: _Moment, keeps: bool) -> bool:
+    return read.walk <= written.walk and (keeps or read.stage <= written.stage)
 
 
 def is_dense(buffer: Buffer) -> bool:

@@ -1,6 +1,7 @@
 """From a graph to values: what each ATen call computes, as a function of its index, or why the library runs it.
 
-This is the only module of ``loops`` that looks into fx graphs (``fuse`` carries the nodes of library calls along).
+This is the only module of ``loops`` that looks into the calls of fx graphs; ``order`` and ``fuse`` ask what is read by library calls, and
+when.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .gather import Checked
 from .index import ZERO
 from .rows import plain
 from .table import TABLE
-from .values import Count, Memory, MixedDtypesError, Number, Value, View, below, memory, number, own_index, pointwise, reduce
+from .values import Memory, MixedDtypesError, Value, View, below, is_given, memory, number, own_index, pointwise, reduce
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -57,6 +58,12 @@ class Lowering:
         """The graph's, in order."""
         known = next(itertools.chain(self.values, self.externs), None)
         return [] if known is None else list(known.graph.nodes)
+
+    def bases(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes in whose memory a node's tensor lies."""
+        if node in self.buffers or node in self.externs or node.op != "call_function":
+            return [node]
+        return [b for n in node.all_input_nodes for b in self.bases(n)]
 
 
 def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | None = None) -> Lowering:
@@ -204,7 +211,7 @@ def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Nod
 def _written(value: Value, strides: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
     """What is computed for a tensor that lies so, and how that lies: of a view that only changes the order of the dimensions, what it is a
     view of, if its last dimension is the one that lies together in memory."""
-    if not isinstance(value, (Memory, View, Number, Count)):
+    if not is_given(value):
         return value, strides
     if isinstance(value, View) and not isinstance(value.arg, Memory):
         found = _of_argument(value, strides)

@@ -16,7 +16,7 @@ from torch import fx
 from ..graphs import has_effect
 from .groups import ROW
 from .lower import Lowering
-from .values import Count, Memory, Number, Reduce, Value, View, below
+from .values import Map, Memory, Reduce, Value, below, is_given, whole
 
 _SOON = 16
 """Calls that come before the kernel waited for."""
@@ -32,10 +32,10 @@ def in_turn(lowering: Lowering) -> list[fx.Node]:
     for i, node in enumerate(nodes):
         last = None
         if node in lowering.externs:
-            needed = _needed_by(node, lowering)
+            needed = _written_for(node, lowering)
             if needed and node not in waiting and not has_effect(node):
                 last = _last_before_reader(node, needed, there, nodes[i + 1 : i + 1 + _SOON], lowering)
-            there.update(v for v in below(needed, stop=there.__contains__) if not isinstance(v, (Memory, View, Number, Count)))
+            there.update(v for v in below(needed, stop=there.__contains__) if not is_given(v))
         if last is not None:
             waiting.setdefault(last, []).append(node)
         elif node in lowering.externs or node in lowering.checks:
@@ -52,16 +52,9 @@ def totals_first(root: Value, stop: Callable[[Value], bool]) -> list[Value]:
     return below([*totals, root], stop)
 
 
-def _needed_by(call: fx.Node, lowering: Lowering) -> list[Value]:
+def _written_for(call: fx.Node, lowering: Lowering) -> list[Value]:
     """What kernels write to memory for a library call."""
-    pending, found = list(call.all_input_nodes), list[Value]()
-    while pending:
-        node = pending.pop()
-        if node in lowering.buffers:
-            found.append(lowering.buffers[node])
-        elif node.op == "call_function" and node not in lowering.externs:
-            pending += node.all_input_nodes
-    return found
+    return [lowering.buffers[b] for n in call.all_input_nodes for b in lowering.bases(n) if b in lowering.buffers]
 
 
 def _last_before_reader(
@@ -70,8 +63,9 @@ def _last_before_reader(
     """Of the calls before a kernel that reads what something is computed from which ``call`` needs, and they do not, the last; if neither
     they nor that kernel need the result of ``call``."""
     alone, after, of_others, last = set(needed).difference(there), {call}, set[fx.Node](), None
+    read = _read_for(alone, there)
     for node in later:
-        if not alone:
+        if not read:
             break
         inputs = node.all_input_nodes
         if not after.isdisjoint(inputs):
@@ -80,24 +74,19 @@ def _last_before_reader(
             after.add(node)
         elif node in lowering.externs:
             of_others.add(last := node)
-            alone.difference_update(_needed_by(node, lowering))
+            alone.difference_update(_written_for(node, lowering))
+            read = _read_for(alone, there)
         elif not of_others.isdisjoint(inputs):
             of_others.add(node)
-            is_view = isinstance(lowering.values.get(node), (View, Memory))
-            if not is_view and not _read_for(alone, there).isdisjoint(_whole(lowering.values.get(n)) for n in inputs):
+            is_view = node in lowering.values and is_given(lowering.values[node])
+            if not is_view and not read.isdisjoint(whole(lowering.values[n]) for n in inputs if n in lowering.values):
                 return last
     return None
 
 
-def _read_for(needed: Collection[Value], there: Collection[Value]) -> set[Value | None]:
-    """The tensors that values are computed from, but for those that are next to nothing beside them."""
+def _read_for(needed: Collection[Value], there: Collection[Value]) -> set[Value]:
+    """The tensors that values are computed from, but for those that are next to nothing beside them. What is only copied has nothing in
+    common with what is computed from the same."""
     found = below(list(needed), stop=there.__contains__)
-    made = [v.about for v in found if v not in there and not isinstance(v, (Memory, View, Number, Count))]
+    made = [v.about for v in found if v not in there and not is_given(v) and not (isinstance(v, Map) and v.op == "copy")]
     return {v for v in found if made and (v in there or isinstance(v, Memory)) and v.about * ROW > max(made)}
-
-
-def _whole(value: Value | None) -> Value | None:
-    """What a view looks at."""
-    while isinstance(value, View):
-        value = value.arg
-    return value

@@ -99,6 +99,18 @@ class Count(Value):
     dim: int
 
 
+def is_given(value: Value) -> bool:
+    """Whether it takes no operation of its own: memory, a number, the index, or another way to look at a value."""
+    return isinstance(value, (Memory, Number, Count, View))
+
+
+def whole(value: Value) -> Value:
+    """What a view looks at; else the value itself."""
+    while isinstance(value, View):
+        value = value.arg
+    return value
+
+
 @frozen(eq=False)
 class Map(Value):
     """One operation for each element; the arguments are broadcast to ``shape``."""

@@ -17,9 +17,9 @@ from .index import Index
 from .ir import Buffer, Effect, Kernel, Load, computed, walk
 
 
-def verify(kernel: Kernel) -> Kernel:
-    """The kernel itself, if every access is proven to lie in its buffer, and nothing is read after another has been written in its place;
-    else ``GraphError`` with the access, or the buffers."""
+def verify(kernel: Kernel, keeps: bool = False) -> Kernel:
+    """The kernel itself, if every access is proven to lie in its buffer, and nothing is read after another has been written in its place
+    (in a language that ``keeps``: ``places``); else ``GraphError`` with the access, or the buffers."""
     last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
     effects = [e for stage in kernel.stages for e in stage.effects]
     loads = [e for e in walk(computed(effects)) if isinstance(e, Load)]
@@ -30,7 +30,7 @@ def verify(kernel: Kernel) -> Kernel:
     axes = [*kernel.rows, *kernel.columns]
     if len({a.name for a in axes}) != len(axes):
         raise GraphError(f"{kernel.name} has two loops of one name")
-    possible = places(kernel) if kernel.over else {}
+    possible = places(kernel, keeps) if kernel.over else {}
     for written, read in kernel.over.items():
         if read not in {b.name for b in possible.get(written, ())} or list(kernel.over.values()).count(read) > 1:
             raise GraphError(f"{kernel.name} may read what was in {read} after it has written {written} there")
