@@ -303,6 +303,27 @@ def test_what_a_later_kernel_does_not_compute_again():
     assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) > 0
 
 
+def test_a_state_is_not_made_of_all_steps_before():
+    """What a step reads does not grow with the steps before it; so the kernels of steps are equal, and compiled once."""
+
+    def f(w, x):
+        h, c = x, torch.zeros_like(x)
+        for _ in range(12):
+            i, o, g = (h @ w).chunk(3, 1)
+            c = c * o.sigmoid() + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        return h.square().sum()
+
+    w, x = torch.randn(64, 192) * 0.1, torch.randn(64, 64)
+    compiled = fg.grad_compiled(f, backend="c")
+    assert_rounded(compiled(w, x), torch.func.grad(f)(w, x))
+    program = compiled.program(w, x)
+    found = [s for k in program.kernels for s in k.steps if isinstance(s, Kernel)]
+    assert len(found) > 20 and max(len(k.reads) for k in found if len(k.columns) == 1 and k.rows) <= 12
+    names = re.findall(r"void (k_\w+)\([^;]*\{\n", "".join(s.text for s in program.sources if s.language == "c"))
+    assert len(set(names)) <= 10
+
+
 def test_a_table_is_not_computed_for_every_place_it_is_broadcast_to():
     def f(x, positions):
         table = torch.outer(positions, 1 / torch.arange(1.0, 65)).cos()

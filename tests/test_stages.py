@@ -7,8 +7,11 @@ import textwrap
 
 import pytest
 import torch
+import torch.nn.functional as F
+from functions import CASES
 
 import funcgrad as fg
+from funcgrad import torch_private
 from funcgrad.errors import GraphError
 from funcgrad.graphs import verify
 
@@ -75,12 +78,41 @@ def test_graph_stages_run(program):
 def test_the_joint_graph_names_what_values_are(program):
     assert str(program.joint.signature) == "(p['w'], p['b'], x) -> (out[0], grad(p['w']), grad(p['b']))"
     text = str(program.joint)
-    assert "aten.tanh(add)" in text and "test_stages.py:20 in loss" in text and "── backward" in text
+    assert "aten.tanh(add)" in text and "test_stages.py:23 in loss" in text and "── backward" in text
 
 
 def test_backward_nodes_point_at_the_forward_line(program):
     where = {n.name: n.meta["where"] for n in program.joint.graph.fx.nodes if n.op == "call_function"}
     assert where["tanh_backward"] == where["tanh"]
+
+
+def of_lazy_elements(x):
+    z = torch.complex(x, x.cos())
+    return (z.conj().imag.neg() * z.resolve_conj().real).sum() + (z.conj() * z).real.sum()
+
+
+def of_views_that_are_written_to(x):
+    y = x.clone()
+    row = y[1:3]
+    row.mul_(2)
+    y.t()[0].add_(row.sum())
+    return torch.cat([y.sin(), row * y[1:3]]).square().sum() + F.interpolate(y[None, None], scale_factor=2).sum()
+
+
+@pytest.mark.parametrize(
+    "f", [*(CASES[name][0] for name in CASES), of_lazy_elements, of_views_that_are_written_to], ids=lambda f: f.__name__
+)
+def test_the_short_way_through_functionalisation_records_the_same(f, monkeypatch):
+    """As torch's own mode does, which takes longer (``torch_private._functionally``)."""
+
+    def recorded():
+        args = CASES[f.__name__][1]() if f.__name__ in CASES else (torch.randn(4, 4),)
+        graph = fg.value_and_grad_compiled(f, backend="aten").program(*args).joint.graph.fx
+        return [(n.name, str(n.target), str(n.args), str(n.meta.get("val"))) for n in graph.nodes]
+
+    found = recorded()
+    monkeypatch.setattr(torch_private, "_functionally", lambda *_: NotImplemented)
+    assert found == recorded()
 
 
 def test_seconds_of_every_stage(program):

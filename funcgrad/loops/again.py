@@ -57,7 +57,11 @@ def compute_again(
         if value in wanted or value.about < _FROM or not later:
             continue
         recipe = _recipe(value, stored, group_of)
-        if recipe is None or not all(_pays(value, recipe, g, stored, readers, at, maker) for g in later):
+        if (
+            recipe is None
+            or _reads_more(value, recipe, later)
+            or not all(_pays(value, recipe, g, stored, readers, at, maker) for g in later)
+        ):
             continue
         del stored[value]
         stored.update({source: group_of[source] for source in recipe.kept})
@@ -93,6 +97,13 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
         if cost > _AT_MOST or looks > _LOOKS:
             return None
     return _Recipe(frozenset(sources), frozenset(kept), cost, gathers)
+
+
+def _reads_more(value: Value, recipe: _Recipe, groups: Sequence[Group]) -> bool:
+    """Whether groups would read more bytes for what they do not read anyway than to write a value once, and to read it in each, takes: a
+    state that every step makes of the one before would be made of all steps before."""
+    more = sum(s.nbytes for g in groups for s in recipe.sources if s not in g.reads and s not in g.members)
+    return more > value.nbytes * (1 + len(groups))
 
 
 def _pays(

@@ -41,7 +41,7 @@ from ..tags import Tag, tags_of
 from .cut import minimum_cut
 from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
-_RULES = "minimum cut 8"
+_RULES = "minimum cut 9"
 """Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
 
 
