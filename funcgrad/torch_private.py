@@ -193,13 +193,13 @@ def _is_functional(op: Any) -> bool:
 
 def _functionally(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What torch's mode does with an operator that ``_is_functional``, in less than half of the time: it is most of what a trace takes.
-    ``NotImplemented`` where an argument's elements are not those in memory."""
-    wrapped = is_given = False
+    ``NotImplemented`` where an argument's elements are not those in memory: the keys that see to it are off inside a mode."""
+    wrapped = has_tensors = False
 
     def own(value: Any) -> Any:
-        nonlocal wrapped, is_given
+        nonlocal wrapped, has_tensors
         if isinstance(value, torch.Tensor):
-            is_given = True
+            has_tensors = True
             if isinstance(value, FunctionalTensor):
                 wrapped = True
                 torch._functionalize_sync(value.elem)
@@ -215,13 +215,13 @@ def _functionally(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwar
         if any(_is_lazy(v) for v in (*inner, *named.values())):
             return NotImplemented
         out = op(*inner, **named)
-        if is_given and not wrapped:
+        if has_tensors and not wrapped:
             return out
         return tuple(map(wrap, out)) if isinstance(out, (list, tuple)) else wrap(out)
 
 
 def _is_lazy(value: Any) -> bool:
-    """Whether a tensor's elements are those in memory conjugated or negated, or all zero."""
+    """Whether the elements of a tensor, or of one in a list, are those in memory conjugated or negated, or all zero."""
     if isinstance(value, list):
         return any(map(_is_lazy, value))
     return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg() or value._is_zerotensor())

@@ -9,12 +9,14 @@ import sys
 
 import pytest
 import torch
+from attrs import evolve
 from closeness import assert_rounded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
 from funcgrad.loops.ir import Kernel, Op, walk
+from funcgrad.loops.verify import verify
 
 SIZES = (1, 2, 3, 5, 9, 17)
 
@@ -301,6 +303,21 @@ def test_what_a_later_kernel_does_not_compute_again():
 
     assert large_temporaries(of_two_products, w, v, x) > 0
     assert large_temporaries(read_in_many_ways, v, torch.randn(80, 80)) > 0
+
+
+def test_a_scan_of_equal_numbers_is_kept_before_it_is_read():
+    """Of many reductions, more than one walk reads at once, all read the scan."""
+
+    def f(*a):
+        s = torch.ones(40, 64).cumsum(1)
+        return s / sum((s * t).sum(-1, keepdim=True) for t in a)
+
+    a = [torch.rand(40, 64) for _ in range(9)]
+    compiled = fg.jit(f, backend="c")
+    assert_rounded(compiled(*a), f(*a))
+    (kernel,) = [s for s in compiled.program(*a).kernels[0].steps if isinstance(s, Kernel) and any(stage.keeps for stage in s.stages)]
+    with pytest.raises(fg.GraphError, match="which is made in walk"):
+        verify(evolve(kernel, stages=kernel.stages[::-1]))
 
 
 def test_a_state_is_not_made_of_all_steps_before():

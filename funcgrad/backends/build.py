@@ -86,9 +86,9 @@ def _make(library: Path, names: Sequence[str], sources: Sequence[str]) -> None:
             _link([_compile(sources[0], Path(work))], library)
         return
     with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:
-        longest_first = sorted(zip(names, sources, strict=True), key=lambda file: -len(file[1]))  # none is left to be waited for alone
-        made = dict(zip((name for name, _ in longest_first), pool.map(_object, *zip(*longest_first, strict=True)), strict=True))
-    _link([made[name] for name in names], library)
+        longest_first = sorted(zip(names, sources, strict=True), key=lambda file: -len(file[1]))  # or one would be left for the end
+        made = {name: pool.submit(_object, name, source) for name, source in longest_first}
+    _link([made[name].result() for name in names], library)
 
 
 def _name(*parts: str) -> str:

@@ -247,7 +247,8 @@ class _Printer:
     def _turns(self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: Mapping[Expr, str]) -> list[Expr]:
         """The angles of a walk whose sines and cosines may be computed fast, and the walk again if one is far from zero."""
         here = walk(roots, set(known))
-        once = bool(stage.reductions or self._kernel.over) or any(isinstance(e, (Total, Scanned)) for e in (*effects, *here))
+        once = bool(stage.reductions) or any(isinstance(e, (Total, Scanned)) for e in (*effects, *here))
+        once = once or any(e.buffer in self._kernel.over for e in effects)  # what has been read is gone
         if once or not self._kernel.columns:
             return []
         found = [e.operands[0] for e in here if isinstance(e, Op) and e.name in TURNS and e.dtype != torch.float64]

@@ -21,8 +21,8 @@ Access = tuple[Index, torch.dtype, int]
 
 @frozen
 class _Moment:
-    """When something happens in a turn of the rows, as both languages count: the walk, and the first stage in which all it is made of
-    is known, by which rows are computed that stay in registers (``Expr.stage``)."""
+    """When something happens in a turn of the rows: the walk, by which C goes, and the first stage in which all it is made of is known, by
+    which rows are computed that stay in registers (``Expr.stage``)."""
 
     walk: int
     stage: int
@@ -49,6 +49,7 @@ def places(kernel: Kernel, keeps: bool) -> Mapping[str, Sequence[Buffer]]:
 
 
 def _is_by(read: _Moment, written: _Moment, keeps: bool) -> bool:
+    """Whether what is read last then is not needed after that is written."""
     return read.walk <= written.walk and (keeps or read.stage <= written.stage)
 
 

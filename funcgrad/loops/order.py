@@ -65,7 +65,7 @@ def _last_before_reader(
     alone, after, of_others, last = set(needed).difference(there), {call}, set[fx.Node](), None
     read = _read_for(alone, there)
     for node in later:
-        if not read:
+        if not alone:
             break
         inputs = node.all_input_nodes
         if not after.isdisjoint(inputs):
@@ -78,8 +78,8 @@ def _last_before_reader(
             read = _read_for(alone, there)
         elif not of_others.isdisjoint(inputs):
             of_others.add(node)
-            is_view = node in lowering.values and is_given(lowering.values[node])
-            if not is_view and not read.isdisjoint(whole(lowering.values[n]) for n in inputs if n in lowering.values):
+            computes = node not in lowering.values or not is_given(lowering.values[node])
+            if computes and not read.isdisjoint(whole(lowering.values[n]) for n in inputs if n in lowering.values):
                 return last
     return None
 

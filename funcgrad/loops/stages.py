@@ -73,14 +73,15 @@ def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequen
 
 
 class _Parts:
-    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one of its reads."""
+    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one of its reads. The
+    counters of a row, and scans of what is the same in all of it, are arrays, too."""
 
     def __init__(self, roots: Sequence[Expr]) -> None:
         self._above: dict[Expr, Expr] = {}
         self._sizes: dict[Expr, int] = {}
         self._read: dict[Expr, Expr] = {}
         for expr in walk(roots):
-            if expr.full and not expr.args:
+            if expr.full and not any(a.full for a in expr.args):
                 self._read[expr], self._sizes[expr] = expr, 1
                 continue
             reads = [self._read[a] for a in expr.args if a in self._read]

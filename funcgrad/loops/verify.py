@@ -14,12 +14,12 @@ from collections.abc import Iterable
 from ..errors import GraphError
 from .in_place import places
 from .index import Index
-from .ir import Buffer, Effect, Kernel, Load, computed, walk
+from .ir import Buffer, Effect, Kernel, Load, computed, short, walk
 
 
 def verify(kernel: Kernel, keeps: bool = False) -> Kernel:
-    """The kernel itself, if every access is proven to lie in its buffer, and nothing is read after another has been written in its place
-    (in a language that ``keeps``: ``places``); else ``GraphError`` with the access, or the buffers."""
+    """The kernel itself, if every access is proven to lie in its buffer, walks take from others only what is there by then, and nothing is
+    read after another has been written in its place (``keeps``: ``places``); else ``GraphError`` with the access, or the buffers."""
     last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
     effects = [e for stage in kernel.stages for e in stage.effects]
     loads = [e for e in walk(computed(effects)) if isinstance(e, Load)]
@@ -27,6 +27,7 @@ def verify(kernel: Kernel, keeps: bool = False) -> Kernel:
         low, high = at.range
         if low < 0 or high > last[buffer]:
             raise GraphError(f"{kernel.name} may read or write {buffer}[{at}], from {low} to {high}, which ends at {last[buffer]}")
+    _require_in_turn(kernel)
     axes = [*kernel.rows, *kernel.columns]
     if len({a.name for a in axes}) != len(axes):
         raise GraphError(f"{kernel.name} has two loops of one name")
@@ -35,6 +36,17 @@ def verify(kernel: Kernel, keeps: bool = False) -> Kernel:
         if read not in {b.name for b in possible.get(written, ())} or list(kernel.over.values()).count(read) > 1:
             raise GraphError(f"{kernel.name} may read what was in {read} after it has written {written} there")
     return kernel
+
+
+def _require_in_turn(kernel: Kernel) -> None:
+    """What a walk takes from others is made, or kept, in one before."""
+    made = {e: n for n, stage in enumerate(kernel.stages) for e in (*stage.keeps, *stage.reductions)}
+    for n, stage in enumerate(kernel.stages):
+        roots = [*(r.body for r in stage.reductions), *stage.keeps, *(e.value for e in stage.effects)]
+        elsewhere = made.keys() - stage.keeps
+        for expr in {*roots, *(a for e in walk(roots, set(elsewhere)) for a in e.args)} & elsewhere:
+            if made[expr] >= n:
+                raise GraphError(f"{kernel.name} needs {short(expr)} in walk {n}, which is made in walk {made[expr]}")
 
 
 def _accesses(loads: Iterable[Load], effects: Iterable[Effect]) -> Iterable[tuple[str, Index]]:
