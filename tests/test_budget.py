@@ -130,6 +130,18 @@ def test_peaks_stay_within_budgets(name, transform):
     laws_hold(*NETS[name], "aten", transform, 4)
 
 
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_what_backward_recorded_and_forward_keeps(backend):
+    """A copy that a derivative makes of a view of an input, which the caller may write to before backward."""
+    f, make = MODELS["stack_cat_split"]
+    laws_hold(f, make, backend, "jit", 3)
+    (x,) = make()
+    x.requires_grad_()
+    c = fg.jit(f, backend=backend, memory_budget=1.0)
+    assert c.program(x).partition.kept == {"clone"}
+    assert_rounded(torch.autograd.grad(c(x), x), torch.autograd.grad(f(x), x))
+
+
 @pytest.mark.parametrize("name", ["dropped", "transformer"])
 def test_peaks_of_fused_programs_stay_within_budgets(name):
     laws_hold(*NETS[name], "c", "grad_compiled", 3)

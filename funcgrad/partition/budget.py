@@ -47,7 +47,7 @@ def within(
     graph = joint.graph
     roles = Roles(graph, apart)
     costs, fused = costs_again(graph, fuses)
-    model = Model(graph, roles, costs, fused)
+    model = Model(graph, roles, costs, fused, start.kept)
     allowed = budget if isinstance(budget, int) else _as_autograd(joint, model, roles, peak_of) * budget
     total = max(sum(costs.values()), 1.0)
 

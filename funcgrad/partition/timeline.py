@@ -59,14 +59,17 @@ class Timeline:
 class Model:
     """A joint graph by numbers: nodes are known by their position."""
 
-    def __init__(self, graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], fused: Collection[fx.Node]) -> None:
+    def __init__(
+        self, graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], early: Collection[str] = ()
+    ) -> None:
         """``costs``: what it takes to compute a node again, for those for which that is possible. ``fused``: the nodes that take memory
-        only where another kernel reads them."""
+        only where another kernel reads them. ``early``: what forward computes and keeps though it was recorded in backward, since what
+        it is made of may be another by then."""
         self.nodes: list[fx.Node] = [n for n in graph.fx.nodes if n.op != "output"]
         number = {n: i for i, n in enumerate(self.nodes)}
         outs = list(zip(graph.signature.outs, graph.results, strict=True))
         self.parents = [tuple(number[p] for p in n.all_input_nodes) for n in self.nodes]
-        self._late = [roles.is_late(n) for n in self.nodes]
+        self._late = [roles.is_late(n) and n.name not in early for n in self.nodes]
         self._given = [n.op in ("placeholder", "get_attr") for n in self.nodes]
         self._fused = [n in fused for n in self.nodes]
         self._views = [n.op == "call_function" and is_view(n) for n in self.nodes]
