@@ -143,6 +143,12 @@ def test_what_backward_recorded_and_forward_keeps(backend):
     assert_rounded(torch.autograd.grad(c(x), x), torch.autograd.grad(f(x), x))
 
 
+@pytest.mark.parametrize("name", ["solve", "cholesky"])
+def test_what_a_solver_takes_is_predicted(name):
+    """Its workspace is measured on made-up numbers, of which pivots must be possible ones."""
+    laws_hold(*MODELS[name], "aten", "grad_compiled", 2)
+
+
 @pytest.mark.parametrize("name", ["dropped", "transformer"])
 def test_peaks_of_fused_programs_stay_within_budgets(name):
     laws_hold(*NETS[name], "c", "grad_compiled", 3)

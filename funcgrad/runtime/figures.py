@@ -76,8 +76,9 @@ _WITH_WORKSPACE = re.compile("conv|attention|cholesky|linalg|solve|sort|topk|fft
 
 
 def _workspace(node: fx.Node) -> int:
-    """Bytes that an operator of PyTorch allocates while it runs, besides its result: measured once, on zeros."""
-    if not is_operator(node.target) or not _WITH_WORKSPACE.search(str(node.target)):
+    """Bytes that an operator of PyTorch allocates while it runs, besides its result: measured once, on zeros, and on
+    integers that are one: as pivots of a factorisation they must be, and they are no indices in these operators."""
+    if not is_operator(node.target) or not _WITH_WORKSPACE.search(str(node.target)) or value_of(node) is None:  # a check
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     leaves, structure, _ = flatten((args, kwargs))
@@ -85,13 +86,18 @@ def _workspace(node: fx.Node) -> int:
     kinds = [f"{v[0]} {v[1]} {v[2]} {v[3]}" if isinstance(v, tuple) else repr(v) for v in leaves]
     name = f"{node.target} {' '.join(kinds)}"
     if name not in _workspaces:
-        examples = [torch.empty_strided(v[0], v[1], dtype=v[2], device=v[3]).zero_() if isinstance(v, tuple) else v for v in leaves]
+        examples = [_example(*v) if isinstance(v, tuple) else v for v in leaves]
         args, kwargs = unflatten(examples, structure)
         results: list[Any] = []
         with torch.random.fork_rng(), torch.no_grad():
             peak = peak_bytes(lambda: results.append(node.target(*args, **kwargs)))  # type: ignore[operator]
         _workspaces[name] = max(0, peak - sum(memory_of(results[-1]).values()))
     return _workspaces[name]
+
+
+def _example(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    value = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return value.zero_() if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else value.fill_(1)
 
 
 def _outline(value: Any) -> Any:
