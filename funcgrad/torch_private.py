@@ -200,11 +200,8 @@ def _functionally(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwar
         nonlocal wrapped, has_tensors
         if isinstance(value, torch.Tensor):
             has_tensors = True
-            if isinstance(value, FunctionalTensor):
-                wrapped = True
-                torch._functionalize_sync(value.elem)
-                return torch._from_functional_tensor(value.elem)
-            return value
+            wrapped = wrapped or isinstance(value, FunctionalTensor)
+            return from_functional(value)
         return [own(v) for v in value] if isinstance(value, (list, tuple)) else value
 
     def wrap(value: Any) -> Any:

@@ -27,6 +27,9 @@ class _Moment:
     walk: int
     stage: int
 
+    def is_by(self, other: _Moment, keeps: bool) -> bool:
+        return self.walk <= other.walk and (keeps or self.stage <= other.stage)
+
 
 def places(kernel: Kernel, keeps: bool) -> Mapping[str, Sequence[Buffer]]:
     """For what the kernel writes, the buffers it could be written over, those of the same sizes and strides first. ``keeps``: what a walk
@@ -43,14 +46,9 @@ def places(kernel: Kernel, keeps: bool) -> Mapping[str, Sequence[Buffer]]:
     for name, (store, moment) in _written_once(kernel).items():
         own = written[name]
         if is_dense(own):
-            fitting = [b for b in by_access.get(_access(store.at, own), ()) if _is_by(read[b.name][1], moment, keeps)]
+            fitting = [b for b in by_access.get(_access(store.at, own), ()) if read[b.name][1].is_by(moment, keeps)]
             found[name] = sorted(fitting, key=lambda b: (b.shape, b.strides) != (own.shape, own.strides))
     return found
-
-
-def _is_by(read: _Moment, written: _Moment, keeps: bool) -> bool:
-    """Whether what is read last then is not needed after that is written."""
-    return read.walk <= written.walk and (keeps or read.stage <= written.stage)
 
 
 def is_dense(buffer: Buffer) -> bool:

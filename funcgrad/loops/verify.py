@@ -4,7 +4,8 @@ Each view is checked, dimension by dimension, when it is made (``values.look`` a
 where each of them is. Here the addresses that came of it are checked once more against the memory of the tensor, but for those
 that a guard keeps from being read: what its bounds mean for an address of several dimensions cannot be seen any more.
 
-What is written in the place of something that is read must be a thing that may (``in_place.places``).
+What a walk over a row takes from others must be there by then. What is written in the place of something that is read must be a thing that
+may (``in_place.places``).
 """
 
 from __future__ import annotations
