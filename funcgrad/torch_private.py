@@ -33,6 +33,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.checkpoint import SelectiveCheckpointContext
@@ -293,6 +294,46 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         if args[0].size(dim) == 0:
             return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
     return op(*args, **kwargs)
+
+
+@functools.cache
+def is_known_by_kinds(op: Any) -> bool:
+    """Whether the result of an operator on fake tensors depends on their ``fake_kind`` alone, and has memory of its own."""
+    by_value = torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags if is_operator(op) else True
+    return not by_value and op is not torch.ops.aten._unsafe_view.default and _is_functional(op)
+
+
+def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
+    """All that a result depends on but values; None for one that knows its value, or whose sizes are symbols."""
+    if type(fake) is not FakeTensor or fake.constant is not None or fake.requires_grad or fake._has_symbolic_sizes_strides:
+        return None
+    if fake.layout is not torch.strided:
+        return None
+    return dispatch_bits(fake), fake.dtype, fake.shape, fake.stride(), fake.fake_device
+
+
+def lookalikes(fake: Any) -> Callable[[], FakeTensor] | None:
+    """Makes fake tensors of the same kind, each with memory of its own; None where they would not be the same in all.
+
+    ``fake`` is fresh: what was noted about it since it was made (the result of ``nonzero``, say) is noted about each.
+    """
+    kind = fake_kind(fake) if isinstance(fake, FakeTensor) else None
+    if kind is None:
+        return None
+    _, dtype, sizes, strides, device = kind
+    noted = dict(vars(fake))
+
+    def make() -> FakeTensor:
+        with no_dispatch():
+            memory = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        new: FakeTensor = torch.Tensor._make_subclass(  # type: ignore[attr-defined]
+            FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(new)
+        vars(new).update(noted)
+        return new
+
+    return make if fake_kind(make()) == kind else None
 
 
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────

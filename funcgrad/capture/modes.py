@@ -26,7 +26,6 @@ from ..torch_private import (
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
-    on_fakes,
     set_creation_meta,
     unwrap_transform,
 )
@@ -92,7 +91,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
                 return drawn
-            out = on_fakes(func, args, kwargs)
+            out = trace.on_fakes(func, args, kwargs)
         except DataDependentOutputException as error:
             trace.refused = error
             raise

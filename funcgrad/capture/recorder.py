@@ -23,6 +23,7 @@ from ..torch_private import (
     running_sequence_number,
     without_modes,
 )
+from .fakes import Results
 from .regions import Region, mark
 from .symbols import Symbols
 from .where import not_an_operand, own_generator, user_line
@@ -33,6 +34,7 @@ class Recorder:
 
     def __init__(self, *, record: bool) -> None:
         self.fakes = FakeTensorMode()
+        self.on_fakes = Results()
         self.symbols = Symbols(self.fakes)
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}

@@ -1,0 +1,70 @@
+"""What operators make of fake tensors, asked once for each kind of arguments: a long trace asks the same again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from ..torch_private import FakeTensor, fake_kind, is_known_by_kinds, lookalikes, on_fakes
+
+_BY_VALUE = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Results:
+    """Calls operators on the fake tensors of one trace.
+
+    PyTorch keeps such results, too, but its key for a call and its copy of a result take ten times as long as these.
+    """
+
+    def __init__(self) -> None:
+        self._makers: dict[Hashable, Callable[[], Any] | None] = {}
+
+    def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        kind = _kind_of_call(op, args, kwargs) if is_known_by_kinds(op) else None
+        if kind is None:
+            return on_fakes(op, args, kwargs)
+        make = self._makers.get(kind)
+        if make is not None:
+            return make()
+        out = on_fakes(op, args, kwargs)
+        if kind not in self._makers:
+            self._makers[kind] = _maker(out)
+        return out
+
+
+def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
+    """All that the kind of result depends on; None where an argument is of no kind."""
+    with torch._C.DisableTorchFunction():  # sizes are read of the fakes themselves
+        try:
+            named = tuple((name, _kind(value)) for name, value in kwargs.items())
+            return op, torch.get_default_dtype(), torch.is_inference_mode_enabled(), *map(_kind, args), named
+        except _OfNoKind:
+            return None
+
+
+class _OfNoKind(Exception):
+    """An argument that is told from others by what it is, not by how it looks."""
+
+
+def _kind(value: Any) -> Hashable:
+    if isinstance(value, FakeTensor):
+        kind = fake_kind(value)
+        if kind is not None:
+            return kind
+    elif isinstance(value, (list, tuple)):
+        return tuple(map(_kind, value))
+    elif type(value) in _BY_VALUE:
+        return type(value), value  # 1 and 1.0 are equal, and promoted otherwise
+    raise _OfNoKind
+
+
+def _maker(out: Any) -> Callable[[], Any] | None:
+    """Makes results like this one."""
+    if not isinstance(out, (list, tuple)):
+        return lookalikes(out)
+    makers = [lookalikes(v) for v in out]
+    if any(make is None for make in makers):
+        return None
+    return lambda: type(out)(make() for make in makers if make is not None)
