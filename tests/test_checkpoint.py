@@ -402,6 +402,35 @@ def test_what_is_no_policy(value):
         fg.checkpoint_name(torch.ones(2), 3)
 
 
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_policy_speaks_of_a_named_value_as_of_any_other(backend):
+    """What only names a value is another call; a policy is asked about the call that made it."""
+    w, x = torch.randn(8, 8), torch.randn(4, 8)
+
+    def products(policy, named):
+        def block(h):
+            y = h @ w
+            return torch.tanh(fg.checkpoint_name(y, "y") if named else y).sin()
+
+        def loss(x):
+            for _ in range(3):
+                x = fg.checkpoint(block, policy=policy)(x)
+            return x.sum()
+
+        compiled = fg.value_and_grad_compiled(loss, backend=backend)
+        compiled(x)
+        with CountCalls() as counted:
+            compiled(x)
+        return sum(n for name, n in counted.calls.items() if ".mm." in name)
+
+    policies = fg.checkpoint_policies
+    only, but, of_mm = policies.save_only_these_names("y"), policies.save_anything_except_these_names("y"), [torch.ops.aten.mm.default]
+    assert products("dots_saveable", True) == products("dots_saveable", False) == products(of_mm, True) == 6
+    assert (products(only, True), products(only, False)) == (6, 9)
+    assert (products("nothing_saveable", True), products("nothing_saveable", False)) == (9, 9)
+    assert products(but, True) == 6  # of y: tanh(y) may be saved
+
+
 def test_under_transforms_of_torch_func():
     f = lambda x: fg.checkpoint(lambda x: fg.checkpoint_name(x.sin(), "s").exp())(x).sum()  # noqa: E731
     x = torch.randn(3, 2)

@@ -19,10 +19,12 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 def looks(out):
     """All there is to know about fake tensors."""
-    return [
-        (v.dtype, v.shape, v.stride(), v.storage_offset(), v.untyped_storage().nbytes(), v.device, v.requires_grad, dispatch_bits(v), vars(v))
-        if isinstance(v, FakeTensor) else v for v in tree_leaves(out)
-    ]  # fmt: skip
+
+    def look(v):
+        memory = v.storage_offset(), v.untyped_storage().nbytes()
+        return v.dtype, v.shape, v.stride(), *memory, v.device, v.requires_grad, dispatch_bits(v), vars(v)
+
+    return [look(v) if isinstance(v, FakeTensor) else v for v in tree_leaves(out)]
 
 
 class Asking(TorchDispatchMode):

@@ -89,6 +89,39 @@ def test_the_second_derivative_of_what_overwrites_its_inputs(name):
     assert_rounded([t.detach() for t in results[1]], [t.detach() for t in results[0]])
 
 
+class Product(torch.autograd.Function):
+    """Its backward pass reads inputs, not what forward computed."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+
+
+def hooked(x, y):
+    z = x * 2
+    z.register_hook(lambda g: g * y)
+    return z.sin()
+
+
+@pytest.mark.parametrize("f", [Product.apply, lambda x, y: Product.apply(x.sin(), y) * x, hooked], ids=["product", "of sin", "hooked"])
+@pytest.mark.parametrize("backend", ["c", "aten"])
+def test_what_backward_reads_of_the_inputs_is_there_for_the_second_derivative(f, backend):
+    results = []
+    for function in (f, fg.jit(f, backend=backend)):
+        x, y = (torch.linspace(a, 2, 5).requires_grad_() for a in (0.1, 1))
+        first = torch.autograd.grad(function(x, y), (x, y), torch.ones(5), create_graph=True, allow_unused=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in first if g is not None), (x, y), allow_unused=True)
+        results.append([*first, *second])
+    for found, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def penalised(transform, make):
     torch.manual_seed(0)
     critic = make()
@@ -174,3 +207,33 @@ def test_a_write_between_forward_and_backward_is_noticed_where_eager_notices_it(
         assert results[0] == results[1]
     else:
         assert_rounded(results[1], results[0])
+
+
+OVER = {
+    "sigmoid": lambda x: x.sigmoid().view(-1),
+    "softmax": lambda x: x.softmax(1).unsqueeze(0),
+    "beside": lambda x: (lambda h: (h.t(), h.sin()))(x * 2),
+    "part, detached": lambda x: (lambda h: (h.detach()[1:], h.sin()))(x * 2),
+    "of nothing saved": lambda x: (lambda h: (h[1:], x.sin()))(x * 2),
+}
+
+
+@pytest.mark.parametrize("name", OVER)
+@pytest.mark.parametrize("backend", ["c", "aten"])
+def test_a_write_to_a_view_of_what_is_saved_is_noticed(name, backend):
+    results = []
+    for f in (OVER[name], fg.jit(OVER[name], backend=backend)):
+        x = torch.linspace(0, 1, 16).view(4, 4).requires_grad_()
+        outs = f(x)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        with torch.no_grad():
+            outs[0].mul_(2)
+        try:
+            outs[-1].sum().backward()
+            results.append(x.grad)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            results.append("raises")
+    assert (results[0] == "raises") == (results[1] == "raises") == (name != "of nothing saved")
+    if name == "of nothing saved":
+        torch.testing.assert_close(results[1], results[0])

@@ -40,11 +40,11 @@ def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hasha
         try:
             named = tuple((name, _kind(value)) for name, value in kwargs.items())
             return op, torch.get_default_dtype(), torch.is_inference_mode_enabled(), *map(_kind, args), named
-        except _OfNoKind:
+        except _NoKindError:
             return None
 
 
-class _OfNoKind(Exception):
+class _NoKindError(Exception):
     """An argument that is told from others by what it is, not by how it looks."""
 
 
@@ -57,7 +57,7 @@ def _kind(value: Any) -> Hashable:
         return tuple(map(_kind, value))
     elif type(value) in _BY_VALUE:
         return type(value), value  # 1 and 1.0 are equal, and promoted otherwise
-    raise _OfNoKind
+    raise _NoKindError
 
 
 def _maker(out: Any) -> Callable[[], Any] | None:

@@ -16,9 +16,10 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..calls import getitem
 from ..checkpoint_policies import Policy, name_asked
 from ..errors import UnsupportedTransformError
-from ..graphs import Graph, is_view, pass_of, tensors_in
+from ..graphs import Graph, is_view, pass_of, tensors_in, value_of
 from ..tags import Said, Tag, said_of, say
 from ..torch_private import checkpoint_contexts, is_operator, policy_context
 from .where import user_line
@@ -93,15 +94,19 @@ def _policy(context_fn: Callable[[], tuple[Any, Any]]) -> Policy | None:
 
 
 def mark(regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Note what the regions around a call say of its result. Where it only names a value, they say it of the value."""
+    """Note what the regions around a call say of its result. Where it only names a value, they are asked about the call that made
+    the value, once more: by name."""
     said = tuple(region.judge(op, args, kwargs, out) for region in regions)
     for one in (node, *node.users):
         say(one, said)
     if name_asked() is not None:
         while is_view(node):
             node = node.all_input_nodes[0]
-        of = {one.region: one for one in said}  # a region speaks only of what is made in it
-        say(node, tuple(of.get(one.region, one) for one in said_of(node)))
+        made = node.all_input_nodes[0] if node.target is getitem else node
+        if made.op == "call_function":
+            args, kwargs = fx.map_arg((made.args, made.kwargs), value_of)
+            of = {region.number: region.judge(made.target, args, kwargs, value_of(made)) for region in regions}
+            say(node, tuple(of.get(one.region, one) for one in said_of(node)))  # a region speaks only of what is made in it
 
 
 def judgements(graph: Graph) -> Iterator[tuple[fx.Node, Tag, str]]:

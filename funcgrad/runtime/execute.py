@@ -40,7 +40,7 @@ class Differentiable:
     forward saw them: of those at ``copied_inputs``, which the call writes to or restrides, a copy is kept. Those at
     ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so by these steps, unknown to
     autograd. The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values at the end of the call
-    backward needs, each with how far its version counter moves until then.
+    backward needs, each with how far its version counter moves until then; ``watched_outs`` are outputs that look at what is saved.
     """
 
     forward: Runnable
@@ -57,6 +57,7 @@ class Differentiable:
     needed_inputs: tuple[int, ...]
     copied_inputs: tuple[int, ...]
     watched_inputs: tuple[tuple[int, int], ...]
+    watched_outs: tuple[int, ...]
     restrided_inputs: tuple[int, ...]
     restrided_leaves: Mapping[int, tuple[Step, ...]]
     bumps: tuple[int, ...]
@@ -98,6 +99,7 @@ class _Apply(torch.autograd.Function):
         ctx.late = [inputs[i].detach() for i in program.late_inputs]
         ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
         ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in program.watched_inputs]
+        ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in program.watched_outs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
         # An input whose values no derivative needs may die when the caller lets it go.
         ctx.inputs = [
@@ -197,6 +199,6 @@ def _require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
     for value, version in expected:
         if version_of(value) != version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: an input of shape "
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of shape "
                 f"{list(value.shape)} is at version {value._version}; expected version {version} instead"
             )

@@ -60,11 +60,21 @@ def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:
     """What backward is given in memory that forward makes, and does not return: nothing else looks at it."""
     lies = lying(forward)
     given = {place for n in forward.fx.nodes if n.op in ("placeholder", "get_attr") for place in lies[n.name].values()}
-    outs = zip(forward.signature.outs, forward.results, strict=True)
-    results = [(s, set(lies[r.name].values())) for s, r in outs if isinstance(r, fx.Node)]
+    results = [(slot, set(lies[node.name].values())) for slot, node in _results(forward)]
     users = Counter(place for _, places in results for place in places)
     own = {s for s, places in results if isinstance(s, Saved) and all(users[p] == 1 and p not in given for p in places)}
     return frozenset(n.name for s, n in zip(backward.signature.ins, backward.placeholders, strict=True) if s in own)
+
+
+def _over_saved(forward: Graph) -> set[Slot]:
+    """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they do."""
+    lies, saved = lying(forward), {node.name for slot, node in _results(forward) if isinstance(slot, Saved)}
+    places = {place for name in saved for place in lies[name].values()}
+    return {slot for slot, node in _results(forward) if node.name not in saved and places & set(lies[node.name].values())}
+
+
+def _results(graph: Graph) -> list[tuple[Slot, fx.Node]]:
+    return [(s, r) for s, r in zip(graph.signature.outs, graph.results, strict=True) if isinstance(r, fx.Node)]
 
 
 def _inner_outs(joint: Joint, outer: Slot) -> list[Slot]:
@@ -99,6 +109,7 @@ def differentiable(
     signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
     backward = signatures[1] if len(graphs) == 2 else None
     needed, tangents = _needed(joint, graphs), _tangents(joint, active)
+    over_saved = _over_saved(graphs[0]) if backward else set()
     captured = {c.slot: c for c in inner.facts.captured}
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
 
@@ -137,6 +148,7 @@ def differentiable(
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
         copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in restrided)),
+        watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
         watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
         restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in restrided),
         restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
@@ -169,8 +181,9 @@ def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]
 
 
 def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
-    """The inputs whose values a second derivative may need: those from which anything but incoming gradients is computed that
-    a gradient depends on. The others need not outlive the forward pass."""
+    """The inputs whose values a second derivative may need: those that backward reads itself, and those from which anything but
+    incoming gradients is computed that a gradient depends on. The others need not outlive the forward pass."""
+    late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
         names = {n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Tangent, Late))}
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
@@ -179,7 +192,7 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         roots = [v for s, v in outs if isinstance(v, fx.Node) and not isinstance(s, Final)]
     found = _read_by(roots)
     pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
-    return {outer_slot(slot) for slot, node in pairs if node in found}
+    return late | {outer_slot(slot) for slot, node in pairs if node in found}
 
 
 def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
