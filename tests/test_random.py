@@ -70,6 +70,22 @@ def test_tensors_are_filled_in_the_order_of_memory(data):
     assert found.squeeze().stride() == expected.squeeze().stride()
 
 
+def test_normal_numbers_into_a_tensor_with_gaps():
+    """Eager PyTorch draws them one by one, which no functional form does: of few elements all do."""
+
+    def fill(x):
+        y = x * 1
+        y[:, ::2].normal_()
+        return y
+
+    few, many = torch.zeros(3, 6), torch.zeros(4, 10)
+    both(fill, fg.jit(fill), few)
+    with pytest.raises(fg.UnsupportedTransformError, match="do not lie side by side"):
+        fg.jit(fill)(many)
+    filled = fg.jit(fill, rng="philox")(many)
+    assert filled[:, ::2].all() and not filled[:, 1::2].any()
+
+
 def test_a_draw_nobody_reads_still_advances_the_generator():
     def f(x):
         torch.rand(5)

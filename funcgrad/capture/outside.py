@@ -63,9 +63,28 @@ def _contiguous_in_training(rrelu: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _of_whole_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss that takes classes as bytes, too: how PyTorch computes it on fake tensors looks them up as an index, which may be no byte."""
+
+    def call(input: Any, target: Any, *rest: Any, **more: Any) -> Any:
+        is_bytes = isinstance(target, Tensor) and target.dtype == torch.uint8
+        return loss(input, target.long() if is_bytes else target, *rest, **more)
+
+    return call
+
+
+def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
+    """As eager PyTorch makes it, by an index that may be wrong; on fake tensors, it compares with each class, and nothing is."""
+    if input.dtype != torch.int64 or num_classes < 0:
+        return torch.nn.functional.one_hot(input, num_classes)
+    return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
+    **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},
+    torch.nn.functional.one_hot: _one_hot,
 }
 """Functions called in another way while tracing, with the same meaning."""
 

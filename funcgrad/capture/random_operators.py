@@ -15,8 +15,10 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError, UnsupportedTransformError
+from ..graphs import type_text
 from ..philox import philox
 from ..torch_private import argument_names, draws_random, from_functional, is_operator, without_function_modes, without_modes
+from .views import is_dense
 from .where import own_generator, user_line
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ aten = torch.ops.aten
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 _SWITCHES = ("dropout_p", "dropout", "training")
 """Arguments of random operators that are false, by default or said so, where nothing is drawn."""
+_PAIRED = 16
+"""From so many elements on, PyTorch draws normal numbers for a contiguous tensor eight pairs at a time."""
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
@@ -65,6 +69,16 @@ class Draws:
         order = sorted(range(len(shape)), key=lambda d: (shape[d] == 1, -stride[d]))
         moving = [d for d in order if shape[d] != 1]
         return None if moving == sorted(moving) else order
+
+    def require_order(self, op: Any, args: Sequence[Any]) -> None:
+        """Refuse ``normal_`` of a tensor with gaps in memory: of 16 elements on, eager PyTorch draws one by one for it, and in pairs of
+        eight for the dense tensor that the functional form makes."""
+        if op is aten.normal_.default and not self._is_pure and not is_dense(args[0]) and args[0].numel() >= _PAIRED:
+            raise UnsupportedTransformError(
+                f"normal_ fills a tensor {type_text(args[0])} whose elements do not lie side by side in memory",
+                where=user_line(),
+                fix='draw first, and copy (x[:, ::2].copy_(torch.randn(n, m))), or compile with rng="philox"',
+            )
 
     def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of a random operator; ``NotImplemented`` for one that is recorded as it is."""

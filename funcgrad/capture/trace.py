@@ -358,6 +358,7 @@ class Trace(Recorder):
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
         one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
+        self.draws.require_order(op, args)
         order = self.draws.order_of(op, args)
         if order is not None:
             self.writes.note(op, args, kwargs)
