@@ -20,8 +20,8 @@ def indices(data, size, shape, least=0):
     return torch.tensor(data.draw(st.lists(st.integers(least, size - 1), min_size=count, max_size=count)), dtype=torch.int64).view(shape)
 
 
-def same(f, *args):
-    compiled = fg.jit(f, backend="c")
+def same(f, *args, backend="c"):
+    compiled = fg.jit(f, backend=backend)
     torch.testing.assert_close(compiled(*args), f(*args))
     return [s.node.target for k in compiled.program(*args).kernels for s in k.steps if isinstance(s, Extern)]
 
@@ -130,6 +130,34 @@ def test_what_is_put_is_computed_where_it_is_put(threads):
     torch.testing.assert_close(compiled(*args), torch.func.grad_and_value(loss, argnums=(0,))(*args)[::-1], rtol=1e-4, atol=1e-4)
     launches = [s for k in compiled.program(*args).kernels for s in k.steps if isinstance(s, Launch)]
     assert not [b for s in launches for kernel in s.kernels for b in kernel.writes if b.shape[:2] == (600, 64)]
+
+
+REDUCED = {
+    "sums are added": lambda x, i: torch.zeros(50).index_add(0, i, x.sum(1)),
+    "to sums": lambda x, i: x.sum(1).index_add(0, i, x.amax(1)),
+    "to one sum": lambda x, i: x.sum().expand(50).index_add(0, i, x.sum(1)),
+    "a number is put among extrema": lambda x, i: x.amax(1).index_put((i[:3],), torch.tensor(1.0)),
+    "rows are added to a scan": lambda x, i: x.cumsum(0).index_add(0, i[:3], x[:3]),
+    "a scan to the other": lambda x, i: (x.cumsum(1).index_add(0, i, x.cumsum(0)), x.sum(0), x.cumsum(0)[:, 5]),
+}
+"""What is put, or what it is put into, is a reduction or a scan itself, not computed from one."""
+
+
+@pytest.mark.parametrize("backend", ["c", "triton"])
+@pytest.mark.parametrize("name", REDUCED)
+def test_sums_and_scans_are_put_and_put_into(name, backend):
+    assert not same(REDUCED[name], torch.randn(20, 30), torch.randint(20, (20,)), backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["c", "triton"])
+def test_the_gradient_of_what_is_looked_up_and_broadcast(backend):
+    """Sums over what it was broadcast to are added where it was."""
+
+    def loss(v, i, w):
+        return (v[i][:, None] * w).tanh().sum()
+
+    args = torch.randn(40), torch.randint(40, (60,)), torch.randn(60, 33)
+    torch.testing.assert_close(fg.grad_compiled(loss, backend=backend)(*args), torch.func.grad(loss)(*args), rtol=1e-4, atol=1e-4)
 
 
 def test_indices_that_are_computed():

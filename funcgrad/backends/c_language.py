@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 
 from ..loops.groups import TURNS
-from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, substitute
+from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, limits, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE
 from ..sizes import Size
@@ -243,12 +243,8 @@ def _inside(at: Index, guard: Sequence[Bound]) -> str:
     if not all(is_shifted_axis(i) for i, _, _ in guard):
         tests = " && ".join(f"{index_text(i)} >= {low} && {index_text(i)} < {high}" for i, low, high in guard)
         return f"({tests}) ? {index_text(at)} : 0"
-    limits: dict[Axis, tuple[int, int]] = {}
-    for i, low, high in guard:
-        if isinstance(axis := i.terms[0][0], Axis):
-            least, most = limits.get(axis, axis.range)
-            limits[axis] = max(least, low - i.const), min(most, high - 1 - i.const)
-    axes = {axis: at_axis(Axis(f"CLAMP({axis.name}, {low}, {high})", axis.size)) for axis, (low, high) in limits.items()}
+    kept = limits(guard)  # of which the verifier knows that they make a good address
+    axes = {axis: at_axis(Axis(f"CLAMP({axis.name}, {low}, {high})", axis.size)) for axis, (low, high) in kept.items()}
     return index_text(substitute(at, axes))
 
 

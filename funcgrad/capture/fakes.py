@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..torch_private import FakeTensor, fake_kind, is_known_by_kinds, lookalikes, on_fakes
+from ..torch_private import FakeTensor, fake_kind, is_known_by_kinds, lookalikes, on_fakes, without_function_modes
 
 _BY_VALUE = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -36,7 +36,7 @@ class Results:
 
 def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
     """All that the kind of result depends on; None where an argument is of no kind."""
-    with torch._C.DisableTorchFunction():  # sizes are read of the fakes themselves
+    with without_function_modes():  # sizes are read of the fakes themselves
         try:
             named = tuple((name, _kind(value)) for name, value in kwargs.items())
             return op, torch.get_default_dtype(), torch.is_inference_mode_enabled(), *map(_kind, args), named

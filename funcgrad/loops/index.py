@@ -209,26 +209,33 @@ def is_shifted_axis(index: Index) -> bool:
 
 def bounded(index: Index, bounds: Sequence[Bound]) -> tuple[int, int]:
     """The least and the greatest value of an index where all bounds hold, as far as they are on it, or on single axes in it."""
-    ranges: dict[Axis, tuple[int, int]] = {}
     low, high = index.range
     for i, least, end in bounds:
         rest = index - i
         if not rest.terms:
             low, high = max(low, least + rest.const), min(high, end - 1 + rest.const)
-        if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
-            a, b = ranges.get(axis, axis.range)
-            ranges[axis] = max(a, least - i.const), min(b, end - 1 - i.const)
-    a, b = _range(index, ranges)
+    a, b = range_among(index, limits(bounds))
     return max(low, a), min(high, b)
 
 
-def _range(index: Index, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[int, int]:
+def limits(bounds: Sequence[Bound]) -> dict[Axis, tuple[int, int]]:
+    """The least and the greatest value of axes where all bounds hold that are on a single axis."""
+    found: dict[Axis, tuple[int, int]] = {}
+    for i, least, end in bounds:
+        if is_shifted_axis(i) and isinstance(axis := i.terms[0][0], Axis):
+            low, high = found.get(axis, axis.range)
+            found[axis] = max(low, least - i.const), min(high, end - 1 - i.const)
+    return found
+
+
+def range_among(index: Index, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[int, int]:
+    """The least and the greatest value of an index where axes have these ranges, the others their own."""
     low = high = index.const
     for atom, by in index.terms:
         if isinstance(atom, Axis):
             a, b = ranges.get(atom, atom.range)
         else:
-            a, b = _range(atom.of, ranges)
+            a, b = range_among(atom.of, ranges)
             a, b = (a // atom.by, b // atom.by) if isinstance(atom, Quotient) else (0, atom.by - 1)
         low, high = (low + a * by, high + b * by) if by > 0 else (low + b * by, high + a * by)
     return low, high

@@ -13,7 +13,7 @@ from ..sizes import same
 from .domain import Domain, Place, core, place
 from .gather import Gather
 from .groups import Decision, Group
-from .index import Axis, Bound, Index, at_axis, flat, is_shifted_axis, substitute
+from .index import Axis, Bound, Index, at_axis, bounded, flat, is_shifted_axis, substitute
 from .ir import (
     Buffer,
     Effect,
@@ -34,7 +34,7 @@ from .ir import (
 from .scan import Scan
 from .scatter import Scatter, in_order
 from .stages import stages_of
-from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast
+from .values import PAIRWISE, Count, Map, Number, Reduce, Value, View, Within, axes_of, broadcast, pointwise
 
 TILE = 256
 """Elements of a tile: several rows of so many numbers stay in the L1 cache."""
@@ -84,7 +84,7 @@ def kernels_of(
     scattered = group.scatter
     if scattered is None:
         return (build(name, group, loads, stores, computes),)
-    buffers, into = stores[scattered], scattered.into
+    buffers, into = stores[scattered], pointwise("copy", scattered.into)  # a reduction itself would be made here, not read
     start = Group(group.number, Domain(core(into.shape)), {into: Decision("what is put is put into it", ())})
     return build(f"{name}_start", start, loads, {into: buffers}, {}), _build_scatter(name, scattered, loads, buffers, computes)
 
@@ -117,7 +117,7 @@ def _puts(
 ) -> list[Effect]:
     make = Expressions(columns)
     reader = _Reader(make, domain, loops, loads)
-    at = place(value.arg, domain)
+    at = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), domain)  # a reduction itself stands in other loops
     assert at is not None
     index = tuple(substitute(i, loops) for i in at.index)
     inner = dict(zip(axes_of(value.arg.shape), index, strict=True))
@@ -233,7 +233,8 @@ class _Reader:
     def _within(self, value: Within, index: tuple[Index, ...], inner: Mapping[Axis, Index], guard: Guard) -> Expr:
         make = self._make
         bounds = [(substitute(i, inner), low, high) for i, low, high in value.bounds]
-        if any(i.range[1] < low or i.range[0] >= high for i, low, high in bounds):
+        ranges = (bounded(i, (*guard, *bounds)) for i, _, _ in bounds)
+        if any(least > most for least, most in ranges):  # they never hold, or not where this is asked for
             return self.at(value.other, index, guard)
         bounds = [(i, low, high) for i, low, high in bounds if i.range[0] < low or i.range[1] >= high]
         element = self.at(value.arg, tuple(substitute(i, inner) for i in value.where), (*guard, *bounds))

@@ -1,8 +1,9 @@
 """Proof that a kernel reads and writes only what is there, by the ranges of its indices.
 
 Each view is checked, dimension by dimension, when it is made (``values.look`` and ``within``), and views of views are in bounds
-where each of them is. Here the addresses that came of it are checked once more against the memory of the tensor, but for those
-that a guard keeps from being read: what its bounds mean for an address of several dimensions cannot be seen any more.
+where each of them is. Here the addresses that came of it are checked once more against the memory of the tensor. Under a guard whose
+bounds are on single counters, C reads whether it holds or not, with these counters kept within the bounds: what is checked is where that
+leads. Else nothing is read there where the guard does not hold, and what its bounds mean for an address cannot be seen any more.
 
 What a walk over a row takes from others must be there by then. What is written in the place of something that is read must be a thing that
 may (``in_place.places``).
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 
 from ..errors import GraphError
 from .in_place import places
-from .index import Index
+from .index import Index, is_shifted_axis, limits, range_among
 from .ir import Buffer, Effect, Kernel, Load, computed, short, walk
 
 
@@ -24,8 +25,7 @@ def verify(kernel: Kernel, keeps: bool = False) -> Kernel:
     last = {b.name: _last(b) for b in (*kernel.reads, *kernel.writes)}
     effects = [e for stage in kernel.stages for e in stage.effects]
     loads = [e for e in walk(computed(effects)) if isinstance(e, Load)]
-    for buffer, at in _accesses(loads, effects):
-        low, high = at.range
+    for buffer, at, (low, high) in _accesses(loads, effects):
         if low < 0 or high > last[buffer]:
             raise GraphError(f"{kernel.name} may read or write {buffer}[{at}], from {low} to {high}, which ends at {last[buffer]}")
     _require_in_turn(kernel)
@@ -50,9 +50,13 @@ def _require_in_turn(kernel: Kernel) -> None:
                 raise GraphError(f"{kernel.name} needs {short(expr)} in walk {n}, which is made in walk {made[expr]}")
 
 
-def _accesses(loads: Iterable[Load], effects: Iterable[Effect]) -> Iterable[tuple[str, Index]]:
-    yield from ((e.buffer, e.at) for e in loads if not e.guard)
-    yield from ((e.buffer, e.at) for e in effects)
+def _accesses(loads: Iterable[Load], effects: Iterable[Effect]) -> Iterable[tuple[str, Index, tuple[int, int]]]:
+    """What is read and written: the buffer, where in it, and from where to where that goes."""
+    for e in loads:
+        if all(is_shifted_axis(i) for i, _, _ in e.guard):
+            kept = {axis: (min(ends), max(ends)) for axis, ends in limits(e.guard).items()}  # out of order where bounds contradict
+            yield e.buffer, e.at, range_among(e.at, kept)
+    yield from ((e.buffer, e.at, e.at.range) for e in effects)
 
 
 def _last(buffer: Buffer) -> int:
