@@ -262,3 +262,134 @@ def test_a_flipped_reshaped_slice():
 
     y = torch.randn(3, 3)
     torch.testing.assert_close(fg.jit(f, backend="c")(y), f(y))
+
+
+# ── calls that eager PyTorch rejects, and some that it does not ──────────────────────────────────────────────────
+
+BYTES, AT, TRUTHS, ROW = torch.tensor([0, 1, 1], dtype=torch.int8), torch.tensor([1]), torch.tensor([True, False]), torch.arange(3.0)
+BYTE_CLASSES, SQUARE = torch.tensor([1, 0], dtype=torch.uint8), torch.tensor([[1.0, -2.0, 0.5], [0.1, 3.0, -1.0]])
+
+REJECTED = {
+    "clamp_max": (lambda a: a.clamp(max=300), BYTES),
+    "clamp_min": (lambda a: a.clamp(min=-300), BYTES),
+    "clamp_of_half": (lambda a: a.clamp(max=1e6), ROW.half()),
+    "full_like": (lambda a: torch.full_like(a, 300), BYTES),
+    "fill": (lambda a: a.clone().fill_(300), BYTES),
+    "masked_fill": (lambda a: a.masked_fill(a > 1, 300), BYTES),
+    "masked_fill_by_a_constant": (lambda a: a.masked_fill(a > 1, torch.tensor(300)), BYTES),
+    "masked_fill_by_a_tensor": (lambda a, value: a.masked_fill(a > 1, value), BYTES, torch.tensor(300)),
+    "masked_fill_by_a_float": (lambda a, value: a.masked_fill(a > 1, value), ROW, torch.tensor(1e300, dtype=torch.float64)),
+    "where": (lambda a: torch.where(a > 1, a, 300), BYTES),
+    "pad": (lambda a: torch.nn.functional.pad(a, (1, 1), value=300), BYTES),
+    "index_fill": (lambda a, i: a.index_fill(0, i, 300), BYTES, AT),
+    "scatter": (lambda a, i: a.scatter(0, i, 300), BYTES, AT),
+    "alpha": (lambda a: torch.add(a, a, alpha=300), BYTES),
+    "alpha_of_sub": (lambda a: torch.sub(a, a, alpha=-300), BYTES),
+    "alpha_of_index_add": (lambda a, i: a.index_add(0, i, a[:1], alpha=300), BYTES, AT),
+    "alpha_of_addmm": (lambda a: torch.addmm(a, a, a, alpha=1e300), torch.ones(2, 2)),
+    "true_alpha": (lambda a: torch.add(a, a, alpha=True), BYTES),
+    "addcmul": (lambda a: torch.addcmul(a, a, a, value=1e300), ROW),
+    "leaky_relu": (lambda a: torch.nn.functional.leaky_relu(a, 1e300), ROW),
+    "bitwise_and_of_floats": (lambda a: a & 1.5, BYTES),
+    "bool_less_float": (lambda b: b - 1.5, TRUTHS),
+    "whole_less_bool": (lambda b: 1 - b, TRUTHS),
+    "floats_less_bool": (lambda x, b: x - b, ROW[:2], TRUTHS),
+    "floats_less_true": (lambda x: x - True, ROW),
+    "index_select_by_bools": (lambda x, i: x.index_select(0, i), ROW, TRUTHS),
+    "index_select_by_bytes": (lambda x, i: x.index_select(0, i), ROW, BYTE_CLASSES),
+    "index_select_of_two_dimensions": (lambda x, i: x.index_select(0, i), ROW, torch.tensor([[1]])),
+    "index_fill_by_int32": (lambda x, i: x.index_fill(0, i, 2.0), ROW, AT.int()),
+    "index_copy_by_int32": (lambda x, i: x.index_copy(0, i, x[:1]), ROW, AT.int()),
+    "a_loss_of_int32": (lambda x, y: torch.nn.functional.nll_loss(x, y), SQUARE, BYTE_CLASSES.int()),
+    "a_class_too_large": (lambda i: torch.nn.functional.one_hot(i, 3), torch.tensor([5, 0])),
+    "a_negative_class": (lambda i: torch.nn.functional.one_hot(i, 3), torch.tensor([-1, 0])),
+    "a_class_of_bytes_too_large": (lambda x, y: torch.nn.functional.nll_loss(x, y), SQUARE, BYTE_CLASSES + 4),
+    "images_of_bytes": (lambda x, y: torch.nn.functional.nll_loss(x, y), SQUARE[None, ..., None], BYTE_CLASSES[None, :1].view(1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_what_eager_pytorch_rejects(name):
+    f, *args = REJECTED[name]
+    with pytest.raises(Exception) as theirs:
+        f(*args)
+    compiled = fg.jit(f, backend="c")
+    for _ in range(2):
+        with pytest.raises(theirs.type) as ours:
+            compiled(*args)
+        assert ours.type is theirs.type
+
+
+def same(f, *args):
+    torch.testing.assert_close(fg.jit(f, backend="c")(*args), f(*args), equal_nan=True)
+
+
+def test_numbers_that_fit_or_wrap_around():
+    def f(a, u, h, b):
+        wrapped = a + 300, 300 - a, a * 300, a == 300, a & 300, a.clone().fill_(torch.tensor(300)), a + torch.tensor(300)
+        signed = u.clamp(min=-1), torch.full_like(u, -1), u.masked_fill(u > 0, -1), torch.add(u, u, alpha=-1)
+        floats = h.clamp(max=math.inf), h.masked_fill(h > 0, -math.inf), torch.where(h > 0, h, 1e6), h * 1e6, torch.full_like(h, math.nan)
+        return *wrapped, *signed, *floats, torch.full_like(b, 2), a.clamp(max=127), torch.full_like(a, 1.5), b + 1.5
+
+    same(f, BYTES, BYTES.to(torch.uint8), ROW.half(), TRUTHS)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_more_is_corrected_than_there_is(dtype):
+    def f(x):
+        few = [op(x, 0, correction=c) for op in (torch.var, torch.std, torch.var_mean) for c in (0, 2.5, 3, 5)]
+        return few, x[:1].var(0), x[:1].std(0, correction=2), x[:, None].expand(3, 2).std(0, correction=4)
+
+    same(f, torch.tensor([0.5, -1.0, 2.0], dtype=dtype))
+
+
+def test_a_deviation_is_rounded_once():
+    torch.manual_seed(0)
+    x = torch.randn(1000) * 500  # the variance is no float16
+    same(lambda *ts: [(t.std(), t.view(10, 100).std(1)) for t in ts], x.half(), x.bfloat16())
+
+
+def test_roots_as_powers():
+    """Of float16, eager PyTorch takes the power: 0.5 of -inf is inf, of -0.0 it is 0.0."""
+    values = torch.tensor([-math.inf, -0.0, 0.0, math.inf, -1.0, 4.0, math.nan])
+
+    def f(*ts):
+        return [(1 / t**0.5, 1 / t**-0.5) for t in ts]
+
+    same(f, *(values.to(dtype) for dtype in FLOATS))
+
+
+def test_one_number_is_copied():
+    def f(x, i, s):
+        return x.index_copy(0, i, s), x.index_copy(0, i[0], s)
+
+    same(f, ROW, AT, torch.tensor(7.0))
+
+
+def test_classes():
+    """One of each is put where eager PyTorch puts it, in a kernel; in vmap, none is asked whether it is a class."""
+
+    def f(i, n):
+        one_hot = torch.nn.functional.one_hot
+        return one_hot(i, 3), one_hot(i[0, 0], 4) * 2.0, one_hot(i, n.shape[0]), torch.vmap(lambda i: one_hot(i, 2))(i)
+
+    i, n = torch.tensor([[1, 2], [0, 1]]), torch.ones(3)
+    same(f, i, n)
+    assert not [s for k in fg.jit(f, backend="c").program(i, n).kernels for s in k.steps if isinstance(s, Extern)]
+    dynamic = fg.jit(f, backend="c", dynamic=True)
+    for rows in (2, 3, 5):
+        given = torch.arange(3).repeat(rows, 1), torch.ones(rows + 1)
+        torch.testing.assert_close(dynamic(*given), f(*given))
+
+
+def test_classes_of_bytes():
+    def f(x, y):
+        nn = torch.nn.functional
+        each = nn.nll_loss(x, y), nn.cross_entropy(x, target=y, reduction="sum", ignore_index=1), nn.nll_loss(x[0], y[0])
+        return *each, torch.nn.CrossEntropyLoss(label_smoothing=0.1)(x, y)
+
+    same(f, SQUARE, BYTE_CLASSES)
+    x = SQUARE.clone().requires_grad_()
+    f(x, BYTE_CLASSES)[1].backward()
+    torch.testing.assert_close(fg.grad_compiled(lambda x, y: f(x, y)[1])(SQUARE, BYTE_CLASSES), x.grad)

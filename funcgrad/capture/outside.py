@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedTensorError
+from ..torch_private import unwrap_transform
 from ..trees import Tree, flatten, require_same, unflatten
 from .where import user_line
 
@@ -64,18 +65,18 @@ def _contiguous_in_training(rrelu: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_whole_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that takes classes as bytes, too: how PyTorch computes it on fake tensors looks them up as an index, which may be no byte."""
+    """A loss that takes classes as bytes, too, but not of images: on fake tensors, PyTorch looks them up as an index, which is no byte."""
 
     def call(input: Any, target: Any, *rest: Any, **more: Any) -> Any:
-        is_bytes = isinstance(target, Tensor) and target.dtype == torch.uint8
+        is_bytes = isinstance(target, Tensor) and target.dtype == torch.uint8 and input.ndim <= 2
         return loss(input, target.long() if is_bytes else target, *rest, **more)
 
     return call
 
 
 def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
-    """As eager PyTorch makes it, by an index that may be wrong; on fake tensors, it compares with each class, and nothing is."""
-    if input.dtype != torch.int64 or num_classes < 0:
+    """As eager PyTorch makes it, by an index that may be wrong; on fake tensors it compares with each class, as always in ``vmap``."""
+    if input.dtype != torch.int64 or num_classes < 0 or unwrap_transform(input).ndim > input.ndim:
         return torch.nn.functional.one_hot(input, num_classes)
     return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..sizes import Size
-from .values import Value, cast, compare, number
+from .values import Number, Value, cast, compare, number
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -67,7 +68,7 @@ def half_in_f32(rule: Callable[..., Value]) -> Rule:
 
     @functools.wraps(rule)  # the coverage page asks where a row was written
     def lowered(*args: Any, out: Any, **kwargs: Any) -> Any:
-        if not out.dtype.is_floating_point:
+        if not out.dtype.is_floating_point or not all(fits(a, out.dtype) for a in args if isinstance(a, (int, float))):
             return NotImplemented
         wide = wide_dtype(out.dtype)
         new = [cast(a, wide) if isinstance(a, Value) else a for a in args]
@@ -86,6 +87,24 @@ def plain(value: Any, dtype: torch.dtype) -> Any:
         return bool(value)
     info = torch.iinfo(dtype)
     return (int(value) - info.min) % (info.max - info.min + 1) + info.min
+
+
+def fits(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a dtype holds a number: one that it does not hold wraps around in PyTorch's arithmetic and comparisons, and is refused
+    elsewhere, where a row leaves the call to it. Tensors are cast."""
+    if isinstance(value, Value) or dtype == torch.bool:
+        return True
+    if isinstance(value, Size):  # asking whether it is small would tie the program to that
+        return dtype in (torch.int64, torch.float32, torch.float64)
+    info: Any = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return bool(info.min <= value <= info.max) or (dtype.is_floating_point and not math.isfinite(value))
+
+
+def item_fits(value: Any, dtype: torch.dtype) -> bool:
+    """The same where PyTorch takes the number out of a tensor; one that is known when the program runs fits for sure in its own dtype."""
+    if isinstance(value, Value) and not isinstance(value, Number):
+        return value.dtype == dtype
+    return fits(value.value if isinstance(value, Number) else value, dtype)
 
 
 def truth(x: Value) -> Value:

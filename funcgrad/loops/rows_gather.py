@@ -24,7 +24,7 @@ def _embedding(weight: Value, at: Value, padding: int = -1, scale: bool = False,
 
 @row(aten.index_select.default)
 def _index_select(x: Value, dim: int, at: Value, *, out: Any) -> Any:
-    return _rows(x, dim % len(x.shape), at, out) if x.shape and at.shape else NotImplemented
+    return _rows(x, dim % len(x.shape), at, out) if x.shape and len(at.shape) == 1 and at.dtype in WHOLE else NotImplemented
 
 
 def _rows(x: Value, dim: int, at: Value, out: Any) -> Checked:
@@ -37,7 +37,7 @@ def _rows(x: Value, dim: int, at: Value, out: Any) -> Checked:
 
 @row(aten.gather.default)
 def _gather(x: Value, dim: int, at: Value, *, sparse_grad: bool = False, out: Any) -> Any:
-    if not x.shape or not at.shape:
+    if not x.shape or not at.shape or at.dtype not in WHOLE:
         return NotImplemented
     own: list[Index | Value] = list(own_index(at.shape))
     own[dim % len(own)] = at
@@ -46,6 +46,8 @@ def _gather(x: Value, dim: int, at: Value, *, sparse_grad: bool = False, out: An
 
 @row(aten.take.default)
 def _take(x: Value, at: Value, *, out: Any) -> Any:
+    if at.dtype != torch.int64:
+        return NotImplemented
     flattened = look(x, (x.numel,), unravel(own_index((x.numel,))[0], x.shape))
     return Checked(gather(flattened, at.shape, [at]), (outside(at, x.numel, -x.numel),))
 
@@ -82,7 +84,7 @@ def _index(x: Value, given: Sequence[Value | None], *, out: Any) -> Any:
 
 @row(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def _nll_loss(x: Value, target: Value, weight: Value | None, how: int, ignored: int, *, out: Any) -> Any:
-    if not x.dtype.is_floating_point:
+    if not x.dtype.is_floating_point or target.dtype != torch.int64:
         return NotImplemented
     wide, classes = wide_dtype(x.dtype), x.shape[1 if len(x.shape) > 1 else 0]
     own: list[Index | Value] = list(own_index(target.shape))

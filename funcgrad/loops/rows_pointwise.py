@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .rows import HALF, TABLE, Rule, aten, into, is_arithmetic, promoted, row, truth
+from .rows import HALF, TABLE, Rule, aten, fits, into, is_arithmetic, item_fits, promoted, row, truth
 from .values import (
     Number,
     Value,
@@ -50,13 +51,15 @@ TABLE[aten.clamp_max.Tensor] = _elementwise("minimum")
 
 @row(aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar)
 def _add(a: Any, b: Any, alpha: Any = 1, *, out: Any, op: str = "add") -> Any:
-    if not is_arithmetic(out.dtype):
+    if not is_arithmetic(out.dtype) or not fits(alpha, out.dtype) or isinstance(alpha, bool):
         return NotImplemented
     b = into(b, out.dtype)
     return pointwise(op, into(a, out.dtype), b if alpha == 1 else pointwise("mul", b, into(alpha, out.dtype)))
 
 
 def _sub(a: Any, b: Any, alpha: Any = 1, *, out: Any) -> Any:
+    if any((x.dtype if isinstance(x, Value) else type(x)) in (torch.bool, bool) for x in (a, b)):
+        return NotImplemented  # PyTorch subtracts no truth values
     return _add(a, b, alpha, out=out, op="sub")
 
 
@@ -65,12 +68,12 @@ TABLE[aten.sub.Tensor] = TABLE[aten.sub.Scalar] = _sub
 
 @row(aten.rsub.Scalar, aten.rsub.Tensor)
 def _rsub(a: Any, b: Any, alpha: Any = 1, *, out: Any) -> Any:
-    return NotImplemented if alpha != 1 else _add(b, a, out=out, op="sub")
+    return NotImplemented if alpha != 1 else _sub(b, a, out=out)
 
 
 @row(aten.pow.Tensor_Scalar)
-def _power(x: Value, exponent: Any, *, out: Any) -> Any:
-    if not isinstance(exponent, (int, float)):
+def _power(x: Value, exponent: Any, *, out: Any, given: Sequence[torch.Tensor]) -> Any:
+    if not isinstance(exponent, (int, float)) or (out.dtype in HALF and not fits(exponent, out.dtype)):
         return NotImplemented
     x = cast(x, out.dtype)
     if is_arithmetic(out.dtype) and exponent in (1, 2, 3):
@@ -81,9 +84,12 @@ def _power(x: Value, exponent: Any, *, out: Any) -> Any:
         return number(1.0, out.dtype, x.shape)
     if exponent in (-1, -2):
         return pointwise("reciprocal", x if exponent == -1 else x * x)
-    if exponent in (0.5, -0.5):
+    if exponent in (0.5, -0.5) and (out.dtype, given[0].device.type) != (torch.float16, "cpu"):
         return pointwise("sqrt" if exponent == 0.5 else "rsqrt", x)
-    return pointwise("pow", x, float(exponent))
+    return pointwise("pow", x, float(exponent))  # other than of a root, that of -inf is inf, and that of -0.0 is 0.0
+
+
+_power.takes_given = True  # type: ignore[attr-defined]
 
 
 @row(aten.pow.Tensor_Tensor, aten.pow.Scalar)
@@ -126,7 +132,7 @@ def _logical(op: str) -> Rule:
 
 def _bitwise(op: str) -> Rule:
     def rule(a: Any, b: Any, *, out: Any) -> Any:
-        return pointwise(op, into(a, out.dtype), into(b, out.dtype))
+        return NotImplemented if out.dtype.is_floating_point else pointwise(op, into(a, out.dtype), into(b, out.dtype))
 
     return rule
 
@@ -138,6 +144,8 @@ for _name in ("and", "or", "xor"):
 
 @row(aten.bitwise_not.default)
 def _invert(x: Value, *, out: Any) -> Any:
+    if x.dtype.is_floating_point:
+        return NotImplemented
     return compare("eq", x, number(False, torch.bool)) if x.dtype == torch.bool else pointwise("invert", x)
 
 
@@ -153,16 +161,16 @@ def _signbit(x: Value, *, out: Any) -> Any:
     return compare("lt", pointwise("copysign", number(1.0, x.dtype), x), 0.0)
 
 
-def _isinf(*infinities: float) -> Rule:
+def _isinf(infinity: float, either: bool = False) -> Rule:
     def rule(x: Value, *, out: Any) -> Any:
         if not x.dtype.is_floating_point:
             return NotImplemented
-        return compare("eq", pointwise("abs", x) if len(infinities) == 2 else x, infinities[0])
+        return compare("eq", pointwise("abs", x) if either else x, infinity)
 
     return rule
 
 
-TABLE[aten.isinf.default] = _isinf(math.inf, -math.inf)
+TABLE[aten.isinf.default] = _isinf(math.inf, either=True)
 TABLE[aten.isposinf.default] = _isinf(math.inf)
 TABLE[aten.isneginf.default] = _isinf(-math.inf)
 
@@ -184,23 +192,21 @@ def _isnan(x: Value, *, out: Any) -> Any:
 
 @row(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf)
 def _where(condition: Value, a: Any, b: Any, *, out: Any) -> Any:
-    return (
-        NotImplemented
-        if out.dtype.is_complex or condition.dtype != torch.bool
-        else where(condition, into(a, out.dtype), into(b, out.dtype))
-    )
+    if out.dtype.is_complex or condition.dtype != torch.bool or not (fits(a, out.dtype) and fits(b, out.dtype)):
+        return NotImplemented
+    return where(condition, into(a, out.dtype), into(b, out.dtype))
 
 
 @row(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(x: Value, mask: Value, value: Any, *, out: Any) -> Any:
-    if out.dtype.is_complex or mask.dtype != torch.bool:
+    if out.dtype.is_complex or mask.dtype != torch.bool or not item_fits(value, out.dtype):
         return NotImplemented
     return where(mask, into(value, out.dtype), cast(x, out.dtype))
 
 
 @row(aten.clamp.default, aten.clamp.Tensor)
 def _clamp(x: Value, low: Any = None, high: Any = None, *, out: Any) -> Any:
-    if not is_arithmetic(out.dtype):
+    if not is_arithmetic(out.dtype) or not all(bound is None or fits(bound, out.dtype) for bound in (low, high)):
         return NotImplemented
     x = cast(x, out.dtype)
     x = x if low is None else pointwise("maximum", *_of_equals_first(x, into(low, out.dtype)))
@@ -218,7 +224,7 @@ TABLE[aten.clamp_max.default] = lambda x, high, *, out: _clamp(x, None, high, ou
 
 @row(aten.addcmul.default)
 def _addcmul(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
-    if not out.dtype.is_floating_point:
+    if not out.dtype.is_floating_point or not fits(value, out.dtype):
         return NotImplemented
     x, a, b = (cast(v, out.dtype) for v in (x, a, b))
     return x + (a if value == 1 else a * into(value, out.dtype)) * b
@@ -226,7 +232,7 @@ def _addcmul(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
 
 @row(aten.addcdiv.default)
 def _addcdiv(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
-    if not out.dtype.is_floating_point:
+    if not out.dtype.is_floating_point or not fits(value, out.dtype):
         return NotImplemented
     x, a, b = (cast(v, out.dtype) for v in (x, a, b))
     return x + (a if value == 1 else a * into(value, out.dtype)) / b
@@ -234,7 +240,7 @@ def _addcdiv(x: Value, a: Value, b: Value, value: Any = 1, *, out: Any) -> Any:
 
 @row(aten.lerp.Scalar, aten.lerp.Tensor)
 def _lerp(a: Value, b: Value, weight: Any, *, out: Any) -> Any:
-    if not out.dtype.is_floating_point:
+    if not out.dtype.is_floating_point or not fits(weight, out.dtype):
         return NotImplemented
     w = into(weight, out.dtype)
     return where(compare("lt", pointwise("abs", w), 0.5), a + w * (b - a), b + (w - 1) * (b - a))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..sizes import is_few
 from .index import Index
-from .rows import TABLE, Rule, aten, into, wide_dtype
+from .rows import TABLE, Rule, aten, fits, into, wide_dtype
 from .values import Value, cast, look, own_index, reduce
 
 _TERMS = 4
@@ -55,7 +55,7 @@ def _product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
 def _added_product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
     def rule(x: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
         product = _contracted(a, b, out.shape, kept)
-        if product is NotImplemented:
+        if product is NotImplemented or not (fits(alpha, out.dtype) and fits(beta, out.dtype)):
             return NotImplemented
         wide = wide_dtype(out.dtype)
         product = product * into(alpha, wide)

@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .index import flat, row_major, unravel
-from .rows import TABLE, aten, begin, plain, row
-from .values import Value, cast, concatenate, insert, look, number, own_index, reshape, within
-
-
-def _zeros(out: Any) -> Value:
-    return number(plain(0, out.dtype), out.dtype, tuple(out.shape))
+from .rows import TABLE, aten, begin, fits, plain, row
+from .values import Value, cast, concatenate, insert, look, number, own_index, reshape, within, zeros
 
 
 @row(aten.cat.default)
@@ -28,7 +24,9 @@ def _stack(tensors: Sequence[Value], dim: int = 0, *, out: Any) -> Any:
 
 @row(aten.slice_backward.default)
 def _slice_backward(g: Value, shape: Any, dim: int, start: int, end: int, step: int, *, out: Any) -> Any:
-    return insert(g, _zeros(out), dim, begin(out.shape[dim], start), step) if len(g.shape) == len(out.shape) else NotImplemented
+    if len(g.shape) != len(out.shape):
+        return NotImplemented
+    return insert(g, zeros(out.shape, out.dtype), dim, begin(out.shape[dim], start), step)
 
 
 @row(aten.slice_scatter.default)
@@ -45,7 +43,7 @@ def _select_scatter(x: Value, part: Value, dim: int, at: int, *, out: Any) -> An
 
 @row(aten.constant_pad_nd.default)
 def _pad(x: Value, pads: Sequence[int], value: Any = 0, *, out: Any) -> Any:
-    if out.dtype.is_complex or isinstance(value, Value):
+    if out.dtype.is_complex or isinstance(value, Value) or not fits(value, out.dtype):
         return NotImplemented
     own = list(own_index(tuple(out.shape)))
     bounds = []
@@ -68,12 +66,12 @@ def _on_diagonal(x: Value, other: Value, offset: int, dim1: int, dim2: int) -> V
 
 @row(aten.diagonal_backward.default)
 def _diagonal_backward(g: Value, shape: Any, offset: int, dim1: int, dim2: int, *, out: Any) -> Any:
-    return _on_diagonal(g, _zeros(out), offset, dim1, dim2) if len(g.shape) == len(out.shape) - 1 else NotImplemented
+    return _on_diagonal(g, zeros(out.shape, out.dtype), offset, dim1, dim2) if len(g.shape) == len(out.shape) - 1 else NotImplemented
 
 
 @row(aten.diag_embed.default)
 def _diag_embed(x: Value, offset: int = 0, dim1: int = -2, dim2: int = -1, *, out: Any) -> Any:
-    return _on_diagonal(x, _zeros(out), offset, dim1, dim2)
+    return _on_diagonal(x, zeros(out.shape, out.dtype), offset, dim1, dim2)
 
 
 @row(aten.diagonal_scatter.default)
@@ -101,4 +99,4 @@ def _repeat(x: Value, times: Sequence[int], *, out: Any) -> Any:
 
 # what is never read before it is written may hold anything
 for _empty in (aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_like.default, aten.new_empty.default):
-    TABLE[_empty] = lambda *args, out, **_: _zeros(out)
+    TABLE[_empty] = lambda *args, out, **_: zeros(out.shape, out.dtype)

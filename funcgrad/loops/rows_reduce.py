@@ -121,9 +121,9 @@ def variance_and_mean(x: Value, dims: Any, correction: Any, keepdim: bool) -> tu
     mean = average(x, dims)
     n = x.numel // max(1, mean.numel)
     squares = (x - mean) * (x - mean)
-    divisor = n - (1 if correction is None else int(correction) if correction == int(correction) else correction)
+    divisor = max(0, n - (1 if correction is None else int(correction) if correction == int(correction) else correction))
     total = reduce("sum", squares, dims, keepdim)
-    variance = total / into(divisor, total.dtype) if divisor > 0 else total * math.nan if divisor < 0 or n == 0 else total / 0.0
+    variance = total / into(divisor, total.dtype)
     return variance, mean if keepdim else reshape(mean, variance.shape)
 
 
@@ -142,9 +142,11 @@ def _var(x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = 
 
 
 @row(aten.std.correction)
-def _std(x: Value, dims: Any = None, *, out: Any, **how: Any) -> Any:
-    variance = _var(x, dims, out=out, **how)
-    return variance if variance is NotImplemented else pointwise("sqrt", variance)
+def _std(x: Value, dims: Any = None, *, correction: Any = None, keepdim: bool = False, out: Any) -> Any:
+    if not x.dtype.is_floating_point or isinstance(correction, Value):
+        return NotImplemented
+    variance, _ = variance_and_mean(cast(x, wide_dtype(x.dtype)), dims_of(dims), correction, keepdim)
+    return cast(pointwise("sqrt", variance), x.dtype)
 
 
 @row(aten.logsumexp.default)

@@ -10,7 +10,7 @@ import torch
 
 from .gather import Checked, outside
 from .index import Index
-from .rows import aten, is_arithmetic, plain, row, wide_dtype
+from .rows import aten, fits, into, is_arithmetic, item_fits, plain, row, wide_dtype
 from .rows_gather import WHOLE, places
 from .scatter import scatter
 from .values import (
@@ -27,6 +27,7 @@ from .values import (
     own_index,
     pointwise,
     where,
+    zeros,
 )
 
 
@@ -41,8 +42,7 @@ def _embedding_backward(g: Value, at: Value, words: int, padding: int, scale: bo
         left_out = pointwise("or", left_out, compare("eq", at, padding))
     own = own_index(g.shape)
     left_out, at = (look(v, g.shape, own[:-1]) for v in (left_out, at))
-    zeros = number(0.0, out.dtype, tuple(out.shape))
-    return scatter(zeros, where(left_out, 0.0, cast(g, out.dtype)), [at, own[-1]], "sum")
+    return scatter(zeros(out.shape, out.dtype), where(left_out, 0.0, cast(g, out.dtype)), [at, own[-1]], "sum")
 
 
 @row(aten.index_put.default, aten._unsafe_index_put.default)
@@ -62,19 +62,19 @@ def _index_put(x: Value, given: Sequence[Value | None], values: Value, accumulat
 
 @row(aten.index_add.default)
 def _index_add(x: Value, dim: int, at: Value, source: Value, *, alpha: Any = 1, out: Any) -> Any:
-    if not is_arithmetic(x.dtype):
+    if not is_arithmetic(x.dtype) or not fits(alpha, x.dtype):
         return NotImplemented
-    return _along(x, dim, at, source if alpha == 1 else source * number(plain(alpha, x.dtype), x.dtype), "sum")
+    return _along(x, dim, at, source if alpha == 1 else source * into(alpha, x.dtype), "sum")
 
 
 @row(aten.index_copy.default)
 def _index_copy(x: Value, dim: int, at: Value, source: Value, *, out: Any) -> Any:
-    return _along(x, dim, at, source, None)
+    return _along(x, dim, at, source, None) if at.dtype == torch.int64 else NotImplemented
 
 
 @row(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def _index_fill(x: Value, dim: int, at: Value, value: Any, *, out: Any) -> Any:
-    if not x.shape or not at.shape:
+    if not x.shape or not at.shape or at.dtype != torch.int64 or not item_fits(value, x.dtype):
         return NotImplemented
     shape = [at.shape[0] if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)]
     new = expand(cast(value, x.dtype), shape) if isinstance(value, Value) else number(plain(value, x.dtype), x.dtype, shape)
@@ -83,7 +83,7 @@ def _index_fill(x: Value, dim: int, at: Value, value: Any, *, out: Any) -> Any:
 
 def _along(x: Value, dim: int, at: Value, source: Value, kind: str | None, least: int = 0) -> Any:
     """Slices of ``source`` put at a dimension's places."""
-    if not x.shape or not at.shape or at.dtype not in WHOLE:
+    if not x.shape or not at.shape or not source.shape or at.dtype not in WHOLE:
         return NotImplemented
     own: list[Index | Value] = list(own_index(source.shape))
     own[dim] = look(at, source.shape, [own_index(source.shape)[dim]])
@@ -97,7 +97,9 @@ def _scatter(x: Value, dim: int, at: Value, source: Value, *, out: Any) -> Any:
 
 @row(aten.scatter.value)
 def _scatter_value(x: Value, dim: int, at: Value, value: Any, *, out: Any) -> Any:
-    return NotImplemented if isinstance(value, Value) else _scattered(x, dim, at, number(plain(value, x.dtype), x.dtype, at.shape), None)
+    if isinstance(value, Value) or not fits(value, x.dtype):
+        return NotImplemented
+    return _scattered(x, dim, at, number(plain(value, x.dtype), x.dtype, at.shape), None)
 
 
 @row(aten.scatter_add.default)
@@ -112,7 +114,7 @@ def _scatter_reduce(x: Value, dim: int, at: Value, source: Value, kind: str, *, 
 
 
 def _scattered(x: Value, dim: int, at: Value, source: Value, kind: str | None) -> Any:
-    if not x.shape or not at.shape:
+    if not x.shape or not at.shape or at.dtype not in WHOLE:
         return NotImplemented
     dim %= len(x.shape)
     for d, n in enumerate(at.shape):

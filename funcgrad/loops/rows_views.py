@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rows import TABLE, Rule, aten, begin, plain, row
+from .rows import TABLE, Rule, aten, begin, fits, plain, row
 from .values import (
     Value,
     cast,
@@ -20,6 +20,7 @@ from .values import (
     reshape,
     select,
     where,
+    zeros,
 )
 
 # ── making ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -28,7 +29,9 @@ from .values import (
 def _filled(value: Any, out: Any) -> Any:
     if isinstance(value, Value):
         return expand(cast(value, out.dtype), tuple(out.shape)) if not value.shape else NotImplemented
-    return NotImplemented if out.dtype.is_complex else number(plain(value, out.dtype), out.dtype, tuple(out.shape))
+    if out.dtype.is_complex or not fits(value, out.dtype):
+        return NotImplemented
+    return number(plain(value, out.dtype), out.dtype, tuple(out.shape))
 
 
 TABLE |= {
@@ -67,7 +70,7 @@ def _triangle(op: str) -> Rule:
         if x.dtype.is_complex:
             return NotImplemented
         n = len(x.shape)
-        return where(compare(op, count(x.shape, n - 1) - count(x.shape, n - 2), diagonal), x, number(plain(0, x.dtype), x.dtype))
+        return where(compare(op, count(x.shape, n - 1) - count(x.shape, n - 2), diagonal), x, zeros((), x.dtype))
 
     return rule
 
@@ -137,4 +140,4 @@ def _select_backward(g: Value, shape: Any, dim: int, at: int, *, out: Any) -> An
     dim %= len(shape)
     here = compare("eq", count(shape, dim), at % shape[dim])
     wide = reshape(g, tuple(1 if d == dim else n for d, n in enumerate(shape)))
-    return where(here, expand(wide, shape), number(plain(0, out.dtype), out.dtype))
+    return where(here, expand(wide, shape), zeros((), out.dtype))

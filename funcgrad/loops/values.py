@@ -212,6 +212,11 @@ def number(value: Any, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
     return made(Number, tuple(shape), dtype, value)  # type: ignore[no-any-return]
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype) -> Value:
+    """A tensor of zeros."""
+    return number(0.0 if dtype.is_floating_point else False if dtype == torch.bool else 0, dtype, shape)
+
+
 def count(shape: Sequence[int], dim: int) -> Value:
     """The index along ``dim``, int64."""
     return made(Count, tuple(shape), torch.int64, dim)  # type: ignore[no-any-return]
@@ -414,15 +419,11 @@ def concatenate(values: Sequence[Value], dim: int) -> Value:
     at = own[dim]
     own[dim] = at - start
     # every place but the last one's is written by another: where nothing is, zero is read
-    result = within(last, own, [(at, start, total)], number(_zero(last.dtype), last.dtype, shape))
+    result = within(last, own, [(at, start, total)], zeros(shape, last.dtype))
     for value in reversed(values[:-1]):
         start -= value.shape[dim]
         result = insert(value, result, dim, start)
     return result
-
-
-def _zero(dtype: torch.dtype) -> Any:
-    return 0.0 if dtype.is_floating_point else False if dtype == torch.bool else 0
 
 
 # ── walking ──────────────────────────────────────────────────────────────────────────────────────────────────────
