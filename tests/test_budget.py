@@ -149,6 +149,36 @@ def test_what_a_solver_takes_is_predicted(name):
     laws_hold(*MODELS[name], "aten", "grad_compiled", 2)
 
 
+I = torch.arange(1024).remainder(7).view(256, 4)
+WITH_WORKSPACE = {
+    "embedding_bag": lambda x: F.embedding_bag(I, x),
+    "masked_scatter": lambda x: x.masked_scatter(x > 0, x * 2),
+    "kthvalue": lambda x: x.kthvalue(3, 1)[0],
+    "bfloat16": lambda x: x.bfloat16() @ x.bfloat16(),
+    "complex": lambda x: (torch.complex(x, x).mH @ torch.complex(x, -x)).abs(),
+    "index_reduce": lambda x: x.index_reduce(0, torch.arange(256), x.detach(), "mean"),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, I[:, :1].expand(256, 256), x, "amax"),
+    "cdist": lambda x: torch.cdist(x, 2 * x),
+    "softmax": lambda x: x.t().softmax(0),
+    "median": lambda x: x.median(1)[0],
+    "cumsum": lambda x: x.t().cumsum(0),
+    "logsumexp": lambda x: x.t().logsumexp(0),
+    "roll": lambda x: x.roll(3, 0),
+    "layer_norm": lambda x: F.layer_norm(x.t(), (256,)),
+    "batch_norm": lambda x: F.batch_norm(x.t(), None, None, training=True),
+    "strided": lambda x: x[:, ::2] @ x[::2] + x.t() @ x[:, :1],
+    "unfold": lambda x: F.unfold(x[None, None], 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("name", WITH_WORKSPACE)
+def test_what_the_library_allocates_is_predicted(name, backend):
+    f, x = WITH_WORKSPACE[name], torch.randn(256, 256)
+    use = fg.value_and_grad_compiled(lambda x: f(x).float().square().mean(), memory_budget=1.0, backend=backend).memory(x)
+    assert use.measured_peak <= 1.02 * use.predicted_peak
+
+
 @pytest.mark.parametrize("name", ["dropped", "transformer"])
 def test_peaks_of_fused_programs_stay_within_budgets(name):
     laws_hold(*NETS[name], "c", "grad_compiled", 3)

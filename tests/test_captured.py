@@ -1,10 +1,13 @@
 """Tensors a function closes over are inputs by reference: updates in place and rebindings are seen, wherever they live."""
 
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import funcgrad as fg
+from funcgrad.trees import flatten
 
 WEIGHT = torch.ones(3)
 SCALE = 2.0
@@ -110,6 +113,33 @@ class TestPythonValues:
         check(f, X, rebind)
         check(f, X, lambda: monkeypatch.setitem(globals(), "SCALE", 7.0))
         check(f, X, lambda: setattr(f, "__defaults__", (9.0,)))
+
+    def test_nan_is_itself(self, monkeypatch):
+        monkeypatch.setitem(globals(), "SCALE", float("nan"))
+
+        def f(x, k=float("nan")):
+            return x.nan_to_num(SCALE) + k
+
+        c = fg.jit(f)
+        for _ in range(2):
+            assert c(X).isnan().all()
+        monkeypatch.setitem(globals(), "SCALE", float("nan"))
+        c(X)
+        assert c.cache_info().misses == 1
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(0.0, -0.0), (-0.0, 0.0), ((1,), (1.0,)), ([0.0], [-0.0]), (1, True), ({"k": 1}, {"k": 1.0})]
+    )
+    def test_equal_values_that_are_not_the_same(self, before, after, monkeypatch):
+        monkeypatch.setitem(globals(), "SCALE", before)
+        c = fg.jit(lambda x: x * flatten(SCALE)[0][0])
+        x = torch.arange(1, 4)
+        for value in (before, after):
+            monkeypatch.setitem(globals(), "SCALE", value)
+            for _ in range(2):
+                expected = x * flatten(value)[0][0]
+                assert c(x).dtype == expected.dtype and torch.equal(c(x).signbit(), expected.signbit())
+        assert c.cache_info().misses == 2
 
     def test_training_flag_and_plain_attributes(self):
         m = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).eval()
@@ -247,6 +277,43 @@ class TestWhatElseIsNoticed:
 
         m, x = Scale(), torch.ones(3, dtype=torch.int64)
         check(m, x, lambda: setattr(m, "k", 2.0))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda m: m.scales.__setitem__(0, 2.0),
+            lambda m: m.scales.__setitem__(0, 1),
+            lambda m: m.config.update(a=5.0),
+            lambda m: setattr(m, "_p", 3.0),
+            lambda m: setattr(m, "act", torch.neg),
+            lambda m: setattr(m, "forward", types.MethodType(lambda self, x: x * 7, m)),
+        ],
+    )
+    def test_the_state_of_a_module(self, change):
+        class Scale(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scales, self.config, self._p, self.act = [1.0], {"a": 1.0}, 1.0, torch.abs
+
+            def forward(self, x):
+                return self.act(x * self.scales[0] * self.config["a"] * self._p)
+
+        m = Scale()
+        check(m, X, lambda: change(m))
+        check(torch.nn.Sequential(m), X, lambda: setattr(m, "forward", torch.tanh))
+
+    def test_a_count_that_a_module_keeps_compiles_once(self):
+        class Counted(torch.nn.Module):
+            _calls = 0
+
+            def forward(self, x):
+                self._calls += 1
+                return x * 2
+
+        c = fg.jit(Counted())
+        for _ in range(3):
+            c(X)
+        assert c.cache_info().misses == 1
 
     def test_functions_dtypes_and_small_containers(self):
         act, dt, config = torch.relu, torch.float32, {"lr": 2.0}

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from attrs import frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
 from funcgrad.runtime.key import aliasing
+from funcgrad.trees import flatten
 
 
 def f(x, y):
@@ -63,6 +65,39 @@ def test_static_values():
         torch.testing.assert_close(c(X, k, flag), X * k if flag else X)
     assert c.cache_info().misses == 4
     assert "k: value was" in c.explain_miss(X, 5, True)
+
+
+@frozen
+class Config:
+    k: object
+
+
+@pytest.mark.parametrize("make", [lambda k: (k,), lambda k: [k], lambda k: {"k": [k]}, Config])
+def test_static_arguments_are_compared_by_type_and_sign_in_containers(make):
+    c = fg.jit(lambda x, config: x * flatten(config)[0][0], static_argnums=(1,))
+    x = torch.arange(1, 4)
+    for i, k in enumerate((1, 1.0, True, 0.0, -0.0, 1j, 2)):
+        for value in (k, type(k)(k)):
+            found, expected = c(x, make(value)), x * k
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected)
+            assert k != 0 or torch.equal(found.signbit(), expected.signbit())
+        assert c.cache_info().misses == i + 1
+
+
+def test_nan_in_a_static_argument():
+    c = fg.jit(lambda x, config: x * config[0], static_argnums=(1,))
+    for _ in range(2):
+        assert c(X, (float("nan"),)).isnan().all()
+    assert c.cache_info().misses == 1
+
+
+def test_a_static_argument_its_owner_changes():
+    c, config = fg.jit(lambda x, config: x * config["k"][0], static_argnums=(1,)), {"k": [2.0]}
+    torch.testing.assert_close(c(X, config), X * 2)
+    config["k"][0] = 3.0
+    assert "config: value was {'k': [2.0]}, now {'k': [3.0]}" in c.explain_miss(X, config)
+    torch.testing.assert_close(c(X, config), X * 3)
 
 
 def test_floats_become_symbols_at_the_second_value():

@@ -129,6 +129,15 @@ def test_compiling_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("seed", [torch.manual_seed, torch.default_generator.manual_seed])
+def test_seeding_inside_of_a_function_is_an_error(seed):
+    torch.manual_seed(0)  # even to what it is
+    state = torch.get_rng_state()
+    with pytest.raises(fg.UnsupportedTransformError, match=r"set.* the state of the random generator"):
+        fg.jit(lambda x: (seed(0) and x) + torch.rand(8))(X)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_generator_of_ones_own_is_an_error():
     g = torch.Generator()
     with pytest.raises(fg.UnsupportedTensorError, match=r"torch.Generator.*\n.*test_random.py"):

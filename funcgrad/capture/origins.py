@@ -22,7 +22,8 @@ from torch import Tensor
 from ..slots import Arg, Captured
 
 _VISIT_AT_MOST = 200_000
-_SCALARS = (bool, int, float, str, type(None))
+_SCALARS = (bool, int, float, complex, str, type(None))
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 @frozen(eq=False)
@@ -84,8 +85,6 @@ def reachable(function: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
 def plain_values(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
     """The plain Python values and functions the function reads from its closure, defaults and globals, and where they live.
 
-    Numbers, bools, strings, dtypes, devices, enumeration members, small lists, tuples and dicts of these, and functions.
-
     They are baked into a trace, so a call must notice when one is rebound.
     """
     constants: list[tuple[Origin, Any]] = []
@@ -98,22 +97,26 @@ def plain_values(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
         seen.add(id(value))
         for step, child, shown in _of_callable(value):
             chain = (*steps, step)
-            if type(child) in _SCALARS or isinstance(child, (torch.dtype, torch.device, enum.Enum, types.BuiltinFunctionType)):
-                constants.append((Origin(function, chain, shown), child))
-            elif isinstance(child, (types.FunctionType, functools.partial)) and shown:
-                constants.append((Origin(function, chain, shown), child))  # another function under this name is another program
+            if shown or not isinstance(child, _FUNCTIONS):  # what has no name is no part of the function that could be rebound
+                constants += [(Origin(function, chain, shown), kept) for kept in baked(child)]
+            if isinstance(child, _FUNCTIONS):
                 pending.append((child, chain, shown))
-            elif isinstance(child, (types.FunctionType, types.MethodType, functools.partial)):
-                pending.append((child, chain, shown))
-            elif isinstance(child, (list, tuple, dict)) and _is_plain(child):
-                constants.append((Origin(function, chain, shown), copy.copy(child)))
     return constants
 
 
-def _is_plain(container: Any) -> bool:
-    """Whether a small container holds nothing but numbers, bools and strings."""
-    values = container.values() if isinstance(container, dict) else container
-    return len(container) <= 32 and all(type(v) in _SCALARS for v in values)
+def baked(value: Any) -> Iterator[Any]:
+    """What to keep of a value to see that it is no other one: itself if it is plain, or a function; a copy of a small container of plain
+    values; nothing of other objects, which may be anything."""
+    if isinstance(value, (*_FUNCTIONS, types.BuiltinFunctionType)) or _is_plain(value):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+        if len(parts) <= 32 and all(map(_is_plain, parts)):
+            yield copy.copy(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in _SCALARS or isinstance(value, (torch.dtype, torch.device, enum.Enum))
 
 
 def _walk(function: Any) -> Iterator[tuple[Any, tuple[str, ...], str]]:

@@ -13,6 +13,7 @@ import torch
 import torch.overrides
 import torch.utils.checkpoint
 
+from ..errors import UnsupportedTransformError
 from ..torch_private import CHECKPOINT_GENERATOR, without_function_modes, without_modes
 
 
@@ -76,13 +77,24 @@ def replace_checkpoint(replacement: Callable[..., Iterator[None]]) -> Iterator[N
 
 @contextlib.contextmanager
 def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
-    """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before."""
-    state = torch.default_generator.get_state()
+    """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before.
+
+    Methods of the generator itself cannot be replaced: where it has another state in the end, unheard, ``UnsupportedTransformError``.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    with without_modes(), without_function_modes():
+        torch.rand((), generator=generator)  # so that to seed it anew is to change it, whatever the seed
+        start = generator.get_state()
     names = ("manual_seed", "set_rng_state", "seed")
     originals = {(m, name): getattr(m, name) for m in (torch, torch.random) for name in names}
 
+    heard = False
+
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal heard
+            heard = True
             on_reseed()
             with without_modes(), without_function_modes():
                 return function(*args, **kwargs)
@@ -93,7 +105,10 @@ def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
         setattr(module, name, noting(function))
     try:
         yield
+        with without_modes(), without_function_modes():
+            if not heard and not torch.equal(generator.get_state(), start):
+                raise UnsupportedTransformError("the function sets the state of the random generator", fix="seed outside of the function")
     finally:
         for (module, name), function in originals.items():
             setattr(module, name, function)
-        torch.default_generator.set_state(state)
+        generator.set_state(state)

@@ -131,18 +131,23 @@ def _print_reads(
     for i, constant in enumerate(watched):
         lines += chains.read(constant.origin.steps, "value")
         constants[f"constant_{i}"] = constant.value
-        lines.append(f"if type(value) is not type(constant_{i}) or value != constant_{i}: {otherwise}")
+        lines.append(_print_holds("value", f"constant_{i}", otherwise))
     for i, module in enumerate(modules):
         constants[f"module_{i}"] = module.module
         if isinstance(module.origin, Origin):
             lines += chains.read(module.origin.steps, "value")
             lines.append(f"if value is not module_{i}: {otherwise}")
-        constants[f"state_{i}"] = tuple(module.state.values())
-        reads = "".join(f"{expression}, " for expression in module.state)
-        lines += [f"own = module_{i}.__dict__", f"if ({reads}) != state_{i}: {otherwise}"]
+        constants |= {f"state_{i}_{j}": value for j, value in enumerate(module.state.values())}
+        lines.append(f"own = module_{i}.__dict__")
+        lines += [_print_holds(expression, f"state_{i}_{j}", otherwise) for j, expression in enumerate(module.state)]
         for table, key, slot in module.tensors:
             lines.append(f"if own[{table!r}][{key!r}] is not {name_of[slot]}: {otherwise}")
     return lines
+
+
+def _print_holds(expression: str, constant: str, otherwise: str) -> str:
+    """A line that compares with what was baked in: nearly always it is the very object, which costs no call."""
+    return f"if {expression} is not {constant} and not holds({constant}, {expression}): {otherwise}"
 
 
 class _Chains:
@@ -180,7 +185,7 @@ class _Names:
     """Fresh variable names that read like what they hold."""
 
     def __init__(self, taken: Iterable[str]) -> None:
-        own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history same_static"
+        own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of with_dead_end"
         own += " overwrite Size"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}

@@ -7,16 +7,16 @@ import gc
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from attrs import frozen
 from torch import Tensor, fx
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile  # that of torch.profiler takes seconds to import
 
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
 from ..capture.origins import GradientOf
-from ..graphs import is_view, memory_of, value_of
+from ..graphs import is_view, memory_of, nbytes, value_of
 from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
@@ -72,38 +72,56 @@ def predicted_peak(schedules: Sequence[Schedule]) -> int:
     return alive_in(schedules, _workspace).peak
 
 
-_WITH_WORKSPACE = re.compile("conv|attention|cholesky|linalg|solve|sort|topk|fft|lstm|gru")
+_SMALL = 2**12
+"""Bytes of arguments and results of a call whose workspace is not worth the time of measuring it."""
+
+_WITH_PIVOTS = re.compile("linalg|lu_")
+"""Operators whose integers count from one; those of others may be indices, for which zero is one of whatever size."""
 
 
 def _workspace(node: fx.Node) -> int:
-    """Bytes that an operator of PyTorch allocates while it runs, besides its result: measured once, on zeros, and on
-    integers that are one: as pivots of a factorisation they must be, and they are no indices in these operators."""
-    if not is_operator(node.target) or not _WITH_WORKSPACE.search(str(node.target)) or value_of(node) is None:  # a check
+    """Bytes that a call of PyTorch's library allocates while it runs, besides its result: measured once for all calls of its kind, on
+    made-up numbers. Operators that are not PyTorch's own are not run for this: they may do more than compute."""
+    op: Any = node.target
+    if not is_operator(op) or op.namespace != "aten" or value_of(node) is None or is_view(node):  # None: a check
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     leaves, structure, _ = flatten((args, kwargs))
+    if nbytes(leaves) + nbytes(value_of(node)) < _SMALL:
+        return 0
     leaves = [_outline(v) for v in leaves]
-    kinds = [f"{v[0]} {v[1]} {v[2]} {v[3]}" if isinstance(v, tuple) else repr(v) for v in leaves]
-    name = f"{node.target} {' '.join(kinds)}"
+    name = f"{op} {leaves}"
     if name not in _workspaces:
-        examples = [_example(*v) if isinstance(v, tuple) else v for v in leaves]
-        args, kwargs = unflatten(examples, structure)
-        results: list[Any] = []
-        with torch.random.fork_rng(), torch.no_grad():
-            peak = peak_bytes(lambda: results.append(node.target(*args, **kwargs)))  # type: ignore[operator]
-        _workspaces[name] = max(0, peak - sum(memory_of(results[-1]).values()))
+        pivots = _WITH_PIVOTS.search(str(op)) is not None
+        made_up = [v.filled(int(pivots and not v.dtype.is_floating_point)) if isinstance(v, _Outline) else v for v in leaves]
+        args, kwargs = unflatten(made_up, structure)
+        try:
+            with torch.random.fork_rng(), torch.no_grad():
+                peak = _allocated(lambda: op(*args, **kwargs))
+        except Exception:  # it refuses the numbers: what it takes is not known
+            peak = 0
+        _workspaces[name] = max(0, peak - sum(memory_of(value_of(node)).values()))
     return _workspaces[name]
 
 
-def _example(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    value = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return value.zero_() if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool else value.fill_(1)
+class _Outline(NamedTuple):
+    """What a tensor looks like, with the sizes of the call that is compiled."""
+
+    shape: Sequence[int]
+    strides: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
+    conjugated: bool
+
+    def filled(self, number: int) -> Tensor:
+        extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) if all(self.shape) else 0
+        value = torch.full((extent,), number, dtype=self.dtype, device=self.device).as_strided(self.shape, self.strides)
+        return value.conj() if self.conjugated else value
 
 
 def _outline(value: Any) -> Any:
-    """What a tensor looks like, with the sizes of the call that is compiled."""
     if isinstance(value, Tensor):
-        return tuple(map(hint, value.shape)), tuple(map(hint, value.stride())), value.dtype, value.device
+        return _Outline(tuple(map(hint, value.shape)), tuple(map(hint, value.stride())), value.dtype, value.device, value.is_conj())
     return hint(value) if isinstance(value, torch.SymInt) else value
 
 
@@ -113,15 +131,20 @@ _workspaces: dict[str, int] = {}
 def peak_bytes(call: Callable[[], Any]) -> int:
     """Bytes that PyTorch allocated at the worst moment of one call, above what was there before it, its result included."""
     gc.collect()
+    return _allocated(call)
+
+
+def _allocated(call: Callable[[], Any]) -> int:
+    """As ``peak_bytes``, where nothing that waits for the garbage collector is in the way."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(profile_memory=True) as recorded:
         result = call()
     del result
     on_gpu = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else 0
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
     current = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         current += event.nbytes()

@@ -18,7 +18,7 @@ from ..capture.origins import Origin
 from ..slots import Arg, Captured
 from ..subclasses import with_inner
 from ..torch_private import is_wrapper_subclass
-from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
+from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, holds, sizes_in, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
@@ -62,7 +62,7 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     """What the function closes over besides tensors, where it is not what the trace baked in."""
     for constant in program.watched:
         now = _read(constant.origin.read)
-        if type(now) is not type(constant.value) or now != constant.value:
+        if not holds(constant.value, now):
             yield Difference(constant.origin.name, f"was {constant.value!r}, now {now!r}")
     for watched in program.modules:
         name = watched.origin.name or type(watched.module).__name__
@@ -70,7 +70,7 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
             yield Difference(name, "is another module")
         for expression, value in watched.state.items():
             now = watched.now(expression)
-            if now != value:
+            if not holds(value, now):
                 yield Difference(f"{name}.{expression.replace('own', '__dict__')}", f"was {value!r}, now {now!r}")
         for table, key, slot in watched.tensors:
             if watched.module.__dict__[table].get(key) is not tensors.get(str(slot)):

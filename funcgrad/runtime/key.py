@@ -6,10 +6,12 @@ straight-line Python for the hot path.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from attrs import evolve, fields, frozen
 from torch import Tensor
@@ -65,12 +67,15 @@ class TensorSpec:
         return f"{self.dtype}{_dims(self.shape)} on {self.device}"
 
 
-@frozen
+@frozen(eq=False)
 class StaticSpec:
-    """A value baked into the program; equal means same type and equal (an object that cannot be compared: the same one)."""
+    """A value baked into the program (see ``holds``), or a copy of it where it is a list or a dict, which its owner may change."""
 
-    kind: type
     value: Any
+
+    @staticmethod
+    def of(value: Any) -> StaticSpec:
+        return StaticSpec(_copied(value))
 
     def __str__(self) -> str:
         return repr(self.value)
@@ -97,7 +102,7 @@ class SubclassSpec:
     def of(t: Tensor, path: str) -> SubclassSpec:
         names, _ = flattened = t.__tensor_flatten__()  # type: ignore[attr-defined]
         inner = tuple((name, spec_of(getattr(t, name), f"{path}.{name}")) for name in names)
-        return SubclassSpec(type(t), TensorSpec.of(t), StaticSpec(tuple, flattened), inner)
+        return SubclassSpec(type(t), TensorSpec.of(t), StaticSpec.of(flattened), inner)
 
     def __str__(self) -> str:
         return f"{self.kind.__name__} of {self.outer}"
@@ -196,18 +201,36 @@ def spec_of(value: Any, path: str) -> LeafSpec:
         raise ArgumentError(
             f"a NumPy {type(value).__name__} is neither a tensor nor a static value", where=path, fix="convert it: torch.from_numpy(x)"
         )
-    return StaticSpec(type(value), value)
+    return StaticSpec.of(value)
 
 
-def same_static(spec: StaticSpec, value: Any) -> bool:
-    """Whether a leaf is the value a program was made for. NaN equals NaN; an object without ``==`` is compared by identity."""
-    if type(value) is not spec.kind:
-        return False
-    if value is spec.value:
+def holds(baked: Any, now: Any) -> bool:
+    """Whether a value that a trace baked in is still the same: of the same type and equal, in containers and in the fields of dataclasses
+    and attrs classes, too. NaN is NaN, 0.0 is not -0.0."""
+    if baked is now:
         return True
-    if isinstance(value, float) and value != value:
-        return bool(spec.value != spec.value)
-    return bool(value == spec.value) and (value != 0 or repr(value) == repr(spec.value))  # 0.0 is not -0.0
+    if type(baked) is not type(now):
+        return False
+    if isinstance(baked, (float, complex)):
+        return repr(baked) == repr(now)
+    if isinstance(baked, (list, tuple)):
+        return len(baked) == len(now) and all(map(holds, baked, now))
+    if isinstance(baked, dict):
+        return holds([*baked.items()], [*now.items()])
+    return bool(baked == now) and all(holds(getattr(baked, name), getattr(now, name)) for name in _compared(type(baked)))
+
+
+def _compared(kind: type) -> tuple[str, ...]:
+    """The fields that ``==`` compares of a dataclass or an attrs class."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
+    return tuple(a.name for a in fields(kind) if a.eq) if attrs.has(kind) else ()
+
+
+def _copied(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return {key: _copied(v) for key, v in value.items()} if type(value) is dict else value
 
 
 def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
@@ -285,7 +308,7 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
                 about = f.name if f.name in ("shape", "stride") else ""
                 yield Difference(path, kind if f.name == "bits" else f"{f.name} was {x}, now {y}", about)
     elif isinstance(a, SubclassSpec) and isinstance(b, SubclassSpec) and a.kind is b.kind:
-        if a.flattened != b.flattened:
+        if not holds(a.flattened.value, b.flattened.value):
             yield Difference(path, f"metadata was {a.flattened}, now {b.flattened}")
             return
         yield from _explain_leaf(path, a.outer, b.outer)
@@ -294,9 +317,9 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
     elif isinstance(a, SubclassSpec) or isinstance(b, SubclassSpec):
         yield Difference(path, f"was {a}, now {b}")
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
-        if not same_static(a, b.value):
+        if not holds(a.value, b.value):
             yield Difference(path, f"value was {a}, now {b}")
-    elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and b.kind is float):
+    elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is float):
         yield Difference(path, f"was {a}, now {b}")
 
 
@@ -317,7 +340,7 @@ def print_guards(
     Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to ``inner_names``
     by the expression they stand for.
     """
-    constants.update(keys=dispatch_keys, ambient=ambient, same_static=same_static, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
+    constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
     lines = [f"if ambient() != AMBIENT: {otherwise}"]
     tensors: list[str] = []
     variables = [*names, *captured_names]
@@ -346,9 +369,9 @@ def print_guards(
             if name not in plain:
                 lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
         elif isinstance(spec, SubclassSpec):
-            constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened}
+            constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened.value}
             lines.append(f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}")
-            lines.append(f"if not same_static(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
+            lines.append(f"if not holds(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
             inner = [(fresh(f"{name}_{attr}"), f"{expression}.{attr}", own) for attr, own in spec.inner]
             lines += [f"{own_name} = {at}" for own_name, at, _ in inner]
             inner_names.update({at: own_name for own_name, at, _ in inner})
@@ -356,11 +379,11 @@ def print_guards(
             tensors.append(name)
         elif isinstance(spec, DynamicSpec):
             lines.append(f"if type({name}) is not float: {otherwise}")
-        elif spec.kind in (bool, int, str, type(None)):
-            lines.append(f"if type({name}) is not {spec.kind.__name__} or {name} != {spec.value!r}: {otherwise}")
+        elif type(spec.value) in (bool, int, str, type(None)):
+            lines.append(f"if type({name}) is not {type(spec.value).__name__} or {name} != {spec.value!r}: {otherwise}")
         else:
-            constants[f"static_{name}"] = spec
-            lines.append(f"if not same_static(static_{name}, {name}): {otherwise}")
+            constants[f"static_{name}"] = spec.value
+            lines.append(f"if not holds(static_{name}, {name}): {otherwise}")
     named = dict(zip([*key.paths, *(name for name, _ in key.captured)], [*names, *captured_names], strict=True))
     for where, known in key.histories:
         constants["history"] = history

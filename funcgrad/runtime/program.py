@@ -10,14 +10,14 @@ from attrs import evolve, frozen
 
 from ..backends.backend import Kernels, Schedule
 from ..capture.facts import Facts
-from ..capture.origins import Origin, Unresolved, find_origins
+from ..capture.origins import Origin, Unresolved, baked, find_origins
 from ..graphs import Joint
 from ..layers.layer import Layer
 from ..partition.partition import Partition
 from ..show import Doc, Shown, Table, in_seconds
 from ..slots import Captured
 from ..source import Source
-from .key import CallKey
+from .key import CallKey, holds
 
 
 @frozen(eq=False)
@@ -32,9 +32,10 @@ class Watched:
 class WatchedModule:
     """A module the function called: the same object must be there, in the same state, with the same captured tensors.
 
-    ``state`` maps expressions over the module's ``__dict__`` (called ``own``) to what they were: plain attributes with their
-    types, how many children and hooks there are. ``tensors`` are the parameters and buffers that are captured: ``(table,
-    name, slot)``; where weights are tied, one tensor is reached through several modules, and each must still hold it.
+    ``state`` maps expressions over the module's ``__dict__`` (called ``own``) to what they were: attributes that are plain, or
+    functions, or small containers of plain values, a ``forward`` of its own, how many children and hooks there are. ``tensors``
+    are the parameters and buffers that are captured: ``(table, name, slot)``; where weights are tied, one tensor is reached
+    through several modules, and each must still hold it.
     """
 
     module: torch.nn.Module
@@ -50,7 +51,8 @@ class WatchedModule:
             return None
 
 
-_PLAIN = (bool, int, float, str, torch.dtype, type(None))
+_OF_TORCH = frozenset(torch.nn.Module().__dict__) - {"training"}
+"""Attributes with which ``nn.Module`` keeps its own books."""
 
 
 def watch_modules(facts: Facts, root: Callable[..., Any]) -> tuple[WatchedModule, ...]:
@@ -62,12 +64,8 @@ def watch_modules(facts: Facts, root: Callable[..., Any]) -> tuple[WatchedModule
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
     state: dict[str, Any] = {f"len(own[{t!r}])": len(module.__dict__[t]) for t in ("_modules", "_forward_hooks", "_forward_pre_hooks")}
-    for key, value in module.__dict__.items():
-        plain = type(value) in _PLAIN or (type(value) is tuple and all(type(v) in _PLAIN for v in value))
-        if plain and not key.startswith("_"):
-            state[f"own[{key!r}]"] = value
-            state[f"type(own[{key!r}])"] = type(value)
-    return state
+    state["own.get('forward')"] = module.__dict__.get("forward")
+    return state | {f"own[{key!r}]": kept for key, value in module.__dict__.items() if key not in _OF_TORCH for kept in baked(value)}
 
 
 def _tensors(module: torch.nn.Module, slots: Mapping[int, Captured]) -> tuple[tuple[str, str, Captured], ...]:
@@ -79,8 +77,8 @@ def unchanged(
     baked: Sequence[tuple[Origin, Any]], modules: Sequence[WatchedModule]
 ) -> tuple[tuple[Watched, ...], tuple[WatchedModule, ...]]:
     """Without the values the trace itself changed: a function that counts its calls does not ask to be traced for each."""
-    values = tuple(Watched(origin, value) for origin, value in baked if origin.read() is value or origin.read() == value)
-    return values, tuple(evolve(m, state={e: v for e, v in m.state.items() if m.now(e) == v}) for m in modules)
+    values = tuple(Watched(origin, value) for origin, value in baked if holds(value, origin.read()))
+    return values, tuple(evolve(m, state={e: v for e, v in m.state.items() if holds(v, m.now(e))}) for m in modules)
 
 
 @frozen(eq=False, repr=False)
