@@ -93,7 +93,7 @@ def _workspace(node: fx.Node) -> int:
     name = f"{op} {leaves}"
     if name not in _workspaces:
         pivots = _WITH_PIVOTS.search(str(op)) is not None
-        made_up = [v.filled(int(pivots and not v.dtype.is_floating_point)) if isinstance(v, _Outline) else v for v in leaves]
+        made_up = [v.filled(pivots) if isinstance(v, _Outline) else v for v in leaves]
         args, kwargs = unflatten(made_up, structure)
         try:
             with torch.random.fork_rng(), torch.no_grad():
@@ -113,7 +113,9 @@ class _Outline(NamedTuple):
     device: torch.device
     conjugated: bool
 
-    def filled(self, number: int) -> Tensor:
+    def filled(self, pivots: bool) -> Tensor:
+        """A tensor like it, of zeros; of ones where it is a mask, as the more is chosen the more it takes, or holds pivots."""
+        number = int(self.dtype == torch.bool or (pivots and not self.dtype.is_floating_point))
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) if all(self.shape) else 0
         value = torch.full((extent,), number, dtype=self.dtype, device=self.device).as_strided(self.shape, self.strides)
         return value.conj() if self.conjugated else value
