@@ -299,8 +299,8 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
 @functools.cache
 def is_known_by_kinds(op: Any) -> bool:
     """Whether the result of an operator on fake tensors depends on their ``fake_kind`` alone, and has memory of its own."""
-    by_value = torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags if is_operator(op) else True
-    return not by_value and op is not torch.ops.aten._unsafe_view.default and _is_functional(op)
+    by_value = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return _is_functional(op) and by_value.isdisjoint(op.tags) and op is not torch.ops.aten._unsafe_view.default
 
 
 def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:

@@ -16,10 +16,9 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..calls import getitem
 from ..checkpoint_policies import Policy, name_asked
 from ..errors import UnsupportedTransformError
-from ..graphs import Graph, is_view, pass_of, tensors_in, value_of
+from ..graphs import Graph, is_getitem, is_view, pass_of, tensors_in, value_of
 from ..tags import Said, Tag, said_of, say
 from ..torch_private import checkpoint_contexts, is_operator, policy_context
 from .where import user_line
@@ -102,7 +101,7 @@ def mark(regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any],
     if name_asked() is not None:
         while is_view(node):
             node = node.all_input_nodes[0]
-        made = node.all_input_nodes[0] if node.target is getitem else node
+        made = node.all_input_nodes[0] if is_getitem(node) else node
         if made.op == "call_function":
             args, kwargs = fx.map_arg((made.args, made.kwargs), value_of)
             of = {region.number: region.judge(made.target, args, kwargs, value_of(made)) for region in regions}

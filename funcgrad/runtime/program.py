@@ -74,10 +74,10 @@ def _tensors(module: torch.nn.Module, slots: Mapping[int, Captured]) -> tuple[tu
 
 
 def unchanged(
-    baked: Sequence[tuple[Origin, Any]], modules: Sequence[WatchedModule]
+    constants: Sequence[tuple[Origin, Any]], modules: Sequence[WatchedModule]
 ) -> tuple[tuple[Watched, ...], tuple[WatchedModule, ...]]:
     """Without the values the trace itself changed: a function that counts its calls does not ask to be traced for each."""
-    values = tuple(Watched(origin, value) for origin, value in baked if holds(value, origin.read()))
+    values = tuple(Watched(origin, value) for origin, value in constants if holds(value, origin.read()))
     return values, tuple(evolve(m, state={e: v for e, v in m.state.items() if holds(v, m.now(e))}) for m in modules)
 
 

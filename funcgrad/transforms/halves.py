@@ -68,12 +68,14 @@ def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:
 
 def _over_saved(forward: Graph) -> set[Slot]:
     """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they do."""
-    lies, saved = lying(forward), {node.name for slot, node in _results(forward) if isinstance(slot, Saved)}
+    lies, results = lying(forward), _results(forward)
+    saved = {node.name for slot, node in results if isinstance(slot, Saved)}
     places = {place for name in saved for place in lies[name].values()}
-    return {slot for slot, node in _results(forward) if node.name not in saved and places & set(lies[node.name].values())}
+    return {slot for slot, node in results if node.name not in saved and places & set(lies[node.name].values())}
 
 
 def _results(graph: Graph) -> list[tuple[Slot, fx.Node]]:
+    """What a graph computes, by slot."""
     return [(s, r) for s, r in zip(graph.signature.outs, graph.results, strict=True) if isinstance(r, fx.Node)]
 
 
@@ -148,8 +150,8 @@ def differentiable(
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
         copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in restrided)),
-        watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
         watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
+        watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
         restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in restrided),
         restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
@@ -188,8 +190,7 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         names = {n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Tangent, Late))}
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
-        outs = zip(joint.signature.outs, joint.graph.results, strict=True)
-        roots = [v for s, v in outs if isinstance(v, fx.Node) and not isinstance(s, Final)]
+        roots = [node for slot, node in _results(joint.graph) if not isinstance(slot, Final)]
     found = _read_by(roots)
     pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
     return late | {outer_slot(slot) for slot, node in pairs if node in found}
@@ -199,8 +200,8 @@ def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collec
     """The inputs whose final values autograd saves, so that nobody may write to them until backward is done; and how far writing them
     back moves their version counters (those of ``before`` have moved already)."""
     found: dict[Slot, int] = {}
-    for slot, node in zip(joint.signature.outs, joint.graph.results, strict=True):
-        if isinstance(slot, Final) and slot.during == "forward" and isinstance(node, fx.Node) and len(graphs) == 2:
+    for slot, node in _results(joint.graph):
+        if isinstance(slot, Final) and slot.during == "forward" and len(graphs) == 2:
             change, of = inner.facts.change_of(slot.of), slot.of
             looks = [node]
             for look in looks:
