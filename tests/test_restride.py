@@ -116,6 +116,31 @@ def of_a_hidden_view(x, y):
     return ()
 
 
+def a_look_of_before(x, y):
+    x.transpose_(0, 1)
+    look = x.view_as(x)
+    x.unsqueeze_(0)
+    with torch.no_grad():
+        return (look[0],)
+
+
+def a_look_of_before_that_is_forbidden(x, y):
+    x.transpose_(0, 1)
+    with torch.no_grad():
+        look = x.view_as(x)
+    x.unsqueeze_(0)
+    return (look,)
+
+
+def a_look_of_before_a_write(x, y):
+    x.transpose_(0, 1)
+    look = x.view_as(x)
+    x.unsqueeze_(0)
+    x.mul_(y)
+    with torch.no_grad():
+        return (look[0],)
+
+
 def seen_by_backward(x, y):
     out = CountBackward.apply(y, x.detach())
     column(x)
@@ -153,6 +178,12 @@ CASES = {
     "before a write to another": (before_a_write_to_another, lambda: (lambda b: (b.view(2, 4).unbind(0)[1], b[2:6]))(base())),
     "of a part": (of_a_part, lambda: (torch.ones(4, requires_grad=True) * 2, torch.ones(2))),
     "of a view taken under no_grad": (of_a_hidden_view, lambda: (base().view(4, 2).t(), torch.ones(2))),
+    "a look of before, under no_grad": (a_look_of_before, lambda: (base().view(4, 2), torch.ones(()))),
+    "a look of before, forbidden": (a_look_of_before_that_is_forbidden, lambda: (base().view(4, 2), torch.ones(()))),
+    "a look of before a write, under no_grad": (
+        a_look_of_before_a_write,
+        lambda: (base().view(4, 2) * 1, torch.ones((), requires_grad=True)),
+    ),
     "seen by backward": (seen_by_backward, lambda: (torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))),
     "forbidden, then used": (used_then, lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2))),
     "forbidden, then used under no_grad": (torch.no_grad()(used_then), lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2))),

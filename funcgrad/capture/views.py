@@ -48,7 +48,7 @@ class Step:
         return f"{target_text(self.op).removeprefix('aten.')}({args})" + ("" if self.item is None else f"[{self.item}]")
 
 
-When = Literal["first", "before", "after", "last"]
+When = Literal["first", "before", "between", "after", "last"]
 
 
 @frozen
@@ -56,9 +56,10 @@ class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
     ``when`` it was taken: ``"first"``, before ``of`` came to require grad; ``"before"`` memory it looks at was written to,
-    ``"after"`` that, or ``"last"``, of what an input looks like in the end. Autograd forbids to use some views (a part of
-    ``unbind``) once their base was written to or restrided: ``stale`` ones. ``computed``: it has a history of its own (a custom
-    Function's, or it was written to after ``detach``), which its value carries.
+    ``"after"`` that, ``"last"``, of what an input looks like in the end, or ``"between"``, after all writes, but of what an input no
+    longer looks like. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided:
+    ``stale`` ones. ``computed``: it has a history of its own (a custom Function's, or it was written to after ``detach``), which
+    its value carries.
     """
 
     of: Slot

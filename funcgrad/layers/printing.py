@@ -78,8 +78,8 @@ def print_layers(
         for slot, recipe in layer.recover.items():
             if isinstance(recipe, Wrapped):
                 printer.make(slot, recipe)
-    for slot, view in early.items():
-        if view.of not in outer.ins:
+    for slot, view in views.items():
+        if view.when == "between" or (slot in early and view.of not in outer.ins):
             printer.make(slot, view)
     printer.bump({view.of for view in early.values() if view.stale and view.of not in outer.ins})
     quiet = {slot for layer in layers for slot in layer.before}
