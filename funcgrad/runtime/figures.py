@@ -16,7 +16,7 @@ from torch.autograd.profiler import profile  # that of torch.profiler takes seco
 
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
 from ..capture.origins import GradientOf
-from ..graphs import is_view, memory_of, nbytes, value_of
+from ..graphs import is_view, memory_of, value_of
 from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
@@ -72,23 +72,19 @@ def predicted_peak(schedules: Sequence[Schedule]) -> int:
     return alive_in(schedules, _workspace).peak
 
 
-_SMALL = 2**12
-"""Bytes of arguments and results of a call whose workspace is not worth the time of measuring it."""
-
 _WITH_PIVOTS = re.compile("linalg|lu_")
 """Operators whose integers count from one; those of others may be indices, for which zero is one of whatever size."""
 
 
 def _workspace(node: fx.Node) -> int:
     """Bytes that a call of PyTorch's library allocates while it runs, besides its result: measured once for all calls of its kind, on
-    made-up numbers. Operators that are not PyTorch's own are not run for this: they may do more than compute."""
+    made-up numbers, however small (a convolution's blocks have the processor's sizes). Operators that are not PyTorch's own are not
+    run for this: they may do more than compute."""
     op: Any = node.target
     if not is_operator(op) or op.namespace != "aten" or value_of(node) is None or is_view(node):  # None: a check
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     leaves, structure, _ = flatten((args, kwargs))
-    if nbytes(leaves) + nbytes(value_of(node)) < _SMALL:
-        return 0
     leaves = [_outline(v) for v in leaves]
     name = f"{op} {leaves}"
     if name not in _workspaces:
