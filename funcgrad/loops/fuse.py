@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from torch import fx
 
 from ..graphs import is_getitem
+from ..sizes import hint
 from .again import compute_again
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
 from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Task
-from .index import Axis, Index, substitute
+from .index import Axis, Index, innermost, substitute
 from .lower import Lowering
 from .order import in_turn, totals_first
 from .scan import Scan
@@ -32,6 +33,10 @@ _HELD = 2**15
 """Bytes a kernel may keep that would be free earlier, for the sake of values that only have the same loops."""
 _NEAR, _HELD_NEAR = 64, 2**18
 """Within so many calls of the graph it may keep so many: a kernel of its own takes no time to begin, beside that of reading more."""
+
+_COLUMNS = 64
+"""Columns of a row beside which a function of one number for the row is nothing: it is computed number by number, where a loop of its own
+would do sixteen at once."""
 
 Read = tuple[Value, tuple[Index, ...]]
 
@@ -187,6 +192,8 @@ class _Fusion:
             if at is None:
                 continue
             misfit = _misfit(value, at, group, domain, sources)
+            if not misfit and at.level == "row" and _is_dear(value) and not _has_room(group, domain):
+                misfit = f"for each {_COLUMNS} columns one function of a row at most"
             if misfit:
                 why = misfit
             elif any(self._order.depends(task, group) for task in before if task is not group):
@@ -252,7 +259,7 @@ class _Fusion:
         votes: Counter[int] = Counter()
         for source, where in sources:
             strides = source.strides if isinstance(source, Memory) else self._strides.get(source)
-            inner = self._inner.get(source) if strides is None else _innermost(source.shape, strides)
+            inner = self._inner.get(source) if strides is None else innermost(source.shape, strides)
             if inner is not None:
                 votes.update({d: source.about for d, axis in enumerate(axes) if where[inner].coefficient(axis) == 1})
         return votes.most_common(1)[0][0] if votes else None
@@ -352,8 +359,14 @@ def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequ
     return ""
 
 
-def _innermost(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    return next((d for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if n != 1 and step == 1), None)
+def _is_dear(value: Value) -> bool:
+    return isinstance(value, Map) and value.op in EXPENSIVE
+
+
+def _has_room(group: Group, domain: Domain) -> bool:
+    """Whether its rows are long enough for one more expensive operation on a number for the row."""
+    dear = [v for v in group.members if _is_dear(v) and (at := place(v, domain)) is not None and at.level == "row"]
+    return _COLUMNS * (len(dear) + 1) <= math.prod(hint(a.size) for a in domain.column_axes)
 
 
 def _unfinished(value: Value) -> Iterable[Value]:

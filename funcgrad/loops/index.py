@@ -202,6 +202,11 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def innermost(shape: Sequence[int], strides: Sequence[int | None]) -> int | None:
+    """The dimension along which neighbours lie side by side; None where none does."""
+    return next((d for d, (n, step) in enumerate(zip(shape, strides, strict=True)) if n != 1 and step == 1), None)
+
+
 def is_shifted_axis(index: Index) -> bool:
     """Whether it is a loop counter, plus or minus a number."""
     return len(index.terms) == 1 and isinstance(index.terms[0][0], Axis) and index.terms[0][1] == 1

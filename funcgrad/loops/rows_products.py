@@ -1,6 +1,7 @@
-"""Rows of the op table: products of matrices so small that calling the library costs more than multiplying.
+"""Rows of the op table: products of matrices that are better not left to the library.
 
-A library call is some microseconds, and a wall between kernels; a product with few terms to each element is arithmetic like any other.
+A library call is some microseconds, and a wall between kernels; a product with few terms to each element is arithmetic like any other,
+and one with a vector reads each element of the matrix once: it is best where the matrix, or what comes of it, is read anyway.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sizes import is_few
-from .index import Index
+from .index import Index, innermost, row_major
 from .rows import TABLE, Rule, aten, fits, into, wide_dtype
-from .values import Value, cast, look, own_index, reduce
+from .values import Memory, Value, View, axes_of, cast, look, own_index, reduce
 
 _TERMS = 4
 """With so few terms to an element, a product of any size is bound by memory, and is best where its operands are made or read."""
@@ -31,17 +32,40 @@ def _contracted(a: Value, b: Value, shape: Sequence[int], kept: tuple[Sequence[i
     """``Σ_k a[…, k] b[…, k]`` for each index of ``shape``, not yet rounded to half precision: ``kept`` are the dimensions of it that ``a``
     and ``b`` have, in their order, -1 for k."""
     terms = a.shape[kept[0].index(-1)]
-    if not a.dtype.is_floating_point or not is_small(shape, terms):
+    k = _place_of_terms(a, b, shape, terms, kept)
+    if k is None or not a.dtype.is_floating_point:
         return NotImplemented
     wide = wide_dtype(a.dtype)
-    full = (*shape, terms)
+    full = (*shape[:k], terms, *shape[k:])
     own = own_index(full)
+    rest = own[:k] + own[k + 1 :]
 
     def along(value: Value, dims: Sequence[int]) -> Value:
-        where: list[Index] = [own[d] for d in dims]
+        where: list[Index] = [own[k] if d == -1 else rest[d] for d in dims]
         return look(cast(value, wide), full, where)
 
-    return reduce("sum", along(a, kept[0]) * along(b, kept[1]), [-1])
+    return reduce("sum", along(a, kept[0]) * along(b, kept[1]), [k])
+
+
+def _place_of_terms(a: Value, b: Value, shape: Sequence[int], terms: int, kept: tuple[Sequence[int], Sequence[int]]) -> int | None:
+    """Which of the loops goes over the terms: the last, or the first, where a row of the matrix, as it lies in memory, has a term of each
+    element. None where the product is the library's."""
+    if is_small(shape, terms):
+        return len(shape)
+    by_a_vector = len(shape) < 2 or (len(shape) == 2 and 1 in shape)
+    if not by_a_vector:
+        return None
+    matrix, dims = max((a, kept[0]), (b, kept[1]), key=lambda operand: operand[0].about)
+    return len(shape) if _innermost(matrix) == dims.index(-1) else 0
+
+
+def _innermost(value: Value) -> int | None:
+    """The dimension along which neighbours lie side by side in memory; what is computed has the order of its dimensions."""
+    if isinstance(value, View):
+        inner = _innermost(value.arg)
+        own = axes_of(value.shape)
+        return None if inner is None else innermost(value.shape, [value.where[inner].coefficient(axis) for axis in own])
+    return innermost(value.shape, value.strides if isinstance(value, Memory) else row_major(value.shape))
 
 
 def _product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
