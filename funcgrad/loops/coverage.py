@@ -21,7 +21,7 @@ _KINDS = {
     "rows_scan": "running reductions",
     "rows_norms": "normalisations",
     "rows_pool": "pooling",
-    "rows_products": "small products of matrices",
+    "rows_products": "small products of matrices, and those with vectors",
     "rows_linalg": "small systems of equations",
     "rows_views": "tensors made from numbers, and looks at tensors",
     "rows_gather": "elements at indices that are tensors",
