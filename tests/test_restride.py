@@ -124,6 +124,14 @@ def a_look_of_before(x, y):
         return (look[0],)
 
 
+def a_part_of_a_look_of_before(x, y):
+    x.transpose_(0, 1)
+    with torch.no_grad():
+        look = x.view_as(x)
+    x.unsqueeze_(0)
+    return look.split(1)[:1]
+
+
 def a_look_of_before_that_is_forbidden(x, y):
     x.transpose_(0, 1)
     with torch.no_grad():
@@ -179,6 +187,7 @@ CASES = {
     "of a part": (of_a_part, lambda: (torch.ones(4, requires_grad=True) * 2, torch.ones(2))),
     "of a view taken under no_grad": (of_a_hidden_view, lambda: (base().view(4, 2).t(), torch.ones(2))),
     "a look of before, under no_grad": (a_look_of_before, lambda: (base().view(4, 2), torch.ones(()))),
+    "a part of a look of before under no_grad": (a_part_of_a_look_of_before, lambda: (base().view(4, 2), torch.ones(()))),
     "a look of before, forbidden": (a_look_of_before_that_is_forbidden, lambda: (base().view(4, 2), torch.ones(()))),
     "a look of before a write, under no_grad": (
         a_look_of_before_a_write,

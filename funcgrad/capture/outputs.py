@@ -113,12 +113,11 @@ def _views(
         if id(own) in slot_of:
             when: When = "after"
             if own is not root:
-                in_between: When = "between" if is_untold(now) and not is_stale(now) else "before"
-                when = "last" if lineage.current(own) is root else in_between
+                when = "last" if lineage.current(own) is root else "before"
             elif written_since or is_stale(root):
                 when = "before"
             computed = has_history(now) and (lineage.is_opaque(now, own) or detaches(steps))
-            if own is not root and (when != "last" or computed):  # it looked like this for a while, or does not yet
+            if own is not root and (when == "before" or computed):  # it looked like this for a while, or does not yet
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
             if own is root and lineage.precedes(now, own):
@@ -128,7 +127,8 @@ def _views(
             if computed:
                 views[path] = View(slot_of[id(own)], steps, computed=True)
             else:
-                views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last")
+                late = lineage.late(now, root) if own is not root and when == "before" else 0
+                views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last", late=late)
             continue
         root, steps, written_since = lineage.path(now, lambda t: False)
         if not lineage.is_unknown(root):

@@ -48,7 +48,7 @@ class Step:
         return f"{target_text(self.op).removeprefix('aten.')}({args})" + ("" if self.item is None else f"[{self.item}]")
 
 
-When = Literal["first", "before", "between", "after", "last"]
+When = Literal["first", "before", "after", "last"]
 
 
 @frozen
@@ -56,10 +56,10 @@ class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
     ``when`` it was taken: ``"first"``, before ``of`` came to require grad; ``"before"`` memory it looks at was written to,
-    ``"after"`` that, ``"last"``, of what an input looks like in the end, or ``"between"``, after all writes, but of what an input no
-    longer looks like. Autograd forbids to use some views (a part of ``unbind``) once their base was written to or restrided:
-    ``stale`` ones. ``computed``: it has a history of its own (a custom Function's, or it was written to after ``detach``), which
-    its value carries.
+    ``"after"`` that, or ``"last"``, of what an input looks like in the end. Autograd forbids to use some views (a part of
+    ``unbind``) once their base was written to or restrided: ``stale`` ones. So many of the last steps were taken ``late``, of a view
+    taken before, when nothing was written to any more. ``computed``: it has a history of its own (a custom Function's, or it was
+    written to after ``detach``), which its value carries.
     """
 
     of: Slot
@@ -67,6 +67,7 @@ class View:
     when: When = "after"
     stale: bool = False
     computed: bool = False
+    late: int = 0
 
     def __str__(self) -> str:
         return ".".join([str(self.of), *map(str, self.steps)])
@@ -269,6 +270,13 @@ class Lineage:
         self._given[id(tensor)] = memory
         self._how_given[id(tensor)] = how
         self._alive += [tensor, by, memory]
+
+    def late(self, tensor: Tensor, root: Tensor) -> int:
+        """How many of the last steps on the way from a root to a tensor were taken after all writes."""
+        now, found = version_of(root), 0
+        while tensor is not root and self._taken[id(tensor)][2] == now:
+            tensor, found = self._taken[id(tensor)][0], found + 1
+        return found
 
     def given(self, tensor: Tensor) -> Tensor | None:
         """A tensor over the memory that this one was given in the place of its own, if it was."""

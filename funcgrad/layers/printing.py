@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import TYPE_CHECKING, Any
 
 import torch
+from attrs import evolve
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
@@ -59,7 +60,7 @@ def print_layers(
     early = {slot: view for slot, view in views.items() if view.when == "before"}
     for slot, view in early.items():
         if view.of in outer.ins:
-            printer.make(slot, view)
+            printer.make(slot, evolve(view, steps=view.steps[: len(view.steps) - view.late]))
     if not bumps_inside:
         printer.bump({slot for layer in layers for slot in layer.before})
     inner = layers[-1].inner if layers else outer
@@ -78,8 +79,8 @@ def print_layers(
         for slot, recipe in layer.recover.items():
             if isinstance(recipe, Wrapped):
                 printer.make(slot, recipe)
-    for slot, view in views.items():
-        if view.when == "between" or (slot in early and view.of not in outer.ins):
+    for slot, view in early.items():
+        if view.of not in outer.ins:
             printer.make(slot, view)
     printer.bump({view.of for view in early.values() if view.stale and view.of not in outer.ins})
     quiet = {slot for layer in layers for slot in layer.before}
@@ -93,6 +94,8 @@ def print_layers(
     for slot, view in views.items():
         if view.when == "last":
             printer.make(slot, view)
+        elif view.late:
+            printer.make(slot, View(slot, view.steps[-view.late :]))
     printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
     for layer in layers:
         for effect in layer.effects:
