@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from closeness import assert_rounded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 import funcgrad as fg
 from funcgrad.backends.backend import Allocate, Call
@@ -249,3 +250,25 @@ def test_images_that_are_returned_as_they_came_in_stay_where_they_are():
     assert look.data_ptr() == x.data_ptr()
     expected, (expected_value, _) = torch.func.grad_and_value(net, has_aux=True)(ws, x)
     assert_rounded([value, grads], [expected_value, expected])
+
+
+def test_what_has_no_tangent_is_not_multiplied():
+    """Forward mode over a function of constants, of which PyTorch writes out a tangent that is nothing."""
+
+    def of_both(w, x):
+        return torch.tanh(x @ w) @ w
+
+    def derivative(w, direction, x):
+        return torch.func.jvp(lambda w: of_both(w, x), (w,), (direction,))
+
+    def products(f, *args):
+        compiled = fg.jit(f, backend="c")
+        for ours, theirs in zip(tree_leaves(compiled(*args)), tree_leaves(f(*args)), strict=True):
+            assert_rounded(ours, theirs)
+            assert ours.stride() == theirs.stride()
+        found = targets(compiled.program(*args))
+        return found[aten.mm.default] + found[aten.addmm.default]
+
+    w, direction, x = torch.randn(3, 40, 40)
+    assert products(derivative, w, direction, x) == 5  # two of values, three of tangents
+    assert products(lambda w: (torch.zeros(()).expand(40, 40) + 1) @ w, w) == 1

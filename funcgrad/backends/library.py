@@ -1,5 +1,6 @@
 """A graph in the form that the library runs fastest. Each rewriting leaves every result what it was, up to rounding:
 
+- a product with a tangent that is nothing is nothing;
 - convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
 - the products of the slices of one tensor with one matrix are one product, or a few;
 - a sum of products is added up by the products, in place; many small ones of a sequence's slices are a few products;
@@ -127,6 +128,24 @@ def _products(graph: fx.Graph) -> list[fx.Node]:
     """The products of two matrices that the library runs."""
     found = [n for n in graph.nodes if n.target is aten.mm.default]
     return [n for n in found if not is_small(value_of(n).shape, value_of(_args(n)[0]).shape[-1])]
+
+
+def _of_nothing(graph: fx.Graph) -> None:
+    """What a function does not differentiate by has no tangent. To PyTorch that is a ``ZeroTensor``, which makes nothing of what it is
+    multiplied with, infinities too; but before a product of matrices it is written out, as one zero, expanded."""
+    for node in list(graph.nodes):
+        if node.target in ADDING and any(map(_is_nothing, _args(node))):
+            out = value_of(node)
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(call(node, aten.zeros.default, list(out.shape), dtype=out.dtype, device=out.device))
+
+
+def _is_nothing(node: Any) -> bool:
+    expanded = False
+    while is_view(node):
+        expanded |= node.target is aten.expand.default
+        node = _args(node)[0]
+    return expanded and node.target is aten.zeros.default and not _args(node)[0]
 
 
 def _of_slices(graph: fx.Graph) -> None:
@@ -358,6 +377,7 @@ def _views(node: fx.Node) -> list[fx.Node]:
 
 _REWRITINGS: Sequence[tuple[Callable[[fx.Graph], None], Sequence[Any]]] = (
     (_channels_last, (aten.convolution.default, aten.convolution_backward.default)),
+    (_of_nothing, tuple(ADDING)),
     (_of_slices, (aten.mm.default,)),
     (_sums, tuple(ADDING)),
     (_together, (aten.mm.default,)),
