@@ -272,3 +272,7 @@ def test_what_has_no_tangent_is_not_multiplied():
     w, direction, x = torch.randn(3, 40, 40)
     assert products(derivative, w, direction, x) == 5  # two of values, three of tangents
     assert products(lambda w: (torch.zeros(()).expand(40, 40) + 1) @ w, w) == 1
+    of_any_size = fg.jit(lambda x, w: x + torch.zeros(()).expand(x.shape[0], 40) @ w, backend="c", dynamic=True)
+    for rows in (30, 50):  # one program
+        assert_rounded(of_any_size(w[:rows], w), w[:rows])
+    assert of_any_size.cache_info().misses == 1

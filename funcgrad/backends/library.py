@@ -133,9 +133,9 @@ def _products(graph: fx.Graph) -> list[fx.Node]:
 def _of_nothing(graph: fx.Graph) -> None:
     """What a function does not differentiate by has no tangent. To PyTorch that is a ``ZeroTensor``, which makes nothing of what it is
     multiplied with, infinities too; but before a product of matrices it is written out, as one zero, expanded."""
-    for node in list(graph.nodes):
-        if node.target in ADDING and any(map(_is_nothing, _args(node))):
-            out = value_of(node)
+    for node in [n for n in graph.nodes if n.target in ADDING and any(map(_is_nothing, _args(n)))]:
+        out = value_of(node)
+        if all(isinstance(n, int) for n in out.shape):
             with graph.inserting_before(node):
                 node.replace_all_uses_with(call(node, aten.zeros.default, list(out.shape), dtype=out.dtype, device=out.device))
 
