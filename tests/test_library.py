@@ -274,5 +274,5 @@ def test_what_has_no_tangent_is_not_multiplied():
     assert products(lambda w: (torch.zeros(()).expand(40, 40) + 1) @ w, w) == 1
     of_any_size = fg.jit(lambda x, w: x + torch.zeros(()).expand(x.shape[0], 40) @ w, backend="c", dynamic=True)
     for rows in (30, 50):  # one program
-        assert_rounded(of_any_size(w[:rows], w), w[:rows])
+        assert_rounded(of_any_size(torch.ones(rows, 40), w), torch.ones(rows, 40))
     assert of_any_size.cache_info().misses == 1
