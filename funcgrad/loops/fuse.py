@@ -278,7 +278,7 @@ class _Fusion:
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
             if isinstance(value, (Map, Within, Gather)):
-                own = 4.0 if isinstance(value, Gather) else 20.0 if isinstance(value, Map) and value.op in EXPENSIVE else 1.0
+                own = 4.0 if isinstance(value, Gather) else 20.0 if _is_dear(value) else 1.0
                 self._cost[value] = own + sum(self._cost_of(v) for v in value.inputs if not self._is_small(v, value))
             else:
                 self._cost[value] = sum(map(self._cost_of, value.inputs))
