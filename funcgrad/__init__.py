@@ -13,6 +13,7 @@ from .errors import (
     DataDependentShapeError,
     FuncgradError,
     GraphError,
+    ImpureFunctionError,
     LargeBaseWarning,
     MissingCompilerWarning,
     MutationError,
@@ -26,6 +27,7 @@ from .errors import (
     UnresolvedCaptureWarning,
     UnsupportedTensorError,
     UnsupportedTransformError,
+    UnwatchedStateWarning,
     VerificationError,
 )
 from .options import Options
@@ -51,6 +53,7 @@ __all__ = [
     "DataDependentShapeError",
     "FuncgradError",
     "GraphError",
+    "ImpureFunctionError",
     "LargeBaseWarning",
     "MissingCompilerWarning",
     "MutationError",
@@ -67,6 +70,7 @@ __all__ = [
     "UnresolvedCaptureWarning",
     "UnsupportedTensorError",
     "UnsupportedTransformError",
+    "UnwatchedStateWarning",
     "VerificationError",
     "checkpoint",
     "checkpoint_name",

@@ -65,6 +65,10 @@ class UnsupportedTransformError(FuncgradError, RuntimeError):
     """A compiled function was called inside a transform for which it has no rule yet."""
 
 
+class ImpureFunctionError(FuncgradError, RuntimeError):
+    """A function draws from a generator that is not torch's, or goes on with an iterator: what it got would be the same on each call."""
+
+
 class MutationError(FuncgradError, RuntimeError):
     """The function mutates a tensor it was given, which this version does not carry out."""
 
@@ -107,6 +111,10 @@ class CacheTrustError(FuncgradError, RuntimeError):
 
 class UnresolvedCaptureWarning(UserWarning):
     """A tensor the function closes over could not be traced back to where it lives; a rebinding would go unnoticed."""
+
+
+class UnwatchedStateWarning(UserWarning):
+    """A function reads Python state of a kind that no guard can watch, or a clock: a change of it is not noticed between calls."""
 
 
 class AutocastWarning(UserWarning):

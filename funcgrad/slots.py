@@ -110,6 +110,16 @@ class NewGradient:
 
 
 @frozen
+class Stored:
+    """A tensor the function leaves in Python state (``self.last = y``); ``name`` reads as code."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"stored({self.name})"
+
+
+@frozen
 class Late:
     """What an input holds when backward runs: its own value then, not the one forward saw."""
 
@@ -149,7 +159,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | NewGradient | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | NewGradient | Stored | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

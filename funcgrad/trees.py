@@ -117,13 +117,13 @@ def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
     return value
 
 
-def flatten(value: Any, root: str = "") -> tuple[list[Any], Tree, list[str]]:
-    """Leaves, structure, and the path of every leaf (``root`` in front)."""
+def flatten(value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree, list[str]]:
+    """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken apart."""
     leaves: list[Any] = []
     paths: list[str] = []
 
     def walk(value: Any, path: str) -> Tree:
-        shape = _open(value)
+        shape = None if is_leaf is not None and is_leaf(value) else _open(value)
         if shape is None:
             leaves.append(value)
             paths.append(path)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-import torch
 from attrs import evolve, frozen
 
 from ..errors import TraceError
 from ..show import Doc, Shown, Table, Text, in_bytes
-from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot
+from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot, Stored
+from ..state.guards import Place
+from ..state.state import State
 from .inputs import CapturedTensor
 from .memory import Overlap
 from .origins import GradientOf, Origin
@@ -37,7 +38,7 @@ class Change:
         return ", ".join(filter(None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]))
 
 
-def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradient]) -> Callable[[str], Slot]:
+def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradient | Stored]) -> Callable[[str], Slot]:
     """What names an output by its path, what inputs are given among them."""
     own: dict[str, Slot] = {str(slot): slot for slot in given}
     return lambda path: own[path] if path in own else out_slot(path)
@@ -68,7 +69,6 @@ class Facts(Shown):
     changes: Mapping[Source | Base, Change]
     histories: Mapping[Source, str]
     outputs: tuple[OutputFact, ...]
-    modules: tuple[torch.nn.Module, ...]
     bases: tuple[Base, ...]
     """The intermediates that several outputs are views of; a gradient flows into each."""
     subclasses: tuple[Source, ...]
@@ -86,11 +86,16 @@ class Facts(Shown):
     require grad, so that what is computed meanwhile has a history; ``False`` if they do not in the end."""
     draws: bool
     """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
+    state: State
+    """What it reads of Python state, and what it writes to it."""
+    also: tuple[tuple[Place, Source], ...] = ()
+    """Further places in which inputs live: each must hold the tensor that is read from the first."""
 
     @property
-    def given(self) -> tuple[NewMemory | NewGradient, ...]:
-        """What inputs are given: the last of ``outputs``."""
-        return (*map(NewMemory, self.stores), *(NewGradient(slot) for slot, is_new in self.gradients.items() if is_new))
+    def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:
+        """What Python state and inputs are given: the last of ``outputs``, in the order in which layers add them."""
+        gradients = (NewGradient(slot) for slot, is_new in self.gradients.items() if is_new)
+        return (*self.state.stores, *gradients, *map(NewMemory, self.stores))
 
     @property
     def returned(self) -> tuple[OutputFact, ...]:
@@ -105,7 +110,7 @@ class Facts(Shown):
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
         return evolve(
-            self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf)) else c for c in self.captured)
+            self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf, Place)) else c for c in self.captured)
         )
 
     def requires_grad(self, slot: Slot) -> bool:

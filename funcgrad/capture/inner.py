@@ -18,7 +18,7 @@ from ..checkpoint_policies import Policy
 from ..errors import TraceError
 from ..histories import is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
-from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot
+from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, Stored
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts, naming
@@ -28,6 +28,8 @@ from .outputs import OutputFact, look_at_outputs
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
 from .views import Step, take
+
+_PURE = "make it a pure function of its arguments: what it does to them must not depend on what ran before"
 
 
 @frozen(eq=False)
@@ -86,10 +88,11 @@ class Inner:
                 raise TraceError(
                     f"the function gives {slot} other memory in one of two runs",
                     where=str(slot),
-                    fix="make it a pure function of its arguments: what it does to them must not depend on what ran before",
+                    fix=_PURE,
                 )
         self._require_same_gradients(seen, gradients)
-        leaves += [self._given(trace, slot, seen) for slot in self.facts.given]
+        stored = trace.written().stores
+        leaves += [self._given(trace, slot, seen, stored) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
@@ -109,8 +112,14 @@ class Inner:
         """The slot of an output, by its path."""
         return naming(self.out_slot, self.facts.given)(path)
 
-    def _given(self, trace: Trace, slot: NewMemory | NewGradient, seen: Mapping[Any, Tensor]) -> Tensor | None:
-        """What the function gave an input."""
+    def _given(
+        self, trace: Trace, slot: NewMemory | NewGradient | Stored, seen: Mapping[Any, Tensor], stored: Mapping[Stored, Tensor]
+    ) -> Tensor | None:
+        """What the function gave an input, or Python state."""
+        if isinstance(slot, Stored):
+            if slot not in stored:
+                raise TraceError(f"the function stores {slot.name} in one of two runs", where=slot.name, fix=_PURE)
+            return trace.named(stored[slot] if self.splits else stored[slot].detach())  # type: ignore[no-any-return]
         return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(seen[slot.of].grad)
 
     def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
@@ -122,7 +131,7 @@ class Inner:
                     raise TraceError(
                         f"the function sets the gradient of {slot} in one of two runs",
                         where=str(slot),
-                        fix="make it a pure function of its arguments: what it does to them must not depend on what ran before",
+                        fix=_PURE,
                     )
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:

@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..slots import Arg, Captured
+from ..state.guards import Place
 from ..trees import Tree, unflatten
 from .origins import GradientOf, Origin, Unresolved
 
@@ -63,13 +64,13 @@ class CapturedTensor:
     tensor: Tensor | None
     type: str
     requires_grad: bool
-    origin: Origin | GradientOf | Unresolved
+    origin: Origin | Place | GradientOf | Unresolved
 
     def read(self, known: Mapping[Any, Any]) -> Any:
         """The tensor that lives there now. ``known`` are the inputs by their slots: a gradient is read from one of them."""
         if isinstance(self.origin, GradientOf):
             return known[self.origin.slot].grad
-        return self.origin.read() if isinstance(self.origin, Origin) else self.tensor
+        return self.origin.read() if isinstance(self.origin, (Origin, Place)) else self.tensor
 
 
 def read_all(captured: Iterable[CapturedTensor], arguments: Mapping[Any, Any]) -> dict[Captured, Any]:

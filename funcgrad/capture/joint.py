@@ -11,12 +11,12 @@ from torch import Tensor, fx
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
 from ..histories import has_history, is_dead_end, leaves_below, python_node_below
 from ..slots import Base, Final, Grad, Out, Signature, Slot
+from ..state.watch import Watch
 from ..subclasses import parts
 from ..tags import Tag, tag
 from ..torch_private import storage_id
 from .inner import Inner, Ran, inputs_of
 from .regions import whole
-from .surroundings import Surroundings
 from .trace import Trace
 
 
@@ -24,22 +24,26 @@ class BackwardError(Exception):
     """Differentiating failed where calling did not; the cause is what eager PyTorch would raise in ``backward()``."""
 
 
-def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool) -> Joint:
-    """Trace an inner function into one graph.
+def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool, watch: Watch) -> Joint:
+    """Trace an inner function into one graph. What it writes to Python state, compared with what ``watch`` met, is undone.
 
     ``reals``: a real value for each slot of its signature. ``grad``: whether inputs keep their ``requires_grad``.
     ``with_backward``: trace the gradients of all inputs that require grad, too, given a tangent for each output that has a
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
     trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng)
+    trace.watch = watch
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)
 
     def run() -> tuple[Ran, dict[Slot, Any]]:
-        with Surroundings(inner.root).kept(trace, False), torch.set_grad_enabled(grad), trace.lifting():
-            ran = inner.run(*ins)
-        return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+        try:
+            with torch.set_grad_enabled(grad), trace.lifting():
+                ran = inner.run(*ins)
+            return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+        finally:
+            trace.written().undo()
 
     try:
         ran, outs = trace.run(run, (), {})

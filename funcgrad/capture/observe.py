@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import has_history, is_leaf, python_node_below
 from ..options import Randomness
-from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot
+from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
+from ..state.effects import Written
+from ..state.guards import Guard, Place
+from ..state.state import State, same_effects, state_of
+from ..state.watch import Watch
 from ..torch_private import is_wrapper_subclass, storage_id, transform_active, without_function_modes
 from ..trees import flatten
 from .changes import (
@@ -34,7 +40,6 @@ from .memory import history, neighbours, overlaps, same_objects
 from .origins import GradientOf, Unresolved, find_origins
 from .outputs import look_at_outputs
 from .stand_ins import Mirrored, mirror, mirror_alone
-from .surroundings import Surroundings
 from .trace import Trace
 
 
@@ -46,20 +51,21 @@ def observe(
     splits: bool,
     out_slot: Callable[[str], Slot],
     rng: Randomness,
-) -> Facts:
-    """Run ``function`` once on fakes and write down what it does.
+    replays: bool = True,
+) -> tuple[Facts, Watch]:
+    """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is recorded.
 
     ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
-    ``rng``: see ``Options``.
+    ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each call (else it has happened).
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out.
     """
     known: list[Tensor] = []
     while True:
-        dry = _DryRun(inputs, grad, known, out_slot, splits, rng)
+        dry = _DryRun(inputs, grad, known, out_slot, splits, rng, replays)
         try:
-            return dry.trace.run(dry.run, (function, root), {})  # type: ignore[no-any-return]
+            return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except MetTooLate as met:
             known.append(met.tensor)
         finally:
@@ -70,9 +76,16 @@ class _DryRun:
     """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
 
     def __init__(
-        self, inputs: Inputs, grad: bool, known: Sequence[Tensor], out_slot: Callable[[str], Slot], splits: bool, rng: Randomness
+        self,
+        inputs: Inputs,
+        grad: bool,
+        known: Sequence[Tensor],
+        out_slot: Callable[[str], Slot],
+        splits: bool,
+        rng: Randomness,
+        replays: bool,
     ) -> None:
-        self._inputs, self._grad, self._out_slot, self._splits = inputs, grad, out_slot, splits
+        self._inputs, self._grad, self._out_slot, self._splits, self._replays = inputs, grad, out_slot, splits, replays
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
         self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
@@ -97,21 +110,55 @@ class _DryRun:
             self._give_gradient(tensor)
         args, kwargs = inputs.rebuild(stand_ins)
         given, _, names = flatten((args, kwargs))
+        arguments = [(slot.path, v) for slot, v in zip(inputs.slots, inputs.leaves, strict=True) if not isinstance(v, (Tensor, Symbolic))]
+        self.watch = trace.watch = Watch(root, arguments)
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
-        surroundings = Surroundings(root)
-        with surroundings.kept(trace, True), torch.set_grad_enabled(self._grad), trace.lifting():
-            result = function(*args, **kwargs)
-        _require_same(given, names, *flatten((args, kwargs))[::2])
-        trace.writes.spread_versions()
-        leaves, _, paths = flatten(result)
-        leaves = [trace.named(v) for v in leaves]
-        return self._facts(leaves, paths, root, surroundings.modules)
+        try:
+            with self.watch, torch.set_grad_enabled(self._grad), trace.lifting():
+                result = function(*args, **kwargs)
+            _require_same(given, names, *flatten((args, kwargs))[::2])
+            trace.writes.spread_versions()
+            leaves, _, paths = flatten(result)
+            leaves = [trace.named(v) for v in leaves]
+            self._left = trace.written() if self._replays else None
+            facts = self._facts(leaves, paths, root)
+        finally:
+            self.watch.close()
+            written = trace.written()
+            written.undo()
+        state = self._state(written, arguments)
+        also, others = self._other_places(facts)
+        return evolve(facts, state=evolve(state, guards=(*state.guards, *others)), also=also)
+
+    def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
+        """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no inputs."""
+        slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
+        slot_of |= {id(t): slot for slot, t in reversed(self._inputs.tensors)}
+        first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
+        held = [(p, t) for p, t in self.watch.tensors.values() if p.identity not in first and p.read() is t]
+        also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
+        return also, tuple(Guard(place, weakref.ref(t), "tensor") for place, t in held if id(t) not in slot_of)
+
+    def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
+        """What the run read of Python state, and what it wrote, which is undone by now."""
+        self.watch.require_pure()
+        self.watch.finish()
+        if self._left is None:
+            return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
+        self._left.require_replayable()
+        if not same_effects(self._left.effects, written.effects):
+            raise MutationError(
+                f"the function writes to Python state in its backward pass: {written.effects[-1]}",
+                where=str(written.effects[-1]),
+                fix="write in the forward pass, or from a hook outside of the compiled function",
+            )
+        return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
         """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
-        captured = _resolve(root, list(met.values()), self._inputs.tensors)
+        captured = _resolve(root, list(met.values()), self._inputs.tensors, self.watch)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:
@@ -186,10 +233,10 @@ class _DryRun:
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         if python_node_below(roots):
             seeds = [torch.ones_like(v) for v in roots]
-            with self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
+            with self.watch, self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
                 torch.autograd.backward(roots, seeds)
 
-    def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any], modules: tuple[torch.nn.Module, ...]) -> Facts:
+    def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
         captured, named = self._named(root)
         refuse_backward(named, self._mirrored)
         gradients, switches = self._gradients(named), self._switches(named)
@@ -201,8 +248,12 @@ class _DryRun:
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
         stores = {slot: new for slot, new in given.items() if new is not None}
-        extra: dict[NewMemory | NewGradient, Tensor] = {NewMemory(slot): new for slot, new in stores.items()}
+        kept = self._left.stores if self._left is not None else {}
+        extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
+            slot: self.trace.named(new if self._splits else new.detach()) for slot, new in kept.items()
+        }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
+        extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)
         in_forward, wrote = self._written(), None
@@ -230,11 +281,11 @@ class _DryRun:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]])
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         return Facts(
-            kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs, modules,
+            kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
             {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients), switches,
-            self.trace.draws.met,
+            self.trace.draws.met, State(stores=tuple(kept)),
         )  # fmt: skip
 
 
@@ -256,12 +307,16 @@ def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any]
         )
 
 
-def _resolve(root: Callable[..., Any], lifted: Sequence[Lifted], arguments: Sequence[tuple[Arg, Tensor]]) -> tuple[CapturedTensor, ...]:
+def _resolve(
+    root: Callable[..., Any], lifted: Sequence[Lifted], arguments: Sequence[tuple[Arg, Tensor]], watch: Watch
+) -> tuple[CapturedTensor, ...]:
     """Where captured tensors live; gradients of inputs come last, since they are read from these."""
     gradients = {id(t.grad): t for t in (*(t for _, t in arguments), *(item.real for item in lifted)) if t.is_leaf and t.grad is not None}
     lifted = sorted(lifted, key=lambda item: id(item.real) in gradients)
     slots: dict[int, Source] = {id(t): slot for slot, t in reversed(arguments)}
-    origins = find_origins(root, [item.real for item in lifted])
+    places = watch.places_of([item.real for item in lifted])
+    found_by_walk = iter(find_origins(root, [item.real for item in lifted if id(item.real) not in places]))
+    origins = [places.get(id(item.real)) or next(found_by_walk) for item in lifted]
     found: list[CapturedTensor] = []
     for item, origin in zip(lifted, origins, strict=True):
         if id(item.real) in gradients:

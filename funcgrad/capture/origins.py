@@ -7,8 +7,6 @@ modules, containers, plain objects and further functions.
 
 from __future__ import annotations
 
-import copy
-import enum
 import functools
 import types
 from collections import deque
@@ -23,7 +21,6 @@ from ..slots import Arg, Captured
 
 _VISIT_AT_MOST = 200_000
 _SCALARS = (bool, int, float, complex, str, type(None))
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 @frozen(eq=False)
@@ -68,55 +65,6 @@ def find_origins(function: Callable[..., Any], wanted: Sequence[object]) -> list
                 if not open_ids:
                     break
     return [found.get(id(w), Unresolved()) for w in wanted]
-
-
-_NEAR = 4
-"""How many steps from a function a container may be to be looked at when it is traced."""
-
-
-def reachable(function: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
-    """What can be reached from a function in a few steps, with the name a reader writes for it."""
-    for value, steps, name in _walk(function):
-        if len(steps) > _NEAR:
-            return
-        yield value, name or "the function's attributes"
-
-
-def plain_values(function: Callable[..., Any]) -> list[tuple[Origin, Any]]:
-    """The plain Python values and functions the function reads from its closure, defaults and globals, and where they live.
-
-    They are baked into a trace, so a call must notice when one is rebound.
-    """
-    constants: list[tuple[Origin, Any]] = []
-    pending: list[tuple[Any, tuple[str, ...], str]] = [(function, (), "")]
-    seen: set[int] = set()
-    while pending:
-        value, steps, _ = pending.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        for step, child, shown in _of_callable(value):
-            chain = (*steps, step)
-            if shown or not isinstance(child, _FUNCTIONS):  # what has no name is no part of the function that could be rebound
-                constants += [(Origin(function, chain, shown), kept) for kept in baked(child)]
-            if isinstance(child, _FUNCTIONS):
-                pending.append((child, chain, shown))
-    return constants
-
-
-def baked(value: Any) -> Iterator[Any]:
-    """What to keep of a value to see that it is no other one: itself if it is plain, or a function; a copy of a small container of plain
-    values; nothing of other objects, which may be anything."""
-    if isinstance(value, (*_FUNCTIONS, types.BuiltinFunctionType)) or _is_plain(value):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        parts = value.values() if isinstance(value, dict) else value
-        if len(parts) <= 32 and all(map(_is_plain, parts)):
-            yield copy.copy(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in _SCALARS or isinstance(value, (torch.dtype, torch.device, enum.Enum))
 
 
 def _walk(function: Any) -> Iterator[tuple[Any, tuple[str, ...], str]]:

@@ -23,6 +23,8 @@ from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
 from ..philox import philox
 from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
+from ..state.effects import Written
+from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
 from ..torch_private import (
@@ -104,6 +106,8 @@ class Trace(Recorder):
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False
+        self.watch: Watch | None = None
+        """What is watched of Python state; the recorded run compares with what the dry run met."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -304,6 +308,12 @@ class Trace(Recorder):
             raise named from error
         finally:
             _active.reset(token)
+
+    def written(self) -> Written:
+        """What the function has written to Python state by now."""
+        assert self.watch is not None
+        reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
+        return Written(self.watch, self.watch.follow(), lambda tensor: reals.get(id(tensor), tensor))
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

@@ -37,9 +37,9 @@ ORDER = (leaves, storage, dedupe, restride, alias_outputs, synthetic_base, mutat
 
 
 def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
-    """What a call looks like from outside: its inputs, and the leaves of its result that are tensors or symbols."""
+    """What a call looks like from outside: its inputs, the leaves of its result that are tensors or symbols, and what Python state gets."""
     ins: tuple[Slot, ...] = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
-    return Signature(ins, tuple(out_slot(o.path) for o in facts.returned if o.is_dynamic))
+    return Signature(ins, (*(out_slot(o.path) for o in facts.returned if o.is_dynamic), *facts.state.stores))
 
 
 def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool) -> tuple[Layer, ...]:

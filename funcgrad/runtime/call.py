@@ -22,9 +22,12 @@ from ..layers.layer import Layer
 from ..layers.printing import print_layers
 from ..slots import Arg, Signature, Slot
 from ..source import Source, compile_function
+from ..state.guards import Constant as NameOf
+from ..state.guards import Place
+from ..state.state import print_effects
+from ..state.state import print_guards as print_state
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .key import CallKey, print_guards, symbol_values
-from .program import Watched, WatchedModule
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -47,8 +50,6 @@ def print_call(
     joint: Joint,
     kernel: Runnable,
     root: Any,
-    watched: Sequence[Watched],
-    modules: Sequence[WatchedModule],
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
@@ -63,7 +64,10 @@ def print_call(
     lines = _print_arguments(key.tree, leaf_names, constants, otherwise)
     arguments: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     chains = _Chains(names)
-    reads = _print_reads(facts, arguments, captured_names, watched, modules, chains, constants, otherwise)
+    constant = _Constants(constants)
+    reads = [f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}" for path in facts.state.objects]
+    reads += print_state(facts.state.guards, constant, otherwise)
+    reads += _print_reads(facts, arguments, captured_names, chains, constants, constant, otherwise)
     if reads:
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
@@ -75,6 +79,7 @@ def print_call(
     variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
+    layered += print_effects(facts.state.effects, variables, constants, constant)
     if any(layer.effects for layer in layers):  # what is read, computed and written back is one step to other threads
         constants["lock"] = threading.RLock()
         layered = ["with lock:", *(f"    {line}" for line in layered)]
@@ -109,45 +114,43 @@ def _print_reads(
     facts: Facts,
     leaf_names: Mapping[Slot, str],
     captured_names: Sequence[str],
-    watched: Sequence[Watched],
-    modules: Sequence[WatchedModule],
     chains: _Chains,
     constants: dict[str, Any],
+    constant: NameOf,
     otherwise: str,
 ) -> list[str]:
-    """Lines that read everything the function closes over from where it lives, and compare what was baked in."""
-    origins = [c.origin for c in facts.captured] + [w.origin for w in watched] + [m.origin for m in modules]
-    chains.plan([o.steps for o in origins if isinstance(o, Origin)])
+    """Lines that read the captured tensors from where they live; each must live in all the places in which it was."""
+    chains.plan([c.origin.steps for c in facts.captured if isinstance(c.origin, Origin)])
     lines: list[str] = []
     name_of: dict[Slot, str] = {captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)}
     for name, captured in zip(captured_names, facts.captured, strict=True):
         if isinstance(captured.origin, Origin):
             lines += chains.read(captured.origin.steps, name)
+        elif isinstance(captured.origin, Place):
+            lines.append(f"{name} = {captured.origin.expression(constant)}")
         elif isinstance(captured.origin, GradientOf):
             lines.append(f"{name} = {name_of.get(captured.origin.slot) or leaf_names[captured.origin.slot]}.grad")
         else:
             constants[f"tensor_{name}"] = captured.tensor
             lines.append(f"{name} = tensor_{name}")
-    for i, constant in enumerate(watched):
-        lines += chains.read(constant.origin.steps, "value")
-        constants[f"constant_{i}"] = constant.value
-        lines.append(_print_holds("value", f"constant_{i}", otherwise))
-    for i, module in enumerate(modules):
-        constants[f"module_{i}"] = module.module
-        if isinstance(module.origin, Origin):
-            lines += chains.read(module.origin.steps, "value")
-            lines.append(f"if value is not module_{i}: {otherwise}")
-        constants |= {f"state_{i}_{j}": value for j, value in enumerate(module.state.values())}
-        lines.append(f"own = module_{i}.__dict__")
-        lines += [_print_holds(expression, f"state_{i}_{j}", otherwise) for j, expression in enumerate(module.state)]
-        for table, key, slot in module.tensors:
-            lines.append(f"if own[{table!r}][{key!r}] is not {name_of[slot]}: {otherwise}")
-    return lines
+    return [
+        *lines,
+        *(f"if {place.expression(constant)} is not {name_of.get(slot) or leaf_names[slot]}: {otherwise}" for place, slot in facts.also),
+    ]
 
 
-def _print_holds(expression: str, constant: str, otherwise: str) -> str:
-    """A line that compares with what was baked in: nearly always it is the very object, which costs no call."""
-    return f"if {expression} is not {constant} and not holds({constant}, {expression}): {otherwise}"
+class _Constants:
+    """Names for the objects that printed lines refer to, each once."""
+
+    def __init__(self, constants: dict[str, Any]) -> None:
+        self._constants = constants
+        self._names: dict[int, str] = {}
+
+    def __call__(self, value: Any) -> str:
+        if id(value) not in self._names:
+            self._names[id(value)] = f"constant_{len(self._names)}"
+            self._constants[self._names[id(value)]] = value
+        return self._names[id(value)]
 
 
 class _Chains:

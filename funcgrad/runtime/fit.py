@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
-from ..capture.origins import Origin
 from ..slots import Arg, Captured
 from ..subclasses import with_inner
 from ..torch_private import is_wrapper_subclass
-from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, holds, sizes_in, spec_of
+from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
@@ -60,21 +59,12 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
 
 def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:
     """What the function closes over besides tensors, where it is not what the trace baked in."""
-    for constant in program.watched:
-        now = _read(constant.origin.read)
-        if not holds(constant.value, now):
-            yield Difference(constant.origin.name, f"was {constant.value!r}, now {now!r}")
-    for watched in program.modules:
-        name = watched.origin.name or type(watched.module).__name__
-        if isinstance(watched.origin, Origin) and _read(watched.origin.read) is not watched.module:
-            yield Difference(name, "is another module")
-        for expression, value in watched.state.items():
-            now = watched.now(expression)
-            if not holds(value, now):
-                yield Difference(f"{name}.{expression.replace('own', '__dict__')}", f"was {value!r}, now {now!r}")
-        for table, key, slot in watched.tensors:
-            if watched.module.__dict__[table].get(key) is not tensors.get(str(slot)):
-                yield Difference(f"{name}.{key}", f"is another tensor than {slot}")
+    for guard in program.facts.state.guards:
+        if not guard.holds():
+            yield Difference(str(guard.place), guard.explain())
+    for place, slot in program.facts.also:
+        if place.read() is not tensors.get(str(slot)):
+            yield Difference(str(place), f"is another tensor than {slot}")
 
 
 def _read(read: Callable[[], Any]) -> Any:

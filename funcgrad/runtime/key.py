@@ -6,12 +6,10 @@ straight-line Python for the hot path.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
-import attrs
 import torch
 from attrs import evolve, fields, frozen
 from torch import Tensor
@@ -23,6 +21,7 @@ from ..errors import ArgumentError
 from ..histories import family_of
 from ..show import Doc, Shown, Table
 from ..sizes import Sizes
+from ..state.guards import compared_fields
 from ..torch_private import (
     STORAGE_ID,
     dispatch_bits,
@@ -217,14 +216,7 @@ def holds(baked: Any, now: Any) -> bool:
         return len(baked) == len(now) and all(map(holds, baked, now))
     if isinstance(baked, dict):
         return holds([*baked.items()], [*now.items()])
-    return bool(baked == now) and all(holds(getattr(baked, name), getattr(now, name)) for name in _compared(type(baked)))
-
-
-def _compared(kind: type) -> tuple[str, ...]:
-    """The fields that ``==`` compares of a dataclass or an attrs class."""
-    if dataclasses.is_dataclass(kind):
-        return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
-    return tuple(a.name for a in fields(kind) if a.eq) if attrs.has(kind) else ()
+    return bool(baked == now) and all(holds(getattr(baked, name), getattr(now, name)) for name in compared_fields(type(baked)))
 
 
 def _copied(value: Any) -> Any:

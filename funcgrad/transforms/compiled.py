@@ -25,7 +25,6 @@ from ..capture.facts import require_sizes_may_vary
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, Symbolic, read_all
 from ..capture.observe import observe
-from ..capture.origins import plain_values
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..checkpoint_policies import policy_of
@@ -42,7 +41,7 @@ from ..runtime.check import require_same
 from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted_peak
 from ..runtime.fit import key_of, why_not, with_sizes_as_symbols, with_symbols
 from ..runtime.key import with_sizes
-from ..runtime.program import Program, unchanged, watch_modules
+from ..runtime.program import Program
 from ..runtime.stages import Stages, log
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, outside_transforms
@@ -200,14 +199,14 @@ class Compiled:
     def _compile(self, inputs: Inputs) -> Program:
         """flatten → key → observe → layers → capture → tag → partition → lower → schedule → emit → build."""
         definition, grad = self._definition, torch.is_grad_enabled()
-        baked = plain_values(definition.root)
         stages = Stages(self.__name__)
         with stages.progress():
             with stages("observe"):
-                facts = observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, self._options.rng)
+                facts, watch = observe(
+                    definition, inputs, grad, definition.root, definition.splits, definition.out_slot, self._options.rng, definition.replays
+                )
                 captured = read_all(facts.captured, dict(inputs.dynamic))
                 key = key_of(inputs, list(captured.items()), facts.histories)
-                modules = watch_modules(facts, definition.root)
                 if inputs.sizes:
                     require_sizes_may_vary(facts)
             with stages("layers"):
@@ -221,7 +220,7 @@ class Compiled:
                     definition.root, self._options.backward_autocast, policy_of(self._options.policy), self._options.rng,
                 )  # fmt: skip
             with stages("capture"):
-                joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad)
+                joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad, watch)
                 key = with_sizes(key, joint.sizes)
                 backend = choose_backend(self._options, joint.graph)
                 joint = evolve(joint, graph=backend.prepare(joint.graph))
@@ -261,15 +260,14 @@ class Compiled:
                     kernel = differentiable(
                         inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before
                     )
-                watched, modules = unchanged(baked, modules)
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 examples = [*inputs.leaves, *captured.values()]
-                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, watched, modules)
+                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root)
                 run = build_call(call)
                 if joint.sizes is not None:
                     joint.sizes.close()
         return Program(
-            self.__name__, key, facts.released(), watched, modules, layers, joint, split, kernels, schedules,
+            self.__name__, key, facts.released(), layers, joint, split, kernels, schedules,
             tuple(itertools.chain(*sources)), call, run, stages.seconds,
         )  # fmt: skip
 

@@ -39,6 +39,10 @@ class Definition(Protocol):
     def splits(self) -> bool:
         """Whether a result that must be differentiable is computed in two halves (else its derivative is compiled when asked for)."""
 
+    @property
+    def replays(self) -> bool:
+        """Whether what the function writes to Python state happens on each call; not where it runs again for a derivative."""
+
     def argument_names(self, n: int) -> list[str]:
         """Names of ``n`` positional arguments."""
 
@@ -69,6 +73,7 @@ class Plain:
 
     root: Callable[..., Any]
     splits: bool = True
+    replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _nesting():
@@ -94,6 +99,7 @@ class Gradient:
     has_aux: bool
     order: tuple[str, ...]
     splits: bool = False
+    replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if transform_active():  # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
@@ -215,6 +221,7 @@ class Pullback:
     active: tuple[Slot, ...]
     root: Callable[..., Any]
     splits: bool = False
+    replays: bool = False
 
     def __call__(self, values: Sequence[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         trace = active_trace()

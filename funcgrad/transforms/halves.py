@@ -28,21 +28,23 @@ from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
 from ..runtime.tangents import Outline, TangentLayout
 from ..slots import Final, Grad, Late, Saved, Slot, Tangent, outer_slot
+from ..state.state import as_it_was
+from ..state.watch import Watch
 from .definition import Definition, Pullback
 
 
-def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad: bool) -> tuple[Joint, Exception | None]:
+def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
     """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
 
     Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch.
     """
     if not (definition.splits and inner.facts.differentiable):
-        return capture(inner, reals, grad and definition.splits, False), None
+        return capture(inner, reals, grad and definition.splits, False, watch), None
     try:
-        return capture(inner, reals, True, True), None
+        return capture(inner, reals, True, True, watch), None
     except BackwardError as error:
         assert isinstance(error.__cause__, RuntimeError)
-        return capture(inner, reals, True, False), named_error(error.__cause__) or error.__cause__
+        return capture(inner, reals, True, False, watch), named_error(error.__cause__) or error.__cause__
 
 
 def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
@@ -131,7 +133,7 @@ def differentiable(
                     where=str(slot),
                     fix="pass it as an argument, or rebind it after the backward pass",
                 )
-        with autocast_as(autocast):
+        with autocast_as(autocast), as_it_was(inner.facts.state):
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     written = [s for s in backward.outs if isinstance(s, Final)] if backward else []

@@ -1,0 +1,157 @@
+"""What a function's bytecode mentions: names, attributes, and how each of them is used.
+
+Items of builtin containers are read without any hook. Where every use of a name subscripts it by constants (``cfg["lr"]``), only those
+items are read; where every use grows it (``log.append(x)``), nothing of it is. A pattern this module does not know means: all of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import types
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+_NO_OPERATION = {"CACHE", "EXTENDED_ARG", "PRECALL", "RESUME", "NOP", "NOT_TAKEN"}
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
+_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
+_CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
+_GROWS = {"append", "extend", "appendleft", "add", "update"}
+_BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
+UNSEEN = {"globals", "locals", "eval", "exec", "open", "input"}
+"""Builtins that read what no guard can watch."""
+
+
+@frozen
+class Use:
+    """One use of a name: the constants it is subscripted by, then what happens: ``"read"``, ``"grow"`` (a container is added to),
+    ``"store"`` (an item is replaced or deleted), ``"count"`` (a number is increased by a constant in place)."""
+
+    keys: tuple[Hashable, ...]
+    then: str
+
+
+@frozen
+class Mentions:
+    """What a code object, nested ones included, mentions. ``strings`` are its constants: they may name attributes or keys."""
+
+    globals: frozenset[str] = frozenset()
+    imports: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    strings: frozenset[str] = frozenset()
+    stored: frozenset[str] = frozenset()
+    uses: Mapping[str, frozenset[Use]] = {}
+
+    @property
+    def by_name(self) -> bool:
+        """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
+        return bool(self.globals & _BY_NAME) or "__dict__" in self.attributes
+
+    @property
+    def unseen(self) -> frozenset[str]:
+        return self.globals & UNSEEN
+
+
+def together(parts: Sequence[Mentions]) -> Mentions:
+    """What any of them mentions."""
+    uses: dict[str, set[Use]] = {}
+    for part in parts:
+        for name, own in part.uses.items():
+            uses.setdefault(name, set()).update(own)
+    merged = {name: frozenset(own) for name, own in uses.items()}
+    fields = ("globals", "imports", "attributes", "strings", "stored")
+    return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
+
+
+@functools.lru_cache(maxsize=8192)
+def mentions(code: types.CodeType) -> Mentions:
+    """What a code object mentions."""
+    steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
+    found: dict[str, set[str]] = {"globals": set(), "imports": set(), "attributes": set(), "stored": set()}
+    uses: dict[str, set[Use]] = {}
+    for at, step in enumerate(steps):
+        kind = _kind(step.opname)
+        if kind is not None:
+            found[kind].add(step.argval)
+        if step.opname in _GLOBAL | _ATTRIBUTE | _CELL:
+            uses.setdefault(step.argval, set()).add(_use(steps, at))
+    strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(*(c for c in code.co_consts if _is_names(c)))
+    own = Mentions(**{k: frozenset(v) for k, v in found.items()}, strings=strings, uses={k: frozenset(v) for k, v in uses.items()})
+    return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
+
+
+def _kind(opname: str) -> str | None:
+    if opname in _GLOBAL:
+        return "globals"
+    if opname in _ATTRIBUTE:
+        return "attributes"
+    return {"IMPORT_NAME": "imports", "STORE_GLOBAL": "stored", "DELETE_GLOBAL": "stored"}.get(opname)
+
+
+def _is_names(constant: object) -> bool:
+    return isinstance(constant, (tuple, frozenset)) and all(isinstance(c, str) for c in constant)
+
+
+def _subscripts(step: dis.Instruction) -> bool:
+    return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
+
+
+def _adds(step: dis.Instruction) -> bool:
+    return step.opname == "BINARY_OP" and step.argrepr in ("+=", "-=")
+
+
+def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
+    """How the value that is loaded at ``at`` is used."""
+    keys: list[Hashable] = []
+    rest = _Ahead(steps, at + 1)
+    while rest.ops(0) in _CONSTANT and rest.at(1) is not None and _subscripts(rest.at(1)):  # type: ignore[arg-type]
+        keys.append(_hashable(rest.value(0)))
+        rest = rest.after(2)
+    if rest.ops(0) in _CONSTANT and rest.ops(1) in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        return Use((*keys, _hashable(rest.value(0))), "store")
+    if rest.ops(0) in _CONSTANT and rest.ops(1) == rest.ops(2) == "COPY" and rest.ops(4) in _CONSTANT and rest.ops(8) == "STORE_SUBSCR":
+        third, fifth = rest.at(3), rest.at(5)
+        if third is not None and fifth is not None and _subscripts(third) and _adds(fifth):
+            return Use((*keys, _hashable(rest.value(0))), "count")
+    if rest.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and rest.value(0) in _GROWS:
+        return Use(tuple(keys), "grow")
+    second = rest.at(1)
+    if not keys and rest.ops(0) in _CONSTANT and second is not None and _adds(second):
+        store = rest.at(3) if rest.ops(2) == "SWAP" else rest.at(2)
+        if store is not None and store.opname.startswith("STORE_") and store.argval == steps[at].argval:
+            return Use((), "count")
+    return Use(tuple(keys), "read")
+
+
+@frozen
+class _Ahead:
+    """The instructions from one on."""
+
+    steps: Sequence[dis.Instruction]
+    start: int
+
+    def at(self, i: int) -> dis.Instruction | None:
+        return self.steps[self.start + i] if self.start + i < len(self.steps) else None
+
+    def ops(self, i: int) -> str:
+        step = self.at(i)
+        return "" if step is None else step.opname
+
+    def value(self, i: int) -> object:
+        step = self.at(i)
+        return None if step is None else step.argval
+
+    def after(self, n: int) -> _Ahead:
+        return _Ahead(self.steps, self.start + n)
+
+
+def _hashable(value: object) -> Hashable:
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def builtins_in(names: frozenset[str], namespace: Mapping[str, object]) -> Iterator[str]:
+    """Those of ``names`` that mean the builtin function of that name."""
+    yield from (n for n in names if n not in namespace and hasattr(builtins, n))

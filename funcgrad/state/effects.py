@@ -1,0 +1,288 @@
+"""Effects: what a function wrote to Python state, found by comparison with what was there, undone, and replayed by the program.
+
+What was written must be the same on each call in which the guards hold: plain values, objects that were there before, tensors the
+function computed (``Stored`` slots of the program), containers of these. A number that is only ever increased in place is increased
+(``Count``), without a guard on its value; a list or set that is only ever added to is added to (``Grow``). Anything else is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..errors import MutationError
+from ..slots import Stored
+from ..trees import Tree, flatten, print_unflatten
+from .code import Mentions
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Place, is_plain
+from .names import item_name, joined, uses_of
+from .reached import Met
+from .watch import Watch
+
+_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType)
+"""What may be stored as it is: nobody can tell one from another, or it is there for good."""
+
+
+_OF_RNN = ("_flat_weights", "_flat_weight_refs")
+"""Where torch's recurrent modules keep lists of their weights, new ones whenever one is swapped (``functional_call``)."""
+
+
+@frozen(eq=False)
+class New:
+    """A value to be stored: a tree of tensors, each an output of the program, and of what is the same on each call."""
+
+    tree: Tree
+    leaves: tuple[Any, ...]
+
+    def slots(self) -> Iterator[Stored]:
+        yield from (leaf for leaf in self.leaves if isinstance(leaf, Stored))
+
+    def text(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> str:
+        """Python that makes it."""
+        leaves = (names[v] if isinstance(v, Stored) else constant(v) + (".copy()" if _is_copied(v) else "") for v in self.leaves)
+        return print_unflatten(self.tree, leaves, constants)
+
+    def __str__(self) -> str:
+        return ", ".join(map(repr_of, self.leaves)) or str(self.tree)
+
+
+@frozen(eq=False)
+class Store:
+    """A place holds another value from now on; ``new`` is None where it holds nothing."""
+
+    place: Place
+    new: New | None
+
+    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+        if self.new is not None:
+            yield self.place.store(self.new.text(names, constants, constant), constant)
+        elif self.place.kind == "class":
+            yield f"delattr({constant(self.place.owner)}, {self.place.key!r})"
+        else:
+            yield f"del {self.place.expression(constant)}"
+
+    def __str__(self) -> str:
+        return f"{self.place} = {self.new}" if self.new is not None else f"del {self.place}"
+
+
+@frozen(eq=False)
+class Count:
+    """A number is increased in place, whatever it is."""
+
+    place: Place
+    by: Any
+    otherwise: Any = MISSING
+    """What it starts from where the place holds nothing: an attribute of the class."""
+
+    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+        now = self.place.expression(constant)
+        if self.otherwise is not MISSING:
+            now = f"{constant(self.place.owner)}.get({self.place.key!r}, {constant(self.otherwise)})"
+        yield self.place.store(f"{now} + {constant(self.by)}", constant)
+
+    def __str__(self) -> str:
+        return f"{self.place} += {self.by}"
+
+
+@frozen(eq=False)
+class Grow:
+    """A list or deque gets more items, a set more members."""
+
+    container: Any
+    name: str
+    new: New
+
+    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+        method = "update" if isinstance(self.container, set) else "extend"
+        yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
+
+    def __str__(self) -> str:
+        return f"{self.name} += {self.new}"
+
+
+@frozen(eq=False)
+class Refill:
+    """A list, deque or set holds other items from now on."""
+
+    container: Any
+    name: str
+    new: New
+
+    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+        items, own = self.new.text(names, constants, constant), constant(self.container)
+        if isinstance(self.container, list):
+            yield f"{own}[:] = {items}"
+        else:
+            yield f"{own}.clear()"
+            yield f"{own}.{'update' if isinstance(self.container, set) else 'extend'}({items})"
+
+    def __str__(self) -> str:
+        return f"{self.name}[:] = {self.new}"
+
+
+Effect = Store | Count | Grow | Refill
+
+
+def repr_of(leaf: Any) -> str:
+    """A stored value as a reader knows it."""
+    return str(leaf) if isinstance(leaf, Stored) or not is_plain(leaf) else repr(leaf)
+
+
+class Written:
+    """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back (``undo``).
+
+    ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
+    """
+
+    def __init__(self, watch: Watch, said: Mentions, known: Callable[[Any], Any]) -> None:
+        self._watch, self._said, self._known = watch, said, known
+        self.effects: list[Effect] = []
+        self.stores: dict[Stored, Tensor] = {}
+        self._fresh: dict[int, Any] = {}
+        self.counted: set[Any] = set()
+        """The identities of places whose values are only counted: no guard is needed."""
+        self._back: list[Callable[[], None]] = []
+        self._refused: list[tuple[str, str]] = []
+        for met in watch.met.values():
+            self._compare(met)
+        for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
+            self._place(place, before, place.read())
+        for kind, had in watch.classes.items():
+            self._class(kind, had)
+
+    def undo(self) -> None:
+        """Everything is as it was before the run. The first thing that cannot be replayed is raised (``MutationError``)."""
+        for back in reversed(self._back):
+            back()
+        self._back.clear()
+
+    def require_replayable(self) -> None:
+        if self._refused:
+            name, what = self._refused[0]
+            raise MutationError(
+                f"the function stores {what} in {name}",
+                where=name,
+                fix="store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for a gradient)",
+            )
+
+    # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compare(self, met: Met) -> None:
+        container, before = met.container, met.before
+        if isinstance(container, dict):
+            names = [*dict.fromkeys([*before, *container])]
+            for key in names:
+                if key in _OF_RNN and isinstance(met.of, torch.nn.RNNBase):
+                    self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
+                    continue
+                name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
+                self._place(Place("item", container, key, name), before.get(key, MISSING), container.get(key, MISSING), met.of)
+        elif isinstance(container, np.ndarray):
+            if container.tobytes() != before.tobytes():
+                self._back.append(lambda: np.copyto(container, before))
+                self._refused.append((met.name, "numbers in place"))
+        elif isinstance(container, (list, collections.deque)):
+            self._items(met)
+        elif isinstance(container, set) and container != before:
+            self._back.append(lambda: refill(container, before))
+            only_more = container > before and uses_of(met.name, self._said) == {"grow"}
+            new = self._new([*(container - before if only_more else container)], met.name)
+            if new is not None:
+                self.effects.append((Grow if only_more else Refill)(container, met.name, new))
+
+    def _items(self, met: Met) -> None:
+        container, before = met.container, met.before
+        now = [self._real(v) for v in container]
+        if len(now) == len(before) and all(a is b for a, b in zip(before, now, strict=True)):
+            self._back.append(
+                lambda: refill(container, before) if any(a is not b for a, b in zip(before, container, strict=False)) else None
+            )
+            return
+        self._back.append(lambda: refill(container, before))
+        self._watch.written.add(id(container))
+        grown = (
+            len(now) > len(before) and all(a is b for a, b in zip(before, now, strict=False)) and uses_of(met.name, self._said) == {"grow"}
+        )
+        new = self._new(list(container)[len(before) :] if grown else list(container), met.name)
+        if new is not None:
+            self.effects.append((Grow if grown else Refill)(container, met.name, new))
+
+    def _place(self, place: Place, before: Any, now: Any, of: Any = None) -> None:
+        if now is before:
+            return
+        self._back.append(lambda: place.write(before))
+        if self._real(now) is before:
+            return
+        self._watch.written.add(id(place.owner))
+        if now is MISSING:
+            self.effects.append(Store(place, None))
+            return
+        if type(now) in (int, float) and uses_of(place.name, self._said) == {"count"}:
+            start = before if before is not MISSING or of is None else getattr(type(of), str(place.key), MISSING)
+            if type(start) in (int, float):
+                self.counted.add(place.identity)
+                self.effects.append(Count(place, now - start, start if before is MISSING else MISSING))
+                return
+        new = self._new(now, place.name)
+        if new is not None:
+            self.effects.append(Store(place, new))
+
+    def _class(self, kind: type, had: Mapping[str, Any]) -> None:
+        for name in {*had, *(k for k in kind.__dict__ if not k.startswith("__"))}:
+            self._place(Place("class", kind, name, f"{kind.__name__}.{name}"), had.get(name, MISSING), kind.__dict__.get(name, MISSING))
+
+    # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _real(self, value: Any) -> Any:
+        return self._known(value) if isinstance(value, Tensor) else value
+
+    def _new(self, value: Any, name: str) -> New | None:
+        """What to store, or None: it is refused."""
+        leaves, tree, paths = flatten(value, is_leaf=self._is_kept)
+        found: list[Any] = []
+        for leaf, path in zip(leaves, paths, strict=True):
+            if isinstance(leaf, Tensor):
+                slot = Stored(f"{name}{path}")
+                self.stores[slot] = leaf
+                found.append(slot)
+            elif self._is_kept(leaf) or _is_copied(leaf):
+                found.append(leaf)
+            else:
+                self._refused.append((f"{name}{path}", f"a new {type(leaf).__name__}"))
+                return None
+        return New(tree, tuple(found))
+
+    def _is_kept(self, value: Any) -> bool:
+        """Whether a value is stored as it is. A container that is stored twice would become two."""
+        if isinstance(value, (list, dict)) and not self._watch.knows(value):
+            if id(value) in self._fresh:
+                self._refused.append((type(value).__name__, "one new container twice"))
+            self._fresh[id(value)] = value
+        return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
+
+
+def _is_copied(value: Any) -> bool:
+    """Whether a value is made again by copying it."""
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype != object)
+    return type(value) in (set, collections.deque) and all(map(is_plain, value))
+
+
+def refill(container: Any, items: Any) -> None:
+    """Let a container hold these items alone."""
+    if isinstance(container, list):
+        container[:] = items
+        return
+    container.clear()
+    if isinstance(container, collections.deque):
+        container.extend(items)
+    else:
+        container.update(items)

@@ -1,0 +1,299 @@
+"""Guards: what a program assumes of Python state, one row for each place that was read: checked, printed, explained.
+
+Every read that leads to an object is itself guarded by identity, so a row needs no chain: the object that holds the value is a constant,
+and a guard is one comparison, ``if c7["k"] is not v7: miss``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING: Any = _Missing()
+"""What a place holds where there is nothing."""
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice)
+TORCH_PLAIN = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
+Constant = Callable[[Any], str]
+"""A name by which printed code finds an object."""
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is immutable and known by what it is equal to, not by which object it is."""
+    return (
+        type(value) in PLAIN
+        or isinstance(value, (*TORCH_PLAIN, np.generic))
+        or (type(value) in (tuple, frozenset) and all(map(is_plain, value)))
+    )
+
+
+def same(was: Any, now: Any) -> bool:
+    """Whether ``now`` is the object ``was``, or a plain value of the same type and equal to it. NaN is NaN, 0.0 is not -0.0."""
+    if was is now:
+        return True
+    if type(was) is not type(now):
+        return False
+    if isinstance(was, (float, complex, np.generic)):
+        return repr(was) == repr(now)
+    if isinstance(was, tuple) and type(was) is not torch.Size:
+        return len(was) == len(now) and all(map(same, was, now))
+    if isinstance(was, frozenset):
+        return _typed(was) == _typed(now)
+    return is_plain(was) and bool(was == now)
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether a builtin container holds a tensor, at any depth."""
+    if isinstance(value, Tensor):
+        return True
+    if type(value) is dict:
+        return all(type(k) in (str, int) for k in value) and any(map(holds_tensors, value.values()))
+    return (type(value) is list or isinstance(value, tuple)) and any(map(holds_tensors, value))
+
+
+def shape_of(container: Any) -> tuple[Any, ...]:
+    """The type of a container, and how many items it has, or under which keys."""
+    return type(container), tuple(container) if isinstance(container, dict) else len(container)
+
+
+def compared_fields(kind: type) -> tuple[str, ...]:
+    """The fields that ``==`` compares of a dataclass or an attrs class."""
+    if dataclasses.is_dataclass(kind) and kind.__eq__ is not object.__eq__:
+        return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
+    return tuple(a.name for a in attrs.fields(kind) if a.eq) if attrs.has(kind) and kind.__eq__ is not object.__eq__ else ()
+
+
+def _typed(values: Any) -> set[tuple[type, Any]]:
+    return {(type(v), v) for v in values}
+
+
+def same_items(was: Any, now: Any) -> bool:
+    """Whether a list or deque holds what it held."""
+    return len(was) == len(now) and (all(map(operator.is_, was, now)) or all(map(same, was, now)))
+
+
+def same_entries(was: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
+    """Whether a dict has the keys it had, in that order, and the values."""
+    return len(was) == len(now) and same_items([*was], [*now]) and same_items([*was.values()], [*now.values()])
+
+
+def same_set(was: Any, now: Any) -> bool:
+    """Whether a set holds what it held."""
+    return len(was) == len(now) and _typed(was) == _typed(now)
+
+
+def same_array(was: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays are equal to the last bit."""
+    return was.dtype == now.dtype and was.shape == now.shape and was.tobytes() == now.tobytes()
+
+
+def like_items(was: Any, now: Any) -> bool:
+    """The same but for tensors, each of which may be another: the program reads it from where it lives."""
+    return len(was) == len(now) and all(map(_like, was, now))
+
+
+def like_entries(was: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
+    """The same for a dict."""
+    return same_items([*was], [*now]) and like_items([*was.values()], [*now.values()])
+
+
+def _like(was: Any, now: Any) -> bool:
+    return same(was, now) or (isinstance(was, Tensor) and isinstance(now, Tensor))
+
+
+@frozen(eq=False)
+class Place:
+    """Where a value lives: ``key`` of ``owner``, which ``kind`` says how to read. ``name`` is what a reader writes for it. The owner is an
+    object, or what lives at another place: containers of tensors are looked into anew on each call.
+
+    ``"item"``: of a dict or list (the attributes of an object are items of its ``__dict__``) · ``"class"``: an attribute of a class ·
+    ``"slot"``: an attribute that no dict holds · ``"default"``: of an argument of a function · ``"cell"`` · ``"environ"`` ·
+    ``"context"``: a ``ContextVar`` · ``"type"``: of an object · ``"itself"``: the object.
+    """
+
+    kind: str
+    owner: Any
+    key: Any
+    name: str
+
+    @property
+    def identity(self) -> tuple[str, Any, Any]:
+        owner = self.owner.identity if isinstance(self.owner, Place) else id(self.owner)
+        return self.kind, owner, (type(self.key), self.key) if isinstance(self.key, Hashable) else id(self.key)
+
+    def read(self) -> Any:
+        """What lives there now, or ``MISSING``."""
+        try:
+            return _READ[self.kind](self._held(), self.key)
+        except (KeyError, IndexError, AttributeError, ValueError):
+            return MISSING
+
+    def _held(self) -> Any:
+        return self.owner.read() if isinstance(self.owner, Place) else self.owner
+
+    def write(self, value: Any) -> None:
+        """Put a value there; ``MISSING`` takes away what is there."""
+        if value is MISSING:
+            _DELETE[self.kind](self._held(), self.key)
+        else:
+            _WRITE[self.kind](self._held(), self.key, value)
+
+    def expression(self, constant: Constant) -> str:
+        """Python that reads it; ``constant`` names objects."""
+        key = repr(self.key) if type(self.key) in (str, int, bytes) or self.kind == "slot" else constant(self.key)
+        owner = self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
+        return _TEXT[self.kind].format(owner=owner, key=self.key if self.kind == "slot" else key)
+
+    def store(self, value: str, constant: Constant) -> str:
+        """Python that puts the value of an expression there."""
+        if self.kind == "class":
+            return f"setattr({constant(self.owner)}, {self.key!r}, {value})"
+        return f"{self.expression(constant)} = {value}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_TEXT = {
+    "item": "{owner}[{key}]",
+    "class": "{owner}.__dict__[{key}]",
+    "slot": "{owner}.{key}",
+    "default": "{owner}.__defaults__[{key}]",
+    "cell": "{owner}.cell_contents",
+    "environ": "{owner}.get({key})",
+    "context": "{owner}.get(None)",
+    "type": "type({owner})",
+    "itself": "{owner}",
+}
+_READ: dict[str, Callable[[Any, Any], Any]] = {
+    "item": lambda owner, key: dict.__getitem__(owner, key) if isinstance(owner, dict) else owner[key],
+    "class": lambda owner, key: owner.__dict__[key],
+    "slot": getattr,
+    "default": lambda owner, key: owner.__defaults__[key],
+    "cell": lambda owner, key: owner.cell_contents,
+    "environ": lambda owner, key: owner.get(key),
+    "context": lambda owner, key: owner.get(None),
+    "type": lambda owner, key: type(owner),
+    "itself": lambda owner, key: owner,
+}
+_WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
+    "item": lambda owner, key, value: operator.setitem(owner, key, value),
+    "class": lambda owner, key, value: setattr(owner, key, value),
+    "slot": lambda owner, key, value: object.__setattr__(owner, key, value),
+    "cell": lambda owner, key, value: setattr(owner, "cell_contents", value),
+}
+_DELETE: dict[str, Callable[[Any, Any], None]] = {
+    "item": lambda owner, key: operator.delitem(owner, key),
+    "class": lambda owner, key: delattr(owner, key),
+    "slot": lambda owner, key: object.__delattr__(owner, key),
+    "cell": lambda owner, key: delattr(owner, "cell_contents"),
+}
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "is": operator.is_,
+    "equal": same,
+    "items": same_items,
+    "entries": same_entries,
+    "set": same_set,
+    "array": same_array,
+    "like items": like_items,
+    "like entries": like_entries,
+    "tensor": lambda was, now: was() is now,
+    "shape": lambda was, now: was == shape_of(now),
+}
+
+
+@frozen(eq=False)
+class Guard:
+    """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only where it holds nothing;
+    ``"tensor"``: only where it holds what the weak reference ``value`` leads to; ``"shape"``: a container of this ``shape_of``.
+    """
+
+    place: Place
+    value: Any
+    how: str
+
+    @staticmethod
+    def of(place: Place, value: Any) -> Guard:
+        """That a place holds this very object, or a plain value equal to it."""
+        return Guard(place, value, "equal" if is_plain(value) and not isinstance(value, (bool, type(None))) else "is")
+
+    @staticmethod
+    def absent(place: Place) -> Guard:
+        return Guard(place, MISSING, "absent")
+
+    @staticmethod
+    def contents(owner: Any, copy: Any, name: str) -> Guard:
+        """That a container holds what it held, but for tensors, which may be others."""
+        place = Place("itself", owner, None, name)
+        if isinstance(owner, np.ndarray):
+            return Guard(place, copy, "array")
+        if isinstance(owner, (set, frozenset)):
+            return Guard(place, copy, "set")
+        is_mapping = isinstance(owner, Mapping)
+        tensors = any(isinstance(v, Tensor) for v in (copy.values() if is_mapping else copy))
+        return Guard(place, copy, f"{'like ' if tensors else ''}{'entries' if is_mapping else 'items'}")
+
+    def holds(self) -> bool:
+        now = self.place.read()
+        if self.how == "absent" or now is MISSING:
+            return now is self.value
+        return _COMPARED[self.how](self.value, now)
+
+    def fails(self, constant: Constant) -> str:
+        """Python that is true where it does not hold; a KeyError, IndexError, AttributeError or ValueError means so, too."""
+        if self.how == "absent":
+            owner = constant(self.place.owner) + (".__dict__" if self.place.kind == "class" else "")
+            if self.place.kind in ("item", "class"):
+                return f"{self.place.key!r} in {owner}"
+            return f"hasattr({owner}, {self.place.key!r})"
+        now, value = self.place.expression(constant), constant(self.value)
+        if self.how == "is":
+            return f"{now} is not {value}"
+        if self.how == "shape":
+            return f"{constant(shape_of)}({now}) != {value}"
+        if self.how == "tensor":
+            return f"{now} is not {value}()"
+        if self.how == "equal":
+            return f"{now} is not {value} and not {constant(same)}({value}, {now})"
+        if not len(self.value):
+            return f"len({now})" if self.how == "array" else now
+        return f"not {constant(_COMPARED[self.how])}({value}, {now})"
+
+    @property
+    def value_shown(self) -> str:
+        return _shown(self.value)
+
+    def explain(self) -> str:
+        """What was there, and what is there now."""
+        return f"was {_shown(self.value)}, now {_shown(self.place.read())}"
+
+
+def _shown(value: Any) -> str:
+    text = type(value).__name__ if isinstance(value, (torch.nn.Module, Tensor)) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def copied(container: Any) -> Any:
+    """A shallow copy of a container, to compare with later."""
+    if isinstance(container, Mapping):
+        return dict(container)
+    if isinstance(container, np.ndarray):
+        return container.copy()
+    if isinstance(container, (set, frozenset)):
+        return set(container)
+    return deque(container) if isinstance(container, deque) else list(container)

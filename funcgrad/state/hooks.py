@@ -1,0 +1,125 @@
+"""Temporary hooks on classes: while a function is watched, attribute reads of their instances are told to its watch.
+
+A hook stands on the class, so that other threads run through it, too: for them it does nothing. Where several threads watch at
+once, the last one to let go of a class takes its hook away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .guards import MISSING
+
+
+class Listener(Protocol):
+    """Who is told of reads."""
+
+    def got(self, owner: Any, name: str, value: Any) -> None: ...
+    def lacked(self, owner: Any, name: str) -> None: ...
+    def environment(self, key: str) -> None: ...
+
+
+_listener: ContextVar[Listener | None] = ContextVar("funcgrad_listener", default=None)
+_lock = threading.Lock()
+_hooked: dict[type, list[Any]] = {}
+"""For each hooked class, how many hold on to its hook, and what it had in the hook's place."""
+
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+
+
+@contextlib.contextmanager
+def listening(listener: Listener | None) -> Iterator[None]:
+    """Inside, this thread's reads of hooked objects are told to ``listener``; with None, to nobody."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def can_be_hooked(kind: type) -> bool:
+    """Whether a class takes a hook: not those of C, of torch (but modules), enums, nor what forbids attributes to be set on it."""
+    plain_meta = type(kind).__setattr__ is type.__setattr__ and type(kind).__delattr__ is type.__delattr__
+    is_python = bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
+    if not plain_meta or not is_python or issubclass(kind, (enum.Enum, Tensor, BaseException)):
+        return False
+    return kind.__module__.partition(".")[0] != "torch" or issubclass(kind, torch.nn.Module) or issubclass(kind, torch.optim.Optimizer)
+
+
+def hook(kind: type) -> type | None:
+    """Hook a class, or hold on to the hook it inherits; returns the class to ``unhook``, None where it takes none."""
+    with _lock:
+        defines = next(c for c in kind.__mro__ if "__getattribute__" in c.__dict__)
+        if defines in _hooked:
+            _hooked[defines][0] += 1
+            return defines
+        had = kind.__dict__.get("__getattribute__", MISSING)
+        original: Callable[[Any, str], Any] = kind.__getattribute__  # type: ignore[assignment]
+
+        def read(self: Any, name: str) -> Any:
+            listener = _listener.get()
+            if listener is None:
+                return original(self, name)
+            try:
+                value = original(self, name)
+            except AttributeError:
+                listener.lacked(self, name)
+                raise
+            listener.got(self, name, value)
+            return value
+
+        try:
+            kind.__getattribute__ = read  # type: ignore[method-assign, assignment]
+        except TypeError:
+            return None
+        _hooked[kind] = [1, had]
+        return kind
+
+
+def unhook(kind: type) -> None:
+    """Let go of a class."""
+    with _lock:
+        entry = _hooked[kind]
+        entry[0] -= 1
+        if entry[0] == 0:
+            del _hooked[kind]
+            if entry[1] is MISSING:
+                type.__delattr__(kind, "__getattribute__")
+            else:
+                type.__setattr__(kind, "__getattribute__", entry[1])
+
+
+@contextlib.contextmanager
+def hooked_environment() -> Iterator[None]:
+    """Inside, reads of environment variables are told, too."""
+    kind = type(os.environ)
+    with _lock:
+        entry = _hooked.setdefault(kind, [0, kind.__getitem__])
+        entry[0] += 1
+        original = entry[1]
+        if entry[0] == 1:
+
+            def read(environment: Any, key: str) -> str:
+                listener = _listener.get()
+                if listener is not None:
+                    listener.environment(key)
+                return original(environment, key)  # type: ignore[no-any-return]
+
+            kind.__getitem__ = read  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            entry[0] -= 1
+            if entry[0] == 0:
+                del _hooked[kind]
+                kind.__getitem__ = original  # type: ignore[method-assign]

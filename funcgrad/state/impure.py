@@ -1,0 +1,150 @@
+"""What a program cannot carry out on each call: draws from generators other than torch's, iterators that go on, clocks."""
+
+from __future__ import annotations
+
+import datetime
+import dis
+import io
+import os
+import random
+import time
+import types
+import uuid
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from ..errors import ImpureFunctionError, UnwatchedStateWarning
+from .code import Mentions
+
+_CLOCKS: Mapping[Any, frozenset[str]] = {
+    time: frozenset(
+        name for name in dir(time) if name.removesuffix("_ns") in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    ),
+    datetime.datetime: frozenset({"now", "utcnow", "today"}),
+    datetime.date: frozenset({"today"}),
+    uuid: frozenset({"uuid1", "uuid4"}),
+    os: frozenset({"urandom", "getpid", "times"}),
+}
+"""Where another value comes from on each call, and under which names."""
+_CLOCK_FUNCTIONS = {id(getattr(owner, name)): f"{owner.__name__}.{name}" for owner, names in _CLOCKS.items() for name in names}
+ITERATORS = (
+    types.GeneratorType,
+    *(type(i) for i in (iter([]), iter(()), iter({}), iter(set()), iter(""), iter(range(0)))),
+    zip,
+    map,
+    filter,
+    enumerate,
+    reversed,
+)
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+
+
+@frozen(eq=False)
+class Generator:
+    """A generator of random numbers that is not torch's, and the state it had."""
+
+    name: str
+    state: Callable[[], Any]
+    put: Callable[[Any], None]
+    before: Any
+
+    @staticmethod
+    def of(value: Any, name: str) -> Generator:
+        """One that a function may reach."""
+        if isinstance(value, random.Random):
+            return Generator(name, value.getstate, value.setstate, value.getstate())
+        if isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            return Generator(name, lambda: bits.state, lambda state: setattr(bits, "state", state), bits.state)
+        return Generator(name, lambda: value.get_state(legacy=False), value.set_state, value.get_state(legacy=False))
+
+    def has_drawn(self) -> bool:
+        return repr(self.state()) != repr(self.before)
+
+
+def global_generators() -> tuple[tuple[frozenset[str], Generator], ...]:
+    """Those that belong to everybody, with the names by which a function mentions them."""
+    python = Generator("random", random.getstate, random.setstate, random.getstate())
+    numpy = Generator("numpy.random", lambda: np.random.get_state(legacy=False), np.random.set_state, np.random.get_state(legacy=False))
+    return (frozenset({"random", "Random"}), python), (frozenset({"random"}), numpy)
+
+
+def require_no_draw(
+    own: Collection[Generator], of_all: Collection[tuple[frozenset[str], Generator]], said: Mentions, functions: Collection[Any]
+) -> None:
+    """``ImpureFunctionError`` where one has drawn. Other threads draw from those of everybody, so these must be mentioned, too."""
+    for generator in (*own, *(g for names, g in of_all if _mentions(names, g, said, functions))):
+        if generator.has_drawn():
+            generator.put(generator.before)
+            raise ImpureFunctionError(
+                f"the function draws from {generator.name}: the number would be the same on each call",
+                where=generator.name,
+                fix="draw with torch (torch.rand(()), torch.randint), or draw outside and pass the number as an argument",
+            )
+
+
+def _mentions(names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]) -> bool:
+    if names & (said.globals | said.attributes | said.imports):
+        return True
+    values = [function.__globals__.get(name) for function in functions for name in function.__code__.co_names]
+    return any(isinstance(v, types.BuiltinMethodType) and isinstance(v.__self__, GENERATORS) for v in values)
+
+
+def refuse_iterator(name: str) -> ImpureFunctionError:
+    return ImpureFunctionError(
+        f"the function reads {name}, an iterator that goes on with each call: what it gives would be the same on each call",
+        where=name,
+        fix="take the next item outside and pass it as an argument",
+    )
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether a value is an iterator that no hook watches: files are none here."""
+    is_one = isinstance(value, ITERATORS) or (type(value).__module__ == "itertools" and hasattr(type(value), "__next__"))
+    return is_one and not isinstance(value, io.IOBase)
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
+    """An ``UnwatchedStateWarning`` for each line of these functions that asks a clock."""
+    for function in functions:
+        for clock, line in _clocks_in(function):
+            where = f"{os.path.basename(function.__code__.co_filename)}:{line} in {function.__name__}"
+            if (clock, where) not in _warned:
+                _warned.add((clock, where))
+                warnings.warn(
+                    f"the function asks {clock}() ({where}): it gives the value of the call in which it was traced on each call",
+                    UnwatchedStateWarning,
+                    stacklevel=2,
+                )
+
+
+def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
+    names = function.__code__.co_names
+    space = function.__globals__
+    if not any(id(space.get(name)) in _CLOCK_FUNCTIONS or space.get(name) in _OWNERS for name in names if _hashable(space.get(name))):
+        return
+    line, owner = function.__code__.co_firstlineno, None
+    for step in dis.get_instructions(function.__code__):
+        line = step.starts_line if type(step.starts_line) is int else (step.positions.lineno if step.positions else None) or line
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            owner = space.get(step.argval)
+            if id(owner) in _CLOCK_FUNCTIONS:
+                yield _CLOCK_FUNCTIONS[id(owner)], line
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and owner is not None:
+            if _hashable(owner) and step.argval in _CLOCKS.get(owner, ()):
+                yield f"{owner.__name__}.{step.argval}", line
+            owner = getattr(owner, step.argval, None) if isinstance(owner, types.ModuleType) else None
+
+
+_OWNERS = {*_CLOCKS, datetime}
+
+
+def _hashable(value: Any) -> bool:
+    return isinstance(value, (types.ModuleType, type)) or callable(value)

@@ -1,0 +1,104 @@
+"""What Python objects are called by a reader, where their attributes are, and whose code they belong to."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .code import Mentions
+from .guards import MISSING
+
+LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
+"""Packages whose code is not looked into: what it keeps to itself is no part of a program."""
+SITE = os.path.dirname(os.path.dirname(torch.__file__))
+TABLES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps what it reads by ``__getattr__``."""
+
+
+def package(module: str | None) -> str:
+    """The package a module belongs to."""
+    return (module or "").partition(".")[0]
+
+
+def is_library(kind: type) -> bool:
+    """Whether a class is of a package whose code is not looked into."""
+    return package(kind.__module__) in LIBRARIES
+
+
+def is_installed(kind: type) -> bool:
+    """Whether a class is of an installed package, whose functions nobody exchanges."""
+    module = sys.modules.get(kind.__module__)
+    return str(getattr(module, "__file__", "")).startswith(SITE)
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The ``__dict__`` of an object, without asking its class."""
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return own if isinstance(own, dict) else None
+
+
+def found_on(kind: type, name: str) -> tuple[type | None, Any]:
+    """The class, of those a class inherits from, that defines a name, and what it defines."""
+    for c in kind.__mro__:
+        if name in c.__dict__:
+            return c, c.__dict__[name]
+    return None, None
+
+
+def joined(name: str, attribute: str) -> str:
+    """What a reader writes for an attribute."""
+    return f"{name}.{attribute}" if name else attribute
+
+
+def item_of(container: Any, key: Any) -> Any:
+    """An item of a container, or ``MISSING``."""
+    try:
+        return container[key]
+    except (KeyError, IndexError, TypeError):
+        return MISSING
+
+
+def item_name(name: str, key: Any) -> str:
+    """What a reader writes for an item of a container."""
+    if isinstance(key, Tensor):
+        return f"{name}[{type(key).__name__} of {list(key.shape)}]"
+    base, _, last = name.rpartition(".")
+    if last in TABLES or name in TABLES:  # a reader knows a child by its name alone
+        return joined(base, str(key))
+    return f"{name}[{key!r}]"
+
+
+def taken_apart(name: str) -> tuple[str, tuple[Any, ...] | None]:
+    """``cfg['a'][0]`` is the name ``cfg`` and the keys ``("a", 0)``; None for keys that are no plain constants."""
+    base, bracket, rest = name.partition("[")
+    keys: list[Any] = []
+    for text in re.findall(r"\[([^\[\]]*)\]", bracket + rest):
+        if re.fullmatch(r"-?\d+", text):
+            keys.append(int(text))
+        elif re.fullmatch(r"'[^']*'", text):
+            keys.append(text[1:-1])
+        else:
+            return base, None
+    return base.rpartition(".")[2], tuple(keys)
+
+
+def uses_of(name: str, said: Mentions) -> set[str] | None:
+    """What is done with the container or number that a reader calls ``name``; None where code may reach it in a way not known."""
+    base, path = taken_apart(name)
+    if path is None or base not in said.uses or (said.by_name and base in said.strings):
+        return None
+    near = [use for use in said.uses[base] if use.keys[: len(path)] == path[: len(use.keys)]]
+    return {use.then if use.keys == path else "read" for use in near}
+
+
+def is_inert(kind: type) -> bool:
+    """C types that hold no state a function could read, or none that changes."""
+    return is_library(kind) and kind.__module__ not in ("_random", "_thread")

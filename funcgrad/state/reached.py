@@ -1,0 +1,310 @@
+"""What can be reached from a function: the code, objects and containers a value brings along, each with a copy of what it held.
+
+Globals, cells and the items of builtin containers are read without any hook; they are found by the names that the code mentions
+(``code``), functions by following these names.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import enum
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from .code import Mentions, mentions
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
+from .hooks import can_be_hooked, hook
+from .impure import GENERATORS, Generator, global_generators, is_iterator
+from .names import LIBRARIES, SITE, attributes_of, is_inert, is_library, item_name, joined, package
+
+AT_MOST = 20_000
+"""Items of a container that is watched."""
+CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+_NO_STATE = {"__init__", "__new__", "__repr__", "__init_subclass__", "__setattr__", "__getstate__", "__getattribute__", "__class_getitem__"}
+
+
+@frozen(eq=False)
+class Met:
+    """A container, or the attributes of an object, as it was when it was met. ``of`` is the object whose attributes they are."""
+
+    container: Any
+    before: Any
+    name: str
+    of: Any = None
+
+
+class Reached:
+    """What was reached so far, and the guards on the way to it."""
+
+    def __init__(self) -> None:
+        self._guards: dict[Any, Guard] = {}
+        self._names: dict[int, list[str]] = {}
+        self._known: dict[int, Any] = {}
+        self._read: set[tuple[int, str]] = set()
+        self._late: dict[int, Met] = {}
+        self._codes: dict[types.CodeType, types.FunctionType] = {}
+        self._hooks: list[type] = []
+        self.tensors: dict[Any, tuple[Place, Tensor]] = {}
+        self.met: dict[int, Met] = {}
+        self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
+        self.cells: dict[int, tuple[Place, Any]] = {}
+        self.classes: dict[type, dict[str, Any]] = {}
+        self.slots: dict[tuple[int, str], tuple[Place, Any]] = {}
+        self.unwatched: dict[int, tuple[Any, str]] = {}
+        self.written: set[int] = set()
+        """The identities of containers that were written to."""
+        self._generators: list[Generator] = []
+        self._of_everybody = global_generators()
+        self._iterators: list[str] = []
+        self._places: dict[int, list[Place]] = {}
+
+    def _name(self, value: Any) -> str:
+        return self._names[id(value)][0]
+
+    def _guard(self, guard: Guard) -> None:
+        self._guards.setdefault((guard.how == "absent" or guard.place.kind == "itself", guard.place.identity), guard)
+
+    def _value(self, place: Place, value: Any) -> None:
+        """A value was read, or may have been, at a place."""
+        if isinstance(value, Tensor):
+            self.tensors.setdefault(place.identity, (place, value))
+            return
+        if is_iterator(value):
+            self._iterators.append(place.name)
+        if holds_tensors(value) and place.kind != "itself":
+            self._structure(place, value)
+            return
+        if not (place.kind == "item" and place.key in _HOOKS):  # what is registered changes the dict, which is watched itself
+            self._guard(Guard.of(place, value))
+        self.see(value, place.name)
+
+    def _structure(self, place: Place, value: Any) -> None:
+        """A container of tensors: another one of this structure will do, as a function may make a new one on each call."""
+        self._guard(Guard(place, shape_of(value), "shape"))
+        self._known.setdefault(id(value), value)
+        self._names.setdefault(id(value), [place.name])
+        if not isinstance(value, tuple):
+            self.met.setdefault(id(value), Met(value, copied(value), place.name))
+        self._places.setdefault(id(value), []).append(place)
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            self._value(Place("item", place, key, item_name(place.name, key)), item)
+
+    def see(self, value: Any, name: str) -> None:
+        """A value can be reached: whatever is read of it is to be noticed."""
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, types.ModuleType, Reached)):
+            return
+        if id(value) in self._known:
+            if name not in self._names[id(value)]:
+                self._names[id(value)].append(name)
+            return
+        self._known[id(value)] = value
+        self._names[id(value)] = [name]
+        if isinstance(value, GENERATORS):
+            self._generators.append(Generator.of(value, name))
+            return
+        for kinds, follow in _FOLLOW:
+            if isinstance(value, kinds):
+                follow(self, value, name)
+                return
+        if type(value).__flags__ & (1 << 9):
+            self._instance(value, name)
+        elif attributes_of(value) is not None:
+            self._namespace(value, name)
+        elif hasattr(value, "__wrapped__"):
+            self.see(value.__wrapped__, name)
+        elif not isinstance(value, _C_FUNCTIONS) and not is_inert(type(value)):
+            self.unwatched[id(value)] = value, name
+
+    def _argument(self, value: Any, name: str) -> None:
+        """An argument that is no tensor: containers, and classes whose values compare by their fields, are part of the key."""
+        if isinstance(value, (dict, list, tuple)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self._argument(item, item_name(name, key))
+        elif names := compared_fields(type(value)):
+            self._class(type(value), name)
+            for field in names:
+                self._argument(getattr(value, field), joined(name, field))
+        else:
+            self.see(value, name)
+
+    def _method(self, method: types.MethodType, name: str) -> None:
+        self.see(method.__self__, "self" if not name else name.rpartition(".")[0] or "self")
+        self.see(method.__func__, name)
+
+    def _bound(self, method: Any, name: str) -> None:
+        """A method of a C object, ``log.append``: what it is bound to."""
+        if not isinstance(method.__self__, (types.ModuleType, type)):
+            self._value(Place("slot", method, "__self__", name.removesuffix(f".{method.__name__}")), method.__self__)
+
+    def _partial(self, partial: functools.partial[Any], name: str) -> None:
+        self.see(partial.func, name)
+        self._container(partial.args, joined(name, "args"))
+        self._container(partial.keywords, joined(name, "keywords"))
+
+    def _class(self, kind: type, name: str) -> None:
+        for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
+            if not is_library(c) and c not in self.classes:
+                self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
+        if not is_library(kind) and issubclass(kind, torch.autograd.Function):
+            for method in ("forward", "backward", "setup_context", "vmap", "jvp"):
+                self.see(getattr(kind, method), f"{kind.__name__}.{method}")
+
+    def _array(self, array: np.ndarray[Any, Any], name: str) -> None:
+        if array.dtype != object:
+            self.met[id(array)] = Met(array, array.copy(), name)
+            self._guard(Guard.contents(array, self.met[id(array)].before, name))
+
+    def _proxy(self, proxy: types.MappingProxyType[Any, Any], name: str) -> None:
+        self._guard(Guard.contents(proxy, dict(proxy), name))
+        for key, value in proxy.items():
+            self.see(value, f"{name}[{key!r}]")
+
+    def _variable(self, variable: contextvars.ContextVar[Any], name: str) -> None:
+        self._value(Place("context", variable, None, name), variable.get(None))
+
+    def _any_container(self, container: Any, name: str) -> None:
+        self._container(container, name)
+        if type(container).__module__ not in ("builtins", "collections"):
+            self._instance(container, name)
+
+    def _function(self, function: types.FunctionType, name: str) -> None:
+        code = function.__code__
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            place = Place("cell", cell, None, variable)
+            value = place.read()
+            self.cells.setdefault(id(cell), (place, value))
+            if value is not MISSING and variable != "__class__":
+                self._value(place, value)
+        if function.__defaults__:
+            self._defaults(function, function.__defaults__)
+        for key, default in (function.__kwdefaults__ or {}).items():
+            self._value(Place("item", function.__kwdefaults__, key, key), default)
+        if hasattr(function, "__wrapped__"):
+            self.see(function.__wrapped__, name)
+        if package(function.__globals__.get("__name__")) in LIBRARIES:
+            return
+        if function.__dict__.keys() - {"__wrapped__"}:
+            self._namespace(function, name)
+        self._codes[code] = function
+        said, own = mentions(code), not code.co_filename.startswith(SITE)
+        for variable in said.stored:
+            place = Place("item", function.__globals__, variable, variable)
+            self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
+        for variable in sorted(said.globals):
+            if variable in function.__globals__:
+                self._mentioned(Place("item", function.__globals__, variable, variable), said, own)
+        for module in sorted(said.imports):
+            if module in sys.modules:
+                self._module(sys.modules[module], said, module, own)
+
+    def _defaults(self, function: types.FunctionType, defaults: tuple[Any, ...]) -> None:
+        """Defaults may be exchanged; those that are tensors are read from where they live."""
+        names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
+        if any(map(holds_tensors, defaults)) or any(map(is_iterator, defaults)):
+            for i, (name, value) in enumerate(zip(names, defaults, strict=True)):
+                self._value(Place("default", function, i, name), value)
+            return
+        self._guard(Guard.of(Place("slot", function, "__defaults__", f"defaults of {function.__name__}"), defaults))
+        for name, value in zip(names, defaults, strict=True):
+            self.see(value, name)
+
+    def _mentioned(self, place: Place, said: Mentions, own: bool) -> None:
+        """A name that code mentions: of installed packages data is guarded, not functions."""
+        value = place.read()
+        if isinstance(value, types.ModuleType):
+            self._module(value, said, place.name, own)
+        elif isinstance(value, type):
+            if own and not is_library(value):
+                self._guard(Guard.of(place, value))
+            self.see(value, place.name)
+        elif own or not isinstance(value, (*_FUNCTIONS, *_C_FUNCTIONS)):
+            self._value(place, value)
+        else:
+            self.see(value, place.name)
+
+    def _module(self, module: types.ModuleType, said: Mentions, name: str, own: bool) -> None:
+        if package(module.__name__) not in LIBRARIES:
+            for attribute in sorted((said.attributes | said.globals) & vars(module).keys()):
+                if not attribute.startswith("__"):
+                    self._mentioned(Place("item", vars(module), attribute, f"{name}.{attribute}"), said, own)
+
+    def _instance(self, value: Any, name: str) -> None:
+        kind = type(value)
+        if package(kind.__module__) in ("funcgrad", "logging", "re", "threading", "_thread", "pathlib"):
+            if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
+                self.see(value.__wrapped__, name)
+            return
+        own = attributes_of(value)
+        if not can_be_hooked(kind) or (held := hook(kind)) is None:
+            if own is not None and package(kind.__module__) != "torch":
+                self._namespace(value, name)
+            return
+        self._hooks.append(held)
+        if own is not None:
+            self.met.setdefault(id(own), Met(own, dict(own), name, value))
+        self._class(kind, name)
+        if isinstance(value, torch.nn.Module):
+            self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
+            for table in _HOOKS:
+                self._container(value.__dict__[table], joined(name, table))
+        for c in kind.__mro__:
+            if not is_library(c):
+                for method, function in list(c.__dict__.items()):
+                    if method.startswith("__") and isinstance(function, types.FunctionType) and method not in _NO_STATE:
+                        self._value(Place("class", c, method, f"{c.__name__}.{method}"), function)
+
+    def _namespace(self, value: Any, name: str) -> None:
+        """An object whose class takes no hook (``SimpleNamespace``, a function): the attributes that are mentioned."""
+        own = attributes_of(value)
+        assert own is not None
+        self._known.setdefault(id(own), own)
+        self._names.setdefault(id(own), [name])
+        met = Met(own, dict(own), name, value)
+        self.met.setdefault(id(own), met)
+        self._late.setdefault(id(own), met)
+        for attribute, child in list(own.items()):
+            if attribute != "__wrapped__":
+                self.see(child, joined(name, attribute))
+
+    def _container(self, container: Any, name: str) -> None:
+        self._known.setdefault(id(container), container)
+        names = self._names.setdefault(id(container), [])
+        if name not in names:
+            names.append(name)
+        if id(container) in self.met:
+            self._late.setdefault(id(container), self.met[id(container)])
+            return
+        if len(container) > AT_MOST:
+            self.unwatched[id(container)] = container, name
+            return
+        self.met[id(container)] = self._late[id(container)] = Met(container, copied(container), name)
+        items = list(container.items() if isinstance(container, dict) else enumerate(container))
+        for key, value in items:
+            self.see(value, item_name(name, key))
+
+
+_FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
+    (types.FunctionType, Reached._function),
+    (types.MethodType, Reached._method),
+    (functools.partial, Reached._partial),
+    ((types.BuiltinMethodType, types.MethodWrapperType), Reached._bound),
+    (type, Reached._class),
+    (types.MappingProxyType, Reached._proxy),
+    (contextvars.ContextVar, Reached._variable),
+    (np.ndarray, Reached._array),
+    (CONTAINERS, Reached._any_container),
+    (functools._lru_cache_wrapper, lambda watch, value, name: watch.see(value.__wrapped__, name)),
+)
+"""What is looked at of a value, by its type; the first that fits."""

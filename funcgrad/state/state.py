@@ -1,0 +1,103 @@
+"""What a program knows of Python state: the guards it checks and the effects it replays; printed, explained, and put back for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from ..errors import TraceError
+from ..show import Doc, Shown, Table
+from ..slots import Stored
+from .effects import Count, Effect, Written, refill
+from .guards import MISSING, Constant, Guard
+from .names import attributes_of
+from .watch import Watch
+
+_EMPTY = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+
+
+@frozen(eq=False, repr=False)
+class State(Shown):
+    """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded: these must be the same."""
+
+    guards: tuple[Guard, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    stores: tuple[Stored, ...] = ()
+    objects: frozenset[str] = frozenset()
+
+    def doc(self) -> Doc:
+        rows = tuple((str(g.place), "absent" if g.how == "absent" else g.value_shown) for g in self.guards)
+        writes = tuple((str(effect), "") for effect in self.effects)
+        return Doc("state", tuple(Table(head, own) for head, own in ((("reads", "is"), rows), (("writes", ""), writes)) if own))
+
+
+NOTHING = State()
+
+
+def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]]) -> State:
+    """The guards that hold before a call, without those on what is only counted. To be asked when what was written is undone."""
+    guards = [g for g in watch.guards if g.place.identity not in written.counted and g.holds()]
+    first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
+    guarded = {id(g.place.owner) for g in guards}
+    objects = frozenset(p for p, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded)
+    ordered = (*first, *(g for g in guards if g.how != "equal"))
+    return State(ordered, tuple(written.effects), tuple(written.stores), objects)
+
+
+def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) -> list[str]:
+    """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
+    empty = [g.place.owner for g in guards if _is_empty_hooks(g)]
+    lines = [f"if any({constant(tuple(empty))}): {otherwise}"] if empty else []
+    return lines + [f"if {g.fails(constant)}: {otherwise}" for g in guards if not _is_empty_hooks(g)]
+
+
+def _is_empty_hooks(guard: Guard) -> bool:
+    return guard.how == "entries" and not guard.value and guard.place.name.rpartition(".")[2] in _EMPTY
+
+
+def print_effects(effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> list[str]:
+    """Python lines that write to Python state what the function writes."""
+    return [line for effect in effects for line in effect.lines(names, constants, constant)]
+
+
+@contextlib.contextmanager
+def as_it_was(state: State) -> Iterator[None]:
+    """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it read may have
+    changed, by the function itself for one."""
+    back: list[Any] = []
+    try:
+        for guard in state.guards:
+            if not guard.holds():
+                back.append(_put_back(guard))
+        yield
+    finally:
+        for undo in reversed(back):
+            undo()
+
+
+def _put_back(guard: Guard) -> Any:
+    place, now = guard.place, guard.place.read()
+    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)):
+        held = place.owner.copy()
+        refill(place.owner, guard.value)
+        return lambda: refill(place.owner, held)
+    if place.kind not in ("item", "class", "slot", "cell"):
+        raise TraceError(
+            f"{place} was changed between a forward pass and a backward pass that is differentiated (create_graph=True): {guard.explain()}",
+            where=str(place),
+            fix="change it after the backward pass",
+        )
+    place.write(MISSING if guard.how == "absent" else guard.value)
+    return lambda: place.write(now)
+
+
+def same_effects(first: Sequence[Effect], second: Sequence[Effect]) -> bool:
+    """Whether two runs wrote the same."""
+    return list(map(_shown, first)) == list(map(_shown, second))
+
+
+def _shown(effect: Effect) -> str:
+    return f"{effect} from {effect.otherwise}" if isinstance(effect, Count) else str(effect)

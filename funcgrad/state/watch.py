@@ -1,0 +1,278 @@
+"""The watch: what of Python state a function reads while it runs.
+
+Attributes of objects and modules are heard of by hooks (``hooks``); what no hook hears of is found by what the code mentions
+(``reached``). Containers and attributes are copied when they are met, so that what the function wrote can be found and undone
+(``effects``).
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UnwatchedStateWarning
+from .code import Mentions, builtins_in, mentions, together
+from .guards import MISSING, Guard, Place, is_plain
+from .hooks import can_be_hooked, hooked_environment, listening, unhook
+from .impure import refuse_iterator, require_no_draw, warn_of_clocks
+from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
+from .reached import CONTAINERS, Met, Reached
+
+
+class Watch(Reached):
+    """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors`` say what was read,
+    ``met`` what was there.
+
+    ``root``: the function. ``arguments``: those that are no tensors, by name.
+    """
+
+    def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
+        super().__init__()
+        self._stack = ExitStack()
+        self.see(root, "")
+        for name, value in arguments:
+            self._argument(value, name)
+
+    # ── around the run ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def __enter__(self) -> Watch:
+        self._stack.enter_context(hooked_environment())
+        self._stack.enter_context(listening(self))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stack.close()
+
+    def close(self) -> None:
+        """Take all hooks away."""
+        while self._hooks:
+            unhook(self._hooks.pop())
+
+    def follow(self) -> Mentions:
+        """Look at the functions that are read through classes; returns what all code that was reached mentions."""
+        while self._see_functions_of_classes():
+            pass
+        return self.said
+
+    def finish(self) -> None:
+        """Guard what was mentioned but not heard of, when all code that was reached is known."""
+        said = self.follow()
+        for met in list(self._late.values()):
+            self._guard_container(met, said)
+        for kind in list(self.classes):
+            self._guard_class(kind, said.attributes | said.strings)
+        for key, places in self._places.items():
+            if key in self.written and key in self.met:  # what is written to must be the very container
+                for place in places:
+                    self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+        self._warn(said)
+
+    def require_pure(self) -> None:
+        """``ImpureFunctionError`` for what would be the same on each call, and is not in eager PyTorch."""
+        require_no_draw(self._generators, self._of_everybody, self.said, self._codes.values())
+        if self._iterators:
+            raise refuse_iterator(self._iterators[0])
+
+    @property
+    def said(self) -> Mentions:
+        """What all code that was reached mentions."""
+        return together([mentions(code) for code in self._codes])
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return tuple(self._guards.values())
+
+    def knows(self, value: Any) -> bool:
+        """Whether a value is an object that was there before the run."""
+        return id(value) in self._known
+
+    def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
+        """By identity, the first place of each tensor that was read from one that is known, or lies in a container that was met."""
+        found: dict[int, Place] = {}
+        for place, tensor in self.tensors.values():
+            found.setdefault(id(tensor), place)
+        missing = {id(t) for t in wanted} - found.keys()
+        for met in self.met.values() if missing else ():
+            if isinstance(met.container, (dict, list, collections.deque)):
+                for key, value in met.before.items() if isinstance(met.before, dict) else enumerate(met.before):
+                    if id(value) in missing:
+                        name = item_name(met.name, key) if met.of is None else joined(met.name, str(key))
+                        found.setdefault(id(value), Place("item", met.container, key, name))
+        return found
+
+    # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def got(self, owner: Any, name: str, value: Any) -> None:
+        """An attribute was read."""
+        if id(owner) not in self._known or (id(owner), name) in self._read:
+            return
+        with listening(None):
+            self._read.add((id(owner), name))
+            self._got(owner, name, value)
+
+    def lacked(self, owner: Any, name: str) -> None:
+        """An attribute was asked for that no dict and no class has; a module may still have it in a table."""
+        if id(owner) not in self._known or (id(owner), name) in self._read:
+            return
+        with listening(None):
+            self._read.add((id(owner), name))
+            own, shown = attributes_of(owner), joined(self._name(owner), name)
+            if name.startswith("__") and name.endswith("__"):
+                return
+            if own is None:
+                self._guard(Guard.absent(Place("slot", owner, name, shown)))
+                return
+            if isinstance(owner, torch.nn.Module):
+                tables = [own[table] for table in TABLES if table in own]
+                for table in tables:
+                    if name in table:
+                        self._value(Place("item", table, name, shown), table[name])
+                        return
+                for table in tables:
+                    self._guard(Guard.absent(Place("item", table, name, shown)))
+            self._guard(Guard.absent(Place("item", own, name, shown)))
+            self._absent_on_class(type(owner), name, shown)
+
+    def environment(self, key: str) -> None:
+        """An environment variable was read."""
+        place = Place("environ", os.environ, key, f"os.environ[{key!r}]")
+        with listening(None):
+            self._guard(Guard.of(place, place.read()))
+
+    def _got(self, owner: Any, name: str, value: Any) -> None:
+        own, shown = attributes_of(owner), joined(self._name(owner), name)
+        if name == "__dict__":
+            if package(sys._getframe(3).f_globals.get("__name__")) not in ("torch", "funcgrad"):
+                self._container(own, shown)
+            return
+        if name.startswith("__") and name.endswith("__"):
+            return
+        kind, defined = found_on(type(owner), name)
+        if kind is not None and hasattr(type(defined), "__set__"):  # a data descriptor comes before the object's own
+            if isinstance(defined, property):
+                self._value(Place("class", kind, name, shown), defined)
+            elif isinstance(defined, types.MemberDescriptorType):
+                self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
+                self._value(Place("slot", owner, name, shown), value)
+        elif own is not None and name in own:
+            self._value(Place("item", own, name, shown), own[name])
+        elif kind is not None:
+            self._on_class(type(owner), kind, name, defined, shown)
+            of_library = is_library(kind) and (isinstance(defined, types.FunctionType) or kind is torch.nn.Module)
+            if own is not None and (not of_library or name == "forward"):
+                self._guard(Guard.absent(Place("item", own, name, shown)))
+
+    def _on_class(self, kind: type, defines: type, name: str, defined: Any, shown: str) -> None:
+        """An attribute of a class: what stands before it in the order of inheritance must go on to lack it."""
+        if is_library(defines):
+            self.see(getattr(defined, "__func__", defined), shown)
+            return
+        for c in kind.__mro__[: kind.__mro__.index(defines)]:
+            if not is_library(c):
+                self._guard(Guard.absent(Place("class", c, name, shown)))
+        if is_installed(defines) and isinstance(defined, types.FunctionType):
+            self.see(defined, shown)
+        else:
+            self._value(Place("class", defines, name, shown), defined)
+
+    def _absent_on_class(self, kind: type, name: str, shown: str) -> None:
+        for c in kind.__mro__:
+            if not is_library(c):
+                self._guard(Guard.absent(Place("class", c, name, shown)))
+
+    # ── what is guarded when all code is known ───────────────────────────────────────────────────────────────────
+
+    def _see_functions_of_classes(self) -> int:
+        """Functions that are read through a class (``super().forward``, ``Config.scale``); how many were new."""
+        known, said = len(self._codes), self.said
+        for kind in list(self.classes):
+            for name in (said.attributes | said.strings) & kind.__dict__.keys():
+                function = kind.__dict__[name]
+                function = getattr(function, "__func__", getattr(function, "fget", getattr(function, "func", function)))
+                if isinstance(function, types.FunctionType):
+                    self.see(function, f"{kind.__name__}.{name}")
+        return len(self._codes) - known
+
+    def _guard_class(self, kind: type, names: frozenset[str]) -> None:
+        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone."""
+        for name in names & kind.__dict__.keys():
+            value = kind.__dict__[name]
+            if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
+                self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
+
+    def _guard_container(self, met: Met, said: Mentions) -> None:
+        container, names = met.container, self._names[id(met.container)]
+        if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
+            for name, value in met.before.items():
+                if name in said.attributes | said.strings and name != "__wrapped__":
+                    self._value(Place("item", container, name, joined(met.name, name)), value)
+            return
+        keys = self._keys(names, said)
+        if keys is not None and not isinstance(container, (set, frozenset)):
+            for key in keys:
+                place = Place("item", container, key, item_name(met.name, key))
+                value = item_of(met.before, key)
+                if value is MISSING:
+                    if isinstance(container, dict):
+                        self._guard(Guard.absent(place))
+                    else:
+                        self._guard(Guard.contents(container, met.before, met.name))
+                else:
+                    self._value(place, value)
+            return
+        items = list(
+            met.before.items() if isinstance(met.before, Mapping) else enumerate(met.before) if not isinstance(met.before, set) else ()
+        )
+        for key, value in items:
+            if isinstance(value, Tensor):
+                self._value(Place("item", container, key, item_name(met.name, key)), value)
+        if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
+            self._guard(Guard.contents(container, met.before, met.name))
+
+    def _keys(self, names: Sequence[str], said: Mentions) -> set[Any] | None:
+        """The constant keys by which all code that was reached reads a container that has these names; None if some reads it otherwise."""
+        found: set[Any] = set()
+        for name in names:
+            base, path = taken_apart(name)
+            uses = said.uses.get(base)
+            if path is None or not uses:
+                return None
+            for use in uses:
+                n = len(path)
+                if use.keys[:n] != path[: len(use.keys)]:
+                    continue
+                if len(use.keys) > n:
+                    if not (len(use.keys) == n + 1 and use.then in ("store", "count")):
+                        found.add(use.keys[n])
+                elif use.then != "grow" or len(use.keys) < n:
+                    return None
+        return found
+
+    def _warn(self, said: Mentions) -> None:
+        """Name, once for each function, what no guard can watch."""
+        for value, name in self.unwatched.values():
+            what = f"{len(value):,} items of {name}" if isinstance(value, CONTAINERS) else f"{name} (a {type(value).__name__})"
+            _warn_once(f"{what} cannot be watched: a change of it between calls is not noticed")
+        warn_of_clocks(self._codes.values())
+        namespaces = [function.__globals__ for function in self._codes.values()]
+        for space in namespaces[:1]:
+            for name in builtins_in(said.unseen, space):
+                _warn_once(f"the function calls {name}(): what it reads by it cannot be watched, and is as it was when it was traced")
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, UnwatchedStateWarning, stacklevel=2)

@@ -1,0 +1,459 @@
+"""Python state: what a function reads besides tensors is guarded, what it writes happens on each call; eager PyTorch is the oracle.
+
+Each case is the source of a small world with a function ``f``, and statements that change the world from outside. Two copies of the
+world go through the same: in one ``f`` is compiled. After each call all that can be seen must be equal.
+"""
+
+import collections
+import datetime
+import importlib
+import itertools
+import os
+import random
+import threading
+import time
+import types
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import funcgrad as fg
+
+X = torch.tensor([1.0, -2.0, 3.0])
+
+PRELUDE = """
+class Config:
+    temp = 2.0
+    def __init__(self): self.lr = 0.5; self.nested = {"a": {"b": 2.0}, "list": [1.0, 2.0]}
+    def scaled(self, x): return x * self.lr
+    @property
+    def half(self): return self.lr / 2
+class Child(Config):
+    def scaled(self, x): return super().scaled(x) + 1
+class Slots:
+    __slots__ = ("lr", "name")
+    def __init__(self): self.lr = 0.5
+class Mode(enum.Enum): FAST = 1; SLOW = 2
+@dataclasses.dataclass
+class Data: lr: float = 0.5; name: str = "a"
+class Callable:
+    k = 3.0
+    def __call__(self, x): return x * self.k
+class Indexed:
+    def __init__(self): self.own = {"k": 2.0}
+    def __getitem__(self, key): return self.own[key]
+    def __len__(self): return len(self.own)
+class Fallback:
+    def __init__(self): self.own = {"k": 2.0}
+    def __getattr__(self, name):
+        if name == "own": raise AttributeError(name)
+        return self.own[name]
+"""
+
+READS = {
+    "an attribute": ("c = Config()\ndef f(x): return x * c.lr", "c.lr = 3.0"),
+    "a nested item": ("c = Config()\ndef f(x): return x * c.nested['a']['b']", "c.nested['a']['b'] = 3.0"),
+    "a nested list": ("c = Config()\ndef f(x): return x * c.nested['list'][0]", "c.nested['list'][0] = 3.0"),
+    "a list grows": ("c = Config()\ndef f(x): return x * len(c.nested['list'])", "c.nested['list'].append(3.0)"),
+    "the sum of a list": ("v = [1.0, 2.0]\ndef f(x): return x * sum(v)", "v[1] = 5.0"),
+    "a global": ("g = 2.0\ndef f(x): return x * g", "g = 3.0"),
+    "a global dict": ("g = {'k': 2.0, 'other': 1}\ndef f(x): return x * g['k']", "g['k'] = 3.0"),
+    "a key by name": ("g = {'k': 2.0}\nkey = 'k'\ndef f(x): return x * g[key]", "g['k'] = 3.0"),
+    "dict.get": ("g = {}\ndef f(x): return x * g.get('k', 1.0)", "g['k'] = 3.0"),
+    "in": ("g = {}\ndef f(x): return x * 2 if 'k' in g else x", "g['k'] = 3.0"),
+    "a dict is empty": ("g = {}\ndef f(x): return x * 2 if g else x", "g['k'] = 3.0"),
+    "a class attribute": ("c = Config()\ndef f(x): return x * c.temp", "Config.temp = 3.0"),
+    "a class attribute of the class": ("def f(x): return x * Config.temp", "Config.temp = 3.0"),
+    "type(self).k": ("c = Config()\ndef f(x): return x * type(c).temp", "Config.temp = 3.0"),
+    "shadowed by the instance": ("c = Config()\ndef f(x): return x * c.temp", "c.temp = 3.0"),
+    "shadowed by a subclass": ("c = Child()\ndef f(x): return x * c.temp", "Child.temp = 3.0"),
+    "a base class's method": ("c = Child()\ndef f(x): return c.scaled(x)", "Config.scaled = lambda self, x: x * 7"),
+    "a method that super finds": ("c = Child()\ndef f(x): return c.scaled(x)", "c.lr = 7.0"),
+    "a property": ("c = Config()\ndef f(x): return x * c.half", "c.lr = 7.0"),
+    "a property is exchanged": ("c = Config()\ndef f(x): return x * c.half", "Config.half = property(lambda self: 9.0)"),
+    "slots": ("c = Slots()\ndef f(x): return x * c.lr", "c.lr = 3.0"),
+    "an empty slot": ("c = Slots()\ndef f(x): return x * getattr(c, 'name', 2.0)", "c.name = 3.0"),
+    "getattr": ("c = Config()\nname = 'lr'\ndef f(x): return x * getattr(c, name)", "name = 'temp'"),
+    "hasattr": ("c = Config()\ndef f(x): return x * 2 if hasattr(c, 'extra') else x", "c.extra = 1"),
+    "vars": ("c = Config()\ndef f(x): return x * vars(c)['lr']", "c.lr = 3.0"),
+    "__dict__": ("c = Config()\ndef f(x): return x * len(c.__dict__)", "c.more = 1"),
+    "an enum": ("mode = Mode.FAST\ndef f(x): return x * 2 if mode is Mode.FAST else x", "mode = Mode.SLOW"),
+    "an enum in an attribute": ("c = Config(); c.mode = Mode.FAST\ndef f(x): return x * c.mode.value", "c.mode = Mode.SLOW"),
+    "a dataclass": ("d = Data()\ndef f(x): return x * d.lr", "d.lr = 3.0"),
+    "asdict": ("d = Data()\ndef f(x): return x * dataclasses.asdict(d)['lr']", "d.lr = 3.0"),
+    "a closure": ("def make():\n    k = 2.0\n    def put(v):\n        nonlocal k; k = v\n    return (lambda x: x * k), put\nf, put = make()", "put(3.0)"),
+    "a default": ("def f(x, k=2.0): return x * k", "f_.__defaults__ = (3.0,)"),
+    "a keyword default": ("def f(x, *, k=2.0): return x * k", "f_.__kwdefaults__['k'] = 3.0"),
+    "a partial": ("p = functools.partial(lambda x, k: x * k, k=2.0)\ndef f(x): return p(x)", "p.keywords['k'] = 3.0"),
+    "a function in a dict": ("table = {'act': torch.sin}\ndef f(x): return table['act'](x)", "table['act'] = torch.cos"),
+    "a function in a list": ("fs = [lambda x: x + 1]\ndef f(x): return fs[0](x)", "fs[0] = lambda x: x + 2"),
+    "functions in turn": ("fs = [torch.sin]\ndef f(x):\n    for g in fs: x = g(x)\n    return x", "fs.append(torch.cos)"),
+    "another function": ("def g(x): return x + 1\ndef f(x): return g(x)", "def g(x): return x + 2"),
+    "what another function reads": ("k = 2.0\ndef g(x): return x * k\ndef f(x): return g(x)", "k = 3.0"),
+    "a callable object": ("g = Callable()\ndef f(x): return g(x)", "g.k = 5.0"),
+    "a callable class": ("g = Callable()\ndef f(x): return g(x)", "Callable.k = 5.0"),
+    "__getitem__": ("c = Indexed()\ndef f(x): return x * c['k']", "c.own['k'] = 5.0"),
+    "__len__": ("c = Indexed()\ndef f(x): return x * len(c)", "c.own['m'] = 5.0"),
+    "__getattr__": ("c = Fallback()\ndef f(x): return x * c.k", "c.own['k'] = 5.0"),
+    "a namespace": ("c = types.SimpleNamespace(lr=2.0)\ndef f(x): return x * c.lr", "c.lr = 3.0"),
+    "a namedtuple": ("P = collections.namedtuple('P', 'a b')\np = P(1.0, 2.0)\ndef f(x): return x * p.a", "p = P(3.0, 2.0)"),
+    "a set": ("s = {1, 2}\ndef f(x): return x * len(s)", "s.add(3)"),
+    "a deque": ("d = collections.deque([1.0, 2.0])\ndef f(x): return x * d[0]", "d.rotate(1)"),
+    "an OrderedDict": ("d = collections.OrderedDict(a=2.0)\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
+    "a defaultdict": ("d = collections.defaultdict(lambda: 2.0)\nd['a']\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
+    "a UserDict": ("d = collections.UserDict(a=2.0)\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
+    "a ChainMap": ("d = collections.ChainMap({}, {'a': 2.0})\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
+    "a mapping proxy": ("own = {'a': 2.0}\nd = types.MappingProxyType(own)\ndef f(x): return x * d['a']", "own['a'] = 3.0"),
+    "an array": ("a = np.array([2.0, 3.0])\ndef f(x): return x * float(a[0])", "a[0] = 5.0"),
+    "an array's shape": ("a = np.zeros(2)\ndef f(x): return x * len(a)", "a = np.zeros(3)"),
+    "an environment variable": ("def f(x): return x * float(os.environ.get('FUNCGRAD_TEST_K', 2.0))", "os.environ['FUNCGRAD_TEST_K'] = '5.0'"),
+    "getenv": ("def f(x): return x * float(os.getenv('FUNCGRAD_TEST_K') or 2.0)", "os.environ['FUNCGRAD_TEST_K'] = '5.0'"),
+    "a context variable": ("v = contextvars.ContextVar('v', default=2.0)\ndef f(x): return x * v.get()", "v.set(3.0)"),
+    "a library's global": ("lib = LIBRARY\ndef f(x): return x * lib.scale", "lib.scale = lib.scale + 1"),
+    "a library's function": ("lib = LIBRARY\ndef f(x): return lib.helper(x)", "lib.scale = lib.scale + 1"),
+    "a library's table": ("lib = LIBRARY\ndef f(x): return x * lib.table['a']", "lib.table['a'] += 1"),
+    "a tensor among numbers": ("v = [torch.ones(3), 2.0]\ndef f(x): return x * v[0] * v[1]", "v[0] = torch.zeros(3)"),
+    "a number among tensors": ("v = [torch.ones(3), 2.0]\ndef f(x): return x * v[0] * v[1]", "v[1] = 5.0"),
+    "tensors in turn": ("v = [torch.ones(3)]\ndef f(x):\n    for t in v: x = x + t\n    return x", "v.append(torch.ones(3))"),
+    "a tensor for None": ("c = Config(); c.bias = None\ndef f(x): return x if c.bias is None else x + c.bias", "c.bias = torch.ones(3)"),
+    "None for a tensor": ("c = Config(); c.bias = torch.ones(3)\ndef f(x): return x if c.bias is None else x + c.bias", "c.bias = None"),
+    "a module's attribute": ("m = nn.Linear(3, 3); m.k = 2.0\ndef f(x): return m(x) * m.k", "m.k = 3.0"),
+    "a module's mode": ("m = nn.BatchNorm1d(3)\ndef f(x): return m(torch.stack([x, x + 1]))", "m.eval()"),
+    "a module's child": ("m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())\ndef f(x): return m(x)", "m[1] = nn.Tanh()"),
+    "a module's children": ("m = nn.ModuleList([nn.Linear(3, 3)])\ndef f(x):\n    for l in m: x = l(x)\n    return x", "m.append(nn.Tanh())"),
+    "a module's weight": ("m = nn.Linear(3, 3)\ndef f(x): return m(x)", "m.weight = nn.Parameter(torch.ones(3, 3))"),
+    "a tied weight": ("a = nn.Linear(3, 3); b = nn.Linear(3, 3); b.weight = a.weight\ndef f(x): return b(a(x))", "b.weight = nn.Parameter(torch.ones(3, 3))"),
+    "a hook": ("m = nn.Linear(3, 3)\ndef f(x): return m(x)", "m.register_forward_hook(lambda m, a, out: out + 1)"),
+    "a forward of its own": ("m = nn.Linear(3, 3)\ndef f(x): return m(x)", "m.forward = lambda x: x + 1"),
+    "a class of another kind": ("m = nn.ReLU()\ndef f(x): return m(x)", "m.__class__ = nn.Tanh"),
+    "a lru_cache": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ndef f(x): return x * g()", "k = 3.0; g.cache_clear()"),
+    "a cached property": ("class P:\n    k = 2.0\n    @functools.cached_property\n    def v(self): return self.k\np = P()\ndef f(x): return x * p.v", "del p.v; p.k = 3.0"),
+    "a staticmethod": ("class P:\n    k = 2.0\n    @staticmethod\n    def g(x): return x * P.k\ndef f(x): return P.g(x)", "P.k = 3.0"),
+    "a classmethod": ("class P:\n    k = 2.0\n    @classmethod\n    def g(cls, x): return x * cls.k\ndef f(x): return P().g(x)", "P.k = 3.0"),
+    "a metaclass": ("class M(type):\n    k = 2.0\nclass P(metaclass=M): pass\ndef f(x): return x * P.k", "M.k = 3.0"),
+    "a function's attribute": ("def g(x): return x * g.k\ng.k = 2.0\ndef f(x): return g(x)", "g.k = 3.0"),
+    "a wrapped function": ("k = 2.0\ndef twice(g):\n    @functools.wraps(g)\n    def h(x): return g(g(x))\n    return h\n@twice\ndef f(x): return x * k", "k = 3.0"),
+    "a custom function": ("k = 2.0\nclass F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x * k\n    @staticmethod\n    def backward(ctx, g): return g * k\ndef f(x): return F.apply(x)", "k = 3.0"),
+    "isinstance": ("c = Config()\ndef f(x): return x * 2 if isinstance(c, Child) else x", "c = Child()"),
+    "a float that is nan": ("k = float('nan')\ndef f(x): return x * 2 if k != k else x", "k = 1.0"),
+    "minus zero": ("k = 0.0\ndef f(x): return x / k", "k = -0.0"),
+    "one and True": ("k = 1\ndef f(x): return x * 2 if k is True else x", "k = True"),
+    "a comprehension": ("v = {'a': 1.0, 'b': 2.0}\ndef f(x): return sum(x * k for k in v.values())", "v['c'] = 3.0"),
+    "unpacking": ("v = [1.0, 2.0]\ndef f(x):\n    a, b = v\n    return x * a + b", "v[0] = 5.0"),
+    "a slice": ("v = [1.0, 2.0, 3.0]\ndef f(x): return x * sum(v[1:])", "v[2] = 5.0"),
+    "an object in an object": ("c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr", "c.own.lr = 3.0"),
+    "an object for an object": ("c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr", "c.own = Config(); c.own.lr = 3.0"),
+}
+
+WRITES = {
+    "a counter": "c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    return x * 2",
+    "a counter that is read": "c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    return x * c.n",
+    "a counter of the class": "c = Config()\ndef f(x):\n    c.temp += 1\n    return x * 2",
+    "a class's counter": "c = Config()\ndef f(x):\n    Config.temp += 1\n    return x * 2",
+    "type(self) counts": "c = Config()\ndef f(x):\n    type(c).temp += 1\n    return x * 2",
+    "a global counter": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return x * 2",
+    "a counter in a dict": "d = {'n': 0, 'k': 2}\ndef f(x):\n    d['n'] += 1\n    return x * d['k']",
+    "a cell": "def make():\n    n = 0\n    def f(x):\n        nonlocal n\n        n += 1\n        return x * 2\n    return f, lambda: n\nf, n = make()",
+    "a log": "log = []\ndef f(x):\n    log.append('call')\n    return x * 2",
+    "a log of what is read": "log = []; k = 2.0\ndef f(x):\n    log.append(k)\n    return x * k",
+    "a log that is read": "log = []\ndef f(x):\n    log.append(1)\n    return x * len(log)",
+    "a set": "s = set()\ndef f(x):\n    s.add('a')\n    return x * 2",
+    "a deque": "d = collections.deque(maxlen=2)\ndef f(x):\n    d.append(1)\n    return x * 2",
+    "a store": "c = Config()\ndef f(x):\n    c.name = 'b'\n    return x * 2",
+    "a lazy attribute": "c = Config()\ndef f(x):\n    if not hasattr(c, 'k'): c.k = 3.0\n    return x * c.k",
+    "a lazy None": "c = Config(); c.k = None\ndef f(x):\n    if c.k is None: c.k = c.lr * 2\n    return x * c.k",
+    "delete": "c = Config(); c.k = 1\ndef f(x):\n    if hasattr(c, 'k'): del c.k\n    return x * 2",
+    "a pop": "v = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\ndef f(x): return x * v.pop()",
+    "a dict grows": "d = {}\ndef f(x):\n    d[len(d)] = 1.0\n    return x * 2",
+    "the last result": "c = Config(); c.last = None\ndef f(x):\n    c.last = x * 2\n    return c.last + 1",
+    "the last result is returned": "c = Config(); c.last = None\ndef f(x):\n    c.last = x * 2\n    return c.last",
+    "a view of the result": "c = Config(); c.last = None\ndef f(x):\n    y = x * 2\n    c.last = y[1:]\n    return y",
+    "the argument": "c = Config(); c.last = None\ndef f(x):\n    c.last = x\n    return x * 2",
+    "a state that goes on": "c = Config(); c.h = torch.zeros(3)\ndef f(x):\n    c.h = torch.tanh(c.h + x)\n    return c.h * 2",
+    "a pair of states": "c = Config(); c.s = (torch.zeros(3), torch.zeros(3))\ndef f(x):\n    h, s = c.s\n    c.s = (h + x, s * 2 + h)\n    return h * 1",
+    "a dict of tensors": "c = Config(); c.cache = {}\ndef f(x):\n    c.cache['k'] = x * 2\n    return x + 1",
+    "a list of tensors": "log = []\ndef f(x):\n    log.append(x.sum())\n    return x * 2",
+    "a lazy tensor": "c = Config(); c.mask = None\ndef f(x):\n    if c.mask is None: c.mask = torch.ones(3)\n    return x * c.mask",
+    "a slot": "c = Slots()\ndef f(x):\n    c.name = 'b'\n    return x * c.lr",
+    "a module's attribute": "m = nn.Linear(3, 3); m.calls = 0; m.last = None\ndef f(x):\n    m.calls += 1\n    m.last = m(x)\n    return m.last.sum()",
+    "a module's buffer": "m = nn.Module(); m.register_buffer('b', torch.zeros(3))\ndef f(x):\n    m.b = m.b + x\n    return m.b * 1",
+    "a mode": "m = nn.Dropout(); m.train()\ndef f(x):\n    m.eval()\n    return m(x)",
+    "two names": "c = Config(); d = Config(); c.k = 0; d.k = 0\ndef f(x):\n    c.k, d.k = c.k + 1, d.k + 2\n    return x * 2",
+    "a property's setter": "class P:\n    def __init__(self): self.raw = 1\n    @property\n    def k(self): return self.raw\n    @k.setter\n    def k(self, v): self.raw = v * 2\np = P()\ndef f(x):\n    p.k = 3\n    return x * p.k",
+    "nested containers": "c = Config()\ndef f(x):\n    c.made = {'a': [1, 2], 'b': (3,)}\n    return x * 2",
+    "a step in ten": "c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n % 2 == 0: return x * 2\n    return x",
+}
+
+
+def world(source):
+    space = {name: importlib.import_module(name) for name in ("collections", "contextvars", "dataclasses", "enum", "functools", "os", "torch", "types")}
+    space["np"] = np
+    space["LIBRARY"] = types.ModuleType("library_of_test_state")
+    exec("scale = 2.0\ntable = {'a': 1.0}\ndef helper(x):\n    return x * scale\n", vars(space["LIBRARY"]))
+    torch.manual_seed(0)
+    space["nn"], space["__name__"] = torch.nn, "world_of_test_state"
+    exec(PRELUDE + source, space)
+    space["f_"] = space["f"]
+    return space
+
+
+def seen(value, known=None):
+    """All that can be seen of a value, as plain data; one object twice is told apart from two."""
+    known = {} if known is None else known
+    if isinstance(value, torch.Tensor):
+        return "tensor", value.tolist(), value.requires_grad, known.setdefault(id(value), len(known))
+    if isinstance(value, (list, tuple, collections.deque)):
+        return type(value).__name__, [seen(v, known) for v in value]
+    if isinstance(value, set):
+        return "set", sorted(map(repr, value))
+    if isinstance(value, dict):
+        return "dict", [(repr(k), seen(v, known)) for k, v in value.items()]
+    if isinstance(value, (int, float, str, bool, type(None), np.ndarray)):
+        return repr(value)
+    if isinstance(value, type) and value.__module__ == "world_of_test_state":
+        return value.__name__, [(k, seen(v, known)) for k, v in vars(value).items() if isinstance(v, (int, float, str))]
+    if id(value) in known:
+        return "again", known[id(value)]
+    known[id(value)] = len(known)
+    slots = {k: getattr(value, k) for k in getattr(type(value), "__slots__", ()) if hasattr(value, k)}
+    own = slots or (getattr(value, "__dict__", {}) if type(value).__module__ in ("world_of_test_state",) or isinstance(value, torch.nn.Module) else {})
+    return type(value).__name__, [(k, seen(v, known)) for k, v in own.items()]
+
+
+def all_of(space):
+    hidden = ("f", "f_", "LIBRARY", "__builtins__", "nn", "torch", "np", "os", "put")
+    state = {k: v for k, v in space.items() if k not in hidden and not isinstance(v, types.ModuleType)}
+    return seen(state)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.delenv("FUNCGRAD_TEST_K", raising=False)
+
+
+def outcome(f, x, detached=False):
+    try:
+        return seen(f(x).detach() if detached else f(x))
+    except fg.FuncgradError:
+        raise
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+TRANSFORMS = {
+    "jit": (lambda f: fg.jit(f, backend="aten"), lambda f: f),
+    "grad": (lambda f: fg.grad_compiled(lambda x: f(x).sum(), backend="aten"), lambda f: lambda x: _gradient(f, x)),
+}
+
+
+def _gradient(f, x):
+    own = x.detach().requires_grad_()
+    return torch.autograd.grad(f(own).sum(), own)[0]
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("case", READS)
+def test_a_change_of_what_is_read_is_noticed_and_nothing_else(case, transform):
+    source, change = READS[case]
+    compiled, eager = TRANSFORMS[transform]
+    ours, theirs = world(source), world(source)
+    c, f, detached = compiled(ours["f"]), eager(theirs["f"]), transform == "grad"  # parameters of modules give it a history
+    for _ in range(2):  # at the second call what is made lazily is there
+        assert outcome(c, X, detached) == outcome(f, X, detached)
+    before = c.cache_info().misses
+    assert outcome(c, X, detached) == outcome(f, X, detached)
+    assert c.cache_info().misses == before <= 2, c.explain_miss(X)
+    if "f =" not in change:
+        exec(change, theirs)
+        want = outcome(eager(theirs["f"]), X, detached)
+        os.environ.pop("FUNCGRAD_TEST_K", None)
+        exec(change, ours)
+        assert outcome(c, X, detached) == want
+        assert outcome(c, X, detached) == want
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_what_is_written_is_written_on_each_call(case):
+    ours, theirs = world(WRITES[case]), world(WRITES[case])
+    c, f = fg.jit(ours["f"], backend="aten"), theirs["f"]
+    for i in range(4):
+        x = X + i
+        assert outcome(c, x) == outcome(f, x), i
+        assert all_of(ours) == all_of(theirs), i
+
+
+@pytest.mark.parametrize("case", ["a counter", "a global counter", "a counter in a dict", "a cell", "a log", "a class's counter", "a counter of the class"])
+def test_what_only_counts_or_logs_compiles_once(case):
+    c = fg.jit(world(WRITES[case])["f"], backend="aten")
+    for _ in range(4):
+        c(X)
+    assert c.cache_info().misses == 1
+
+
+def test_nothing_is_left_behind_where_compiling_fails():
+    log, state = [], types.SimpleNamespace(n=0, last=None)
+
+    def f(x):
+        log.append(1)
+        state.n += 1
+        state.last = x * 2
+        return x.item() if x.numel() == 1 else x.sum().item()
+
+    with pytest.raises(fg.DataDependentControlFlowError):
+        fg.jit(f)(X)
+    assert (log, state.n, state.last) == ([], 0, None)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class K: pass\nc = Config()\ndef f(x):\n    c.made = K()\n    return x * 2",
+        "c = Config()\ndef f(x):\n    c.g = lambda: 1\n    return x * 2",
+        "a = np.zeros(3)\ndef f(x):\n    a[0] += 1\n    return x * 2",
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_and_undone(source):
+    space = world(source)
+    before = all_of(space)
+    with pytest.raises(fg.MutationError, match="the function stores"):
+        fg.jit(space["f"])(X)
+    assert all_of(space) == before
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x * random.random(),
+        lambda x: x * np.random.rand(),
+        lambda x, g=np.random.default_rng(0): x * g.random(),
+        lambda x, g=random.Random(0): x * g.random(),
+        lambda x, i=itertools.count(): x * next(i),
+        lambda x, i=iter([1.0, 2.0]): x * next(i),
+    ],
+)
+def test_a_draw_that_would_be_a_constant_is_refused(draw):
+    state = random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(fg.ImpureFunctionError, match="same on each call"):
+        fg.jit(draw)(X)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == state
+
+
+def test_a_clock_warns_with_the_line():
+    def f(x):
+        return x * time.time()
+
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"time\.time.*test_state\.py:\d+ in f"):
+        fg.jit(f)(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fg.jit(f)(X)
+
+    def today(x):
+        return x * datetime.datetime.now().year
+
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"datetime\.now"):
+        fg.jit(today)(X)
+
+
+def test_hooks_are_gone_when_a_function_is_compiled_or_fails():
+    class Own:
+        k = 2.0
+
+    own = Own()
+
+    def f(x):
+        return x * own.k if x.numel() > 1 else x * own.missing
+
+    fg.jit(f)(X)
+    with pytest.raises(AttributeError):
+        fg.jit(f)(X[:1])
+    assert "__getattribute__" not in Own.__dict__ and "__getattribute__" not in torch.nn.Linear.__dict__
+
+
+def test_other_threads_read_while_one_is_watched():
+    class Own:
+        k = 2.0
+
+    own, stop, wrong = Own(), threading.Event(), []
+
+    def read():
+        while not stop.is_set():
+            if own.k != 2.0 or hasattr(own, "missing"):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for i in range(5):
+        fg.jit(lambda x: x * own.k + i, backend="aten")(X)
+    stop.set()
+    for t in threads:
+        t.join()
+    assert not wrong and "__getattribute__" not in Own.__dict__
+
+
+def test_a_miss_says_what_changed():
+    space = world("c = Config()\ndef f(x): return x * c.nested['a']['b']")
+    c = fg.jit(space["f"], backend="aten")
+    c(X)
+    space["c"].nested["a"]["b"] = 3.0
+    assert c.explain_miss(X) == "c.nested['a']['b']: was 2.0, now 3.0"
+
+
+def test_a_second_derivative_reads_the_state_of_its_forward_pass():
+    class Own:
+        k, n = 2.0, 0
+
+    own = Own()
+
+    def f(x):
+        own.n += 1
+        own.k = own.k + 1 if own.n < 3 else own.k
+        return (x**3 * own.k).sum()
+
+    def run(f):
+        own.k, own.n = 2.0, 0
+        x = X.clone().requires_grad_()
+        (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+        return h, own.k, own.n
+
+    ours, theirs = run(fg.jit(f)), run(f)
+    assert torch.equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
+
+
+def test_objects_that_are_arguments_are_watched_by_identity():
+    class Scale:
+        def __init__(self, k):
+            self.k = k
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = object.__hash__
+
+    c = fg.jit(lambda x, s: x * s.k, backend="aten")
+    one, two = Scale(2.0), Scale(3.0)
+    assert c(X, one).tolist() == (X * 2).tolist()
+    assert c(X, two).tolist() == (X * 3).tolist()
+    one.k = 5.0
+    assert c(X, one).tolist() == (X * 5).tolist()
+
+
+def test_a_compiled_method_watches_its_object():
+    class Model:
+        def __init__(self):
+            self.k, self.calls = 2.0, 0
+
+        @fg.jit
+        def step(self, x):
+            self.calls += 1
+            return x * self.k
+
+    a, b = Model(), Model()
+    b.k = 3.0
+    assert a.step(X).tolist() == (X * 2).tolist() and b.step(X).tolist() == (X * 3).tolist()
+    a.k = 7.0
+    assert a.step(X).tolist() == (X * 7).tolist() and (a.calls, b.calls) == (2, 1)
