@@ -1,0 +1,175 @@
+"""Random Python programs that read and write state besides tensors do in a compiled function what they do in eager PyTorch: the first
+ones, on every run. ``python -m tests.laws.python_fuzz`` runs more of them, on all cores.
+
+Also: the comparison finds nothing between eager PyTorch and itself, and finds each sort of fault in transforms that are made to have it.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+
+import funcgrad as fg
+
+from .python_fuzz import examine, over
+from .python_programs import Call, Part, Program, Unit, check, generate, in_eager, minimise, run
+from .python_worlds import KINDS
+
+
+def test_random_programs_do_what_eager_does():
+    found = over(examine(seed, shrink="no") for seed in range(200))
+    assert not found, "\n".join(found)
+
+
+# ── the oracle itself ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_differs_between_eager_pytorch_and_itself():
+    assert [seed for seed in range(1000, 1060) if check(generate(seed), in_eager).status != "agrees"] == []
+
+
+def test_programs_are_made_by_their_seed():
+    assert [generate(seed).text for seed in range(5)] == [generate(seed).text for seed in range(5)]
+
+
+def program(kind, *units, steps=("result = call(A)",), **more):
+    """A program of one kind of state; a unit is what it does and a statement, a step a call or a change."""
+    (found,) = [k for k in KINDS if k.name == kind]
+    part = Part(found, 0, found.world.replace("$", "0"), "global")
+    script = tuple(Call(step) if "call(" in step else Unit(0, "changes", step) for step in steps)
+    return Program((part,), tuple(Unit(0, "reads", unit) for unit in units), script, **more)
+
+
+def runs_twice(program, f):
+    def call(*args):
+        f(*args)
+        return f(*args)
+
+    return call
+
+
+def remembers_results(program, f):
+    return functools.lru_cache(lambda *args: f(*args))
+
+
+def returns_clones(program, f):
+    return lambda *args: f(*args).clone()
+
+
+def draws(program, f):
+    def call(*args):
+        torch.rand(1)
+        return f(*args)
+
+    return call
+
+
+def swallows(program, f):
+    def call(*args):
+        try:
+            return f(*args)
+        except ValueError:
+            return args[0] * 1.0
+
+    return call
+
+
+def crashes(program, f):
+    return lambda *args: [][0]
+
+
+def refuses_late(program, f):
+    def call(*args):
+        f(*args)
+        raise fg.MutationError("the function writes", fix="leave it out")
+
+    return call
+
+
+def refuses(program, f):
+    def call(*args):
+        raise fg.MutationError("the function writes to box0.n", fix="leave it out")
+
+    return call
+
+
+def restores(program, f):
+    """Runs the function on a copy of the object it writes to."""
+
+    def call(*args):
+        box = f.__globals__["box0"]
+        f.__globals__["box0"] = copy.deepcopy(box)
+        try:
+            return f(*args)
+        finally:
+            f.__globals__["box0"] = box
+
+    return call
+
+
+COUNTS = program("plain object", "@.n += 1")
+STALE = program("plain object", "y = y * @.a", steps=("result = call(A)", "@.a = 2.5", "result = call(A)"))
+RAISES = program("plain object", "if @.n > 1:\n    raise ValueError('large')")
+
+
+@pytest.mark.parametrize(
+    "transform, case, status, reason",
+    [
+        (runs_twice, COUNTS, "differs", "state"),
+        (restores, COUNTS, "differs", "state"),
+        (restores, program("plain object", "@.last = y"), "differs", "state"),
+        (returns_clones, program("plain object", "@.last = y"), "differs", "identity of a result"),
+        (remembers_results, STALE, "differs", "result"),
+        (remembers_results, program("plain object", "@.n += 1", steps=("result = call(A)",) * 2), "differs", "state"),
+        (draws, COUNTS, "differs", "generator of torch"),
+        (swallows, RAISES, "differs", "does not raise"),
+        (crashes, COUNTS, "crashed", "raises IndexError"),
+        (refuses_late, COUNTS, "differs", "changed by a refused call"),
+        (refuses, COUNTS, "refused", "MutationError: the function writes to …"),
+        (in_eager, STALE, "agrees", ""),
+        (in_eager, RAISES, "agrees", ""),
+    ],
+)
+def test_the_comparison_finds(transform, case, status, reason):
+    assert check(case, transform).sort == (status, reason)
+
+
+def forgets(program, f):
+    compiled = fg.jit(f, backend="aten")
+    find = compiled._cache.find
+
+    def forget_and_find(*call):
+        compiled._cache._entries = []
+        return find(*call)
+
+    compiled._cache.find = forget_and_find
+    return compiled
+
+
+def test_a_call_that_compiles_in_a_world_as_before_is_found():
+    steps = ("result = call(A)", "@.a = 2.5", "result = call(A)", "@.a = 1.5", "result = call(A)")
+    case = program("plain object", "y = y * 2", steps=steps)
+    assert not check(case).again
+    assert check(case, forgets).again
+
+
+def test_minimised_programs_go_wrong_in_the_same_way():
+    steps = ("result = call(B)", "@.a = 7", "result = call(C)")
+    large = program("plain object", "y = y * @.n", "@.n += 1", "y = y + 1", steps=steps, entry="closure")
+    outcome = check(large, runs_twice)
+    small, now = minimise(large, outcome, check=functools.partial(check, transform=runs_twice))
+    assert now.sort == outcome.sort
+    assert len(small.units) == 1 and len(small.steps) == 1 and small.entry == "function"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_statements_of_a_kind_run(kind):
+    """A statement that raises is of interest, but one that always does says nothing."""
+    part = Part(kind, 0, kind.world.replace("$", "0"), "global")
+    reads = [Program((part,), (Unit(0, "reads", text),), (Call("result = call(A)"),)) for text in (*kind.reads, *kind.writes)]
+    reads += [Program((part,), (Unit(0, "reads", f"y = y * {text}"),), (Call("result = call(A)"),)) for text in kind.numbers]
+    changes = [Program((part,), (), (Unit(0, "changes", text), Call("result = call(A)"))) for text in kind.changes]
+    seen = [(p, run(p, in_eager)) for p in (*reads, *changes)]
+    failing = [(p.units or p.steps[:1], r.setup, [s.error for s in r.steps]) for p, r in seen if r.setup or any(s.error for s in r.steps)]
+    assert not failing
