@@ -29,6 +29,8 @@ class Kind:
     writes: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     weight: float = 1.0
+    keeps_history: bool = False
+    """Whether it stores a tensor with its history, of which a gradient makes no promise."""
 
 
 # ── syntax that fits any place ───────────────────────────────────────────────────────────────────────────────────
@@ -168,8 +170,8 @@ RESULTS = ("y", "y", "y", "y, 2", "{'y': y, 'x': x}", "[y, (y.sum(),)]", "Result
 """What a program returns, if it is not asked for state too."""
 
 PRELUDE = """
-import collections, contextlib, contextvars, copy, dataclasses, enum, functools, itertools, math
-import operator, os, random, sys, time, types, weakref
+import collections, contextlib, contextvars, copy, dataclasses, enum, functools, inspect, itertools
+import logging, math, operator, os, random, sys, threading, time, types, weakref
 import attrs
 import numpy as np
 import torch

@@ -74,9 +74,10 @@ class Unit:
 
 @attrs.frozen
 class Call:
-    """A step of the script that calls the function."""
+    """A step of the script that calls the function, so many times."""
 
     source: str
+    times: int = 1
 
 
 CARRIERS = {
@@ -133,14 +134,15 @@ class Program:
 
     @property
     def script(self) -> list[str]:
-        found = []
-        for step in self.steps:
-            if isinstance(step, Call):
-                found.append(step.source)
-            else:
-                part = self.part(step.part)
-                found.append(part.text(step.template, part.outside))
-        return found
+        """The source of each step."""
+        return [s.source if isinstance(s, Call) else self.part(s.part).text(s.template, self.part(s.part).outside) for s in self.steps]
+
+    @property
+    def bystanders(self) -> set[str]:
+        """The names of parts that the function does not mention."""
+        used = {unit.part for unit in self.units}
+        parts = [p for p in self.parts if p.number not in used and p.carrier == "global"]
+        return {name for part in parts for name in _names(part.world)}
 
     def _function(self) -> str:
         helpers, body = [], ["y = x * 1.0"]
@@ -165,6 +167,15 @@ class Program:
     def arguments(self) -> str:
         """Objects that each call is given."""
         return "".join(f", {part.root}" for part in self.parts if part.carrier == "argument")
+
+
+def _names(source: str) -> Iterator[str]:
+    """What a source defines."""
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _place(placed: str, text: str, i: int, alias: str) -> tuple[list[str], str]:
@@ -297,7 +308,7 @@ def generate(seed: int) -> Program:
     r = random.Random(seed)
     chosen = r.choices(KINDS, [k.weight for k in KINDS], k=r.choice([1, 1, 1, 2, 2, 3, 4]))
     entry = r.choice(ENTRIES)
-    transform = r.choice(TRANSFORMS) if entry != "decorated method" else "jit"
+    transform = "jit" if entry == "decorated method" or any(kind.keeps_history for kind in chosen) else r.choice(TRANSFORMS)
     parts = []
     for number, kind in enumerate(chosen):
         carriers = [*list(CARRIERS)[:-2], "global", "global", "global", *(["self"] * 5 if entry in _WITH_SELF else [])]
@@ -310,6 +321,10 @@ def generate(seed: int) -> Program:
     for part in parts:
         for does in r.choice(_DONE):
             program = _extended(r, program, part, does)
+    if r.random() < 0.1:
+        kind = r.choice([k for k in KINDS if k.world])
+        parts.append(Part(kind, len(parts), kind.world.replace("$", str(len(parts))), "global"))  # a bystander
+        program = attrs.evolve(program, parts=tuple(parts))
     for _ in range(r.randint(2, 7)):
         if r.random() < 0.55:
             program = _extended(r, program, r.choice(parts), "changes")
@@ -344,9 +359,7 @@ def _call(r: random.Random, program: Program) -> Call:
     call = f"result = call({x}{program.arguments}{more})"
     if program.transform == "jit" and r.random() < 0.1:
         return Call(f"{call}\nbackward(result)")
-    if r.random() < 0.05:
-        return Call(f"for _ in range(14):\n    {call}")
-    return Call(call)
+    return Call(call, 14 if r.random() < 0.05 else 1)
 
 
 # ── running them ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -354,8 +367,9 @@ def _call(r: random.Random, program: Program) -> Call:
 
 @attrs.define
 class Seen:
-    """What one step of the script shows."""
+    """What one step of the script shows, or one of its calls."""
 
+    step: int = 0
     error: str | None = None
     refused: str | None = None
     crashed: str | None = None
@@ -364,8 +378,8 @@ class Seen:
     """The world before the step, where it was refused."""
     generators: Any = None
     compiles: int = 0
-    again: bool = False
-    """Whether it compiled although the world was as before an earlier call that is written in the same way."""
+    key: Any = None
+    """What it called, and all that was there before it."""
 
 
 @attrs.define
@@ -416,14 +430,19 @@ def run(program: Program, transform: Transform) -> Run:
         return made[-1][0]
 
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    with warnings.catch_warnings(record=True) as caught:
+    def transformed_plainly(f: Callable[..., Any]) -> Any:
+        made.append((transform(attrs.evolve(program, transform="jit"), f), f))
+        return made[-1][0]
+
+    with warnings.catch_warnings(record=True) as caught, torch.enable_grad():
         warnings.simplefilter("always")
         try:
             _seed()
             exec(_PRELUDE, space)
             known = set(space) - {"A", "B", "C", "R", "SHARED"}
-            space |= {"transform": transformed, "backward": backward}
-            known |= {"transform", "backward"}
+            own = {"transform": transformed, "transform_plainly": transformed_plainly, "backward": backward}
+            space |= own
+            known |= set(own)
             try:
                 exec(compile(text, filename, "exec"), space)
             except Exception as error:
@@ -443,18 +462,22 @@ def run(program: Program, transform: Transform) -> Run:
 def _run_script(
     program: Program, space: dict[str, Any], known: set[str], made: list[tuple[Any, Any]], found: Run, looks_before: bool
 ) -> None:
-    worlds: list[tuple[Any, ...]] = []
     compiled = [c for c, _ in made if isinstance(c, fg.Compiled)]
     stand_for = {id(c): f for c, f in made}
 
-    def look() -> Snapshot:
-        return _snapshot(Snapshot(_is_own, stand_for), space, known)
+    def look(without: frozenset[str] = frozenset()) -> Snapshot:
+        return _snapshot(Snapshot(_is_own, stand_for), space, known | without)
 
-    for source in program.script:
-        seen = Seen()
+    times = [step.times if isinstance(step, Call) else 1 for step in program.steps]
+    steps = [(i, source) for i, source in enumerate(program.script) for _ in range(times[i])]
+    for i, source in steps:
+        seen = Seen(i)
         space.pop("result", None)
         misses = sum(c.cache_info().misses for c in compiled)
         before = look() if "call(" in source and looks_before else None
+        if before is not None and compiled:
+            mentioned = look(frozenset(program.bystanders)) if program.bystanders else before
+            seen.key = source, mentioned.ids, [what if not isinstance(what, torch.Tensor) else "" for _, what in mentioned.lines]
         try:
             exec(source, space)
         except fg.FuncgradError as error:
@@ -465,10 +488,6 @@ def _run_script(
             seen.error = f"{type(error).__name__}: {error}" if isinstance(error, _MESSAGES) else type(error).__name__
         seen.world, seen.generators = look(), _generators()
         seen.compiles = sum(c.cache_info().misses for c in compiled) - misses
-        if before is not None:
-            state = (source, before.ids, [what if not isinstance(what, torch.Tensor) else "" for _, what in before.lines])
-            seen.again = state in worlds and seen.compiles > 0
-            worlds.append(state)
         found.steps.append(seen)
         if seen.refused or seen.crashed:
             return
@@ -493,7 +512,9 @@ def _snapshot(snapshot: Snapshot, space: dict[str, Any], known: set[str]) -> Sna
     for name in sorted(space.keys() - known):
         if name not in ("__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__"):
             snapshot.see(name, space[name])
-    snapshot.see("os.environ", {k: v for k, v in os.environ.items() if k.startswith("FUZZ_")})
+    for name in sorted(os.environ):
+        if name.startswith("FUZZ_"):
+            snapshot.see(f"os.environ[{name!r}]", os.environ[name])
     return snapshot
 
 
@@ -513,8 +534,8 @@ def compile_it(program: Program, f: Callable[..., Any]) -> fg.Compiled:
 
 def reason_of(error: fg.FuncgradError) -> str:
     """The class of a refusal and its first words, without names."""
-    words = [re.sub(r"\S*[\d._'\"`(\[]\S*", "…", w) for w in error.what.split()]
-    return f"{type(error).__name__}: {' '.join(words[:7])}"
+    words = [re.sub(r"\S*[\d._'\"`(\[:]\S*", "…", w) for w in error.what.split()]
+    return f"{type(error).__name__}: {' '.join(words[:5])}"
 
 
 # ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -529,13 +550,21 @@ class Outcome:
     detail: str = ""
     step: int = 0
     compiles: int = 0
-    again: bool = False
+    worlds: int = 0
+    """How many different ones its calls found: what it mentions of them, and its arguments."""
+    again: int | None = None
+    """The first step that compiled in a world in which an equal call had run."""
     warnings: tuple[str, ...] = ()
 
     @property
     def sort(self) -> tuple[str, str]:
         """What stays the same while a program is minimised."""
-        return self.status, self.reason
+        return ("agrees", "compiles again") if self.status == "agrees" and self.again is not None else (self.status, self.reason)
+
+    @property
+    def last(self) -> int:
+        """The step that says so."""
+        return self.step if self.again is None or self.status != "agrees" else self.again
 
 
 UNWATCHED = "UnwatchedStateWarning"
@@ -549,36 +578,54 @@ def check(program: Program, transform: Transform = compile_it) -> Outcome:
     outcome = _compare(eager, compiled)
     if outcome.status == "differs" and UNWATCHED in compiled.warnings:
         outcome = attrs.evolve(outcome, status="warned")
-    compiles, again = sum(s.compiles for s in compiled.steps), any(s.again for s in compiled.steps)
-    return attrs.evolve(outcome, compiles=compiles, again=again, warnings=tuple(sorted(set(compiled.warnings))))
+    seen: list[Any] = []
+    again = None
+    for step in compiled.steps:
+        if step.key is not None:
+            again = step.step if again is None and step.compiles and step.key in seen else again
+            seen += [] if step.key in seen or step.error else [step.key]
+    compiles = sum(s.compiles for s in compiled.steps)
+    return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
 
 
 def _compare(eager: Run, compiled: Run) -> Outcome:
-    for i, (a, b) in enumerate(zip(eager.steps, compiled.steps, strict=False)):
-        if b.crashed:
-            return Outcome("crashed", b.crashed.split(":")[0], b.crashed, i)
-        if b.refused:
-            changed = first_difference(b.before, b.world) if b.before is not None else None
-            if changed and not a.error:
-                return Outcome("differs", "changed by a refused call", f"{b.refused}\n{changed[1]}", i)
-            return Outcome("refused", b.refused, "", i)
-        if a.error != b.error:
-            what = f"eager: {a.error or 'runs'}\n  compiled: {b.error or 'runs'}"
-            if a.error is None or b.error is None:
-                sort = f"raises {(b.error or '').split(':')[0]}" if a.error is None else "does not raise"
-                return Outcome("crashed" if a.error is None else "differs", sort, what, i)
-            return Outcome("differs", "other exception", what, i)
-        found = first_difference(a.world, b.world)
-        if found:
-            path, what = found
-            sort = "result" if path.startswith("result") else "state after an exception" if a.error else "state"
-            if path.startswith("result") and "same as" in what:
-                sort = "identity of a result"
-            return Outcome("differs", sort, what, i)
-        if a.generators != b.generators:
-            which = [n for n, p, q in zip(("torch", "random", "numpy"), a.generators, b.generators, strict=True) if p != q]
-            return Outcome("differs", f"generator of {which[0]}", f"the generator of {which[0]} is elsewhere", i)
+    for a, b in zip(eager.steps, compiled.steps, strict=False):
+        outcome = _compare_step(a, b)
+        if outcome is not None:
+            return attrs.evolve(outcome, step=b.step)
     return Outcome("agrees")
+
+
+_OF_TORCH = ("RuntimeError", "IndexError", "TypeError", "AssertionError")
+"""Errors PyTorch raises for what it cannot compute; on stand-ins it may raise another one of them."""
+
+
+def _compare_step(a: Seen, b: Seen) -> Outcome | None:
+    if b.crashed:
+        return Outcome("crashed", b.crashed.split(":")[0], b.crashed)
+    if b.refused:
+        changed = first_difference(b.before, b.world, ("before", "after")) if b.before is not None else None
+        if changed and not a.error:
+            return Outcome("differs", "changed by a refused call", f"{b.refused}\n  {changed[1]}")
+        return Outcome("refused", b.refused)
+    if a.error != b.error:
+        what = f"eager: {a.error or 'runs'}\n  compiled: {b.error or 'runs'}"
+        if a.error is None:
+            return Outcome("crashed", f"raises {(b.error or '').split(':')[0]}", what)
+        if b.error is None:
+            return Outcome("differs", "does not raise", what)
+        if a.error.split(":")[0] not in _OF_TORCH or b.error.split(":")[0] not in _OF_TORCH:
+            return Outcome("differs", "other exception", what)
+    found = first_difference(a.world, b.world)
+    if found:
+        path, what = found
+        if not path.startswith("result"):
+            return Outcome("differs", "state after an exception" if a.error else "state", what)
+        return Outcome("differs", "identity of a result" if "the same as" in what else "result", what)
+    if a.generators != b.generators:
+        which = [n for n, p, q in zip(("torch", "random", "numpy"), a.generators, b.generators, strict=True) if p != q]
+        return Outcome("differs", f"generator of {which[0]}", f"the generator of {which[0]} is elsewhere")
+    return None
 
 
 # ── minimising ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -588,14 +635,14 @@ def minimise(
     program: Program, outcome: Outcome, wholly: bool = True, check: Callable[[Program], Outcome] = check
 ) -> tuple[Program, Outcome]:
     """The smallest program one gets by leaving things out that still goes wrong in the same way."""
-    program = attrs.evolve(program, steps=program.steps[: outcome.step + 1])
+    program = attrs.evolve(program, steps=program.steps[: outcome.last + 1])
     shrinking = True
     while shrinking:
         shrinking = False
         for candidate in (*_smaller(program), *(_trimmed(program) if wholly else ())):
             now = check(candidate)
             if now.sort == outcome.sort:
-                program, outcome, shrinking = attrs.evolve(candidate, steps=candidate.steps[: now.step + 1]), now, True
+                program, outcome, shrinking = attrs.evolve(candidate, steps=candidate.steps[: now.last + 1]), now, True
                 break
     return program, outcome
 
@@ -605,8 +652,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     for part in program.parts:
         rest = tuple(p for p in program.parts if p is not part)
         steps = tuple(s for s in program.steps if isinstance(s, Call) or s.part != part.number)
-        if part.carrier != "argument":
-            yield attrs.evolve(program, parts=rest, units=tuple(u for u in program.units if u.part != part.number), steps=steps)
+        given = f", {part.root}" if part.carrier == "argument" else ""
+        steps = tuple(attrs.evolve(s, source=s.source.replace(given, "")) if isinstance(s, Call) and given else s for s in steps)
+        yield attrs.evolve(program, parts=rest, units=tuple(u for u in program.units if u.part != part.number), steps=steps)
     for i in range(len(program.steps) - 1):
         yield attrs.evolve(program, steps=program.steps[:i] + program.steps[i + 1 :])
     for i in range(len(program.units)):
@@ -623,9 +671,11 @@ def _smaller(program: Program) -> Iterator[Program]:
         if unit.placed != "direct":
             yield attrs.evolve(program, units=(*program.units[:i], attrs.evolve(unit, placed="direct"), *program.units[i + 1 :]))
     for i, step in enumerate(program.steps):
-        plain = re.sub(r"call\([BCR]", "call(A", step.source).replace("range(14)", "range(2)") if isinstance(step, Call) else ""
-        if isinstance(step, Call) and plain != step.source:
-            yield attrs.evolve(program, steps=(*program.steps[:i], Call(plain), *program.steps[i + 1 :]))
+        if isinstance(step, Call):
+            with_a = re.sub(r"call\([BCR]", "call(A", step.source)
+            for plain in (Call(with_a, step.times), Call(step.source, min(step.times, 2)), Call(step.source)):
+                if plain != step:
+                    yield attrs.evolve(program, steps=(*program.steps[:i], plain, *program.steps[i + 1 :]))
 
 
 def _trimmed(program: Program) -> Iterator[Program]:
@@ -648,6 +698,8 @@ def _without_one(source: str) -> Iterator[str]:
 
 def shown(program: Program, outcome: Outcome, seed: int) -> str:
     """A program and what is wrong with it, to read."""
-    script = "\n".join(program.script)
+    times = [f"for _ in range({s.times}): " if isinstance(s, Call) and s.times > 1 else "" for s in program.steps]
+    script = "\n".join(map(str.__add__, times, program.script))
     head = f"# seed {seed}: {outcome.status}, {outcome.reason} ({program.transform}, {program.backend})"
-    return f"{head}\n{program.text}\n\n{script}\n# step {outcome.step + 1}:\n  {outcome.detail}".replace("\n\n\n", "\n")
+    detail = outcome.detail or f"compiles in a world as before; {outcome.compiles} compiles in {outcome.worlds} worlds"
+    return f"{head}\n{program.text}\n\n{script}\n# step {outcome.last + 1}:\n  {detail}".replace("\n\n\n", "\n")

@@ -174,12 +174,12 @@ _LOOKS: tuple[tuple[Any, Callable[[Any], list[tuple[str, Any]]]], ...] = (
 )
 
 
-def first_difference(expected: Snapshot, found: Snapshot) -> tuple[str, str] | None:
-    """The path of the first line in which two snapshots differ, and both lines."""
+def first_difference(expected: Snapshot, found: Snapshot, names: tuple[str, str] = ("eager", "compiled")) -> tuple[str, str] | None:
+    """The path of the first line in which two snapshots differ, and both lines, each after the name of its snapshot."""
     for a, b in itertools.zip_longest(expected.lines, found.lines, fillvalue=("", "nothing")):
         if a[0] != b[0] or not same(a[1], b[1]):
             path = a[0] or b[0]
-            return path, f"eager: {a[0]}: {a[1]}\n  compiled: {b[0]}: {b[1]}"
+            return path, f"{names[0]}: {a[0]}: {a[1]}\n  {names[1]}: {b[0]}: {b[1]}"
     return None
 
 

@@ -214,8 +214,8 @@ low$ = Low$()
         numbers=("@.gain()", "@.of_class()", "@.fixed()", "Low$.gain(@)", "@.bump()", "Top$.gain(@)"),
         reads=("g = @.gain\ny = y * g()", "y = y * functools.partial(Low$.gain, @)()"),
         writes=("@.bump()", "@.bump(by=2)", "@.gain = lambda: 3.0"),
-        changes=("Top$.rate = 2.5", "Top$.gain = lambda self: 4.0", "@.gain = lambda: 5.0", "Low$.gain = Top$.gain",
-            "Low$.rate = 3.5", "Top$.fixed = staticmethod(lambda v=3.0: v)", "Top$.fixed.__defaults__ = (6.0,)", "@.count = 9"),
+        changes=("Top$.rate = 2.5", "Top$.gain = lambda self: 4.0", "@.gain = lambda: 5.0", "Low$.gain = Top$.gain", "Low$.rate = 3.5",
+            "Top$.fixed = staticmethod(lambda v=3.0: v)", "Top$.fixed.__defaults__ = (6.0,)", "@.count = 9"),
     ),
     Kind(
         "enum", "mode$",
@@ -295,6 +295,84 @@ logged$ = Logged$()
 """,
         attributes=(("@", "a"), ("@", "n")),
         weight=0.5,
+    ),
+    Kind(
+        "registry of classes", "registry$",
+        """
+registry$ = {}
+class Plugin$:
+    gain = 1.5
+    def __init_subclass__(cls, key, **rest):
+        super().__init_subclass__(**rest)
+        registry$[key] = cls
+    def run(self, t): return t * self.gain
+class Up$(Plugin$, key='up'): gain = 2.5
+class Down$(Plugin$, key='down'):
+    def run(self, t): return super().run(t) - 1
+""",
+        attributes=(("@['up']", "gain"), ("Plugin$", "gain")),
+        numbers=("len(@)", "('new' in @)", "@['down']().gain", "sum(c.gain for c in @.values())"),
+        reads=("y = @['up']().run(y)", "for cls in @.values():\n    y = cls().run(y)", "y = y * len(Plugin$.__subclasses__())",
+            "y = y * (2 if issubclass(@['up'], Plugin$) else 3)"),
+        writes=("@['new'] = Up$", "@['up'], @['down'] = @['down'], @['up']", "class Late(Plugin$, key='late'): gain = 3"),
+        changes=("@['up'] = Down$", "Up$.run = lambda self, t: t * 4", "class Third$(Plugin$, key='third'): gain = 2",
+            "Plugin$.gain = 0.5", "del @['down']", "del Up$.gain"),
+    ),
+    Kind(
+        "mixins", "mixed$",
+        """
+class Root$:
+    scale = 2
+    def out(self, t): return t * self.scale
+class Left$(Root$):
+    def out(self, t): return super().out(t) + 1
+class Right$(Root$):
+    scale = 1.5
+    def out(self, t): return super().out(t) * 2
+class Mixed$(Left$, Right$):
+    def __init__(self): self.on = True
+mixed$ = Mixed$()
+""",
+        attributes=(("@", "scale"), ("@", "on"), ("Right$", "scale")),
+        reads=("y = @.out(y)", "y = Left$.out(@, y)", "y = super(Left$, @).out(y)", "y = y * (2 if isinstance(@, Right$) else 3)",
+            "y = y * len(type(@).__mro__)"),
+        writes=("@.on = not @.on", "@.out = lambda t: t", "type(@).seen = True"),
+        changes=("Right$.out = lambda self, t: t * 5", "Mixed$.__bases__ = (Right$, Left$)", "del Right$.scale", "del Left$.out",
+            "@.scale = 3", "Mixed$.out = lambda self, t: t", "@.__class__ = Left$"),
+    ),
+    Kind(
+        "single dispatch", "act$",
+        """
+class Cat$: a = 2
+class Dog$(Cat$): a = 3
+@functools.singledispatch
+def act$(o, t): return t
+@act$.register
+def _(o: Cat$, t): return t * o.a
+pets$ = [Cat$(), Dog$()]
+""",
+        attributes=(("pets$[0]", "a"),),
+        reads=("y = @(pets$[0], y)", "for pet in pets$:\n    y = @(pet, y)", "y = @(3, y)"),
+        changes=("pets$[0] = Dog$()", "Cat$.a = 4", "@.register(Dog$)(lambda o, t: t + 7)", "pets$.append(Cat$())"),
+        weight=0.6,
+    ),
+    Kind(
+        "flags in bits", "flags$",
+        """
+class Flag$(enum.Flag):
+    READ = 1
+    WRITE = 2
+    EXEC = 4
+flags$ = types.SimpleNamespace(on=Flag$.READ | Flag$.WRITE, version=(1, 2), text='1.5', raw=b'ab', none=None)
+""",
+        numbers=("(Flag$.READ in @.on)", "@.on.value", "float(@.text)", "@.version[1]", "len(@.raw)", "(@.version >= (1, 2))",
+            "len(@.text.split('.'))", "int(@.text.replace('.', ''))", "(@.none or 2)", "(@.none is None)"),
+        reads=("y = y.sin() if @.on & Flag$.WRITE else y.cos()", "y = y * (2 if @.text.startswith('1') else 3)",
+            "y = y * TABLE[@.text]", "major, minor = @.version\ny = y * major + minor", "y = y * len('%s-%s' % (@.text, @.none))",
+            "y = y * len(f'{@.text!r:>5}{@.version}')"),
+        writes=("@.on |= Flag$.EXEC", "@.on ^= Flag$.READ", "@.text += '0'", "@.version = (*@.version, 3)", "@.none = @.none or 3"),
+        changes=("@.on = Flag$.EXEC", "@.text = '7'", "@.version = (1, 3)", "@.raw = b'abc'", "@.none = 4", "@.on |= Flag$.EXEC",
+            "@.none = False"),
     ),
 )
 
@@ -541,6 +619,97 @@ from fuzz_import_$ import a as imported_$
         changes=("@.a = 2.5", "@.tool = torch.cos", "imported_$ = 7", "@.__dict__.pop('a', None)"),
         weight=0.8,
     ),
+    Kind(
+        "state of torch", "torch", "",
+        reads=("y = y + torch.ones(3, dtype=torch.get_default_dtype())", "y = y * (2 if torch.is_grad_enabled() else 3)",
+            "y = y * (2 if torch.get_default_dtype() == torch.float32 else 3)", "y = y + torch.tensor(1.5)",
+            "y = y * (2 if torch.are_deterministic_algorithms_enabled() else 3)", "y = y * torch.tensor([1.0, 2.0, 3.0]).to(y.dtype)",
+            "y = y * (2 if torch.is_inference_mode_enabled() else 3)"),
+        changes=("torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"),
+        weight=0.6,
+    ),
+    Kind(
+        "decorator with state", "counted$",
+        """
+def counting$(g):
+    @functools.wraps(g)
+    def run(*args):
+        run.calls += 1
+        run.shapes.append(tuple(args[0].shape))
+        return g(*args) * (run.gain if run.on else 1)
+    run.calls, run.shapes, run.gain, run.on = 0, [], 1.5, True
+    return run
+@counting$
+def counted$(t): return t.sin()
+""",
+        attributes=(("@", "gain"), ("@", "on")),
+        numbers=("@.calls", "len(@.shapes)", "@.gain"),
+        reads=("y = @.__wrapped__(y)",),
+        writes=("y = @(y)", "@.calls = 0", "@.shapes.clear()"),
+        changes=("@.calls = 7", "@.on = False", "@.gain = 2.5", "@ = @.__wrapped__", "@.shapes.append(1)"),
+    ),
+    Kind(
+        "context manager", "scope$",
+        """
+STACK$ = [1.5]
+@contextlib.contextmanager
+def scale$(v):
+    STACK$.append(v)
+    try: yield STACK$[-1]
+    finally: STACK$.pop()
+class Timer$:
+    n = 0
+    def __enter__(self):
+        type(self).n += 1
+        return self
+    def __exit__(self, kind, *_): return kind is KeyError
+scope$ = types.SimpleNamespace(t=Timer$(), by=2.0)
+""",
+        attributes=(("@", "by"),),
+        numbers=("STACK$[-1]", "Timer$.n", "len(STACK$)"),
+        reads=("with scale$(@.by) as v:\n    y = y * v * STACK$[-1]", "with scale$(2), scale$(3):\n    y = y * sum(STACK$)"),
+        writes=("with @.t:\n    y = y * 2", "with @.t as t:\n    y = y * t.n", "with @.t:\n    raise KeyError('caught')",
+            "STACK$.append(2)", "with contextlib.suppress(KeyError):\n    STACK$.append({}['k'])"),
+        changes=("STACK$[0] = 2.5", "STACK$.append(3)", "@.by = 4", "Timer$.n = 5", "Timer$.__enter__ = lambda self: self"),
+    ),
+    Kind(
+        "nested functions", "config$",
+        """
+config$ = {'k': 1.5, 'j': 2, 'depth': 2}
+def level$(t, n):
+    if n <= 0: return t * config$['k']
+    return level$(t, n - 1) + config$['j']
+def deep$(t):
+    def inner():
+        def innermost(): return t * config$['k']
+        return innermost
+    return inner()()
+def reads_all$(t): return t * sum(v for v in config$.values())
+""",
+        dicts=("@",),
+        reads=("y = level$(y, @['depth'])", "y = deep$(y)", "y = reads_all$(y)", "y = sum(level$(y, n) for n in range(@['depth']))",
+            "y = [f(y) for f in (deep$, reads_all$)][1]", "y = functools.reduce(lambda t, f: f(t), [deep$, reads_all$], y)"),
+        changes=("@['depth'] = 3", "@['k'] = 2.5", "deep$ = reads_all$", "level$ = lambda t, n: t * n", "@['depth'] = 1"),
+    ),
+    Kind(
+        "hidden state", "hidden$",
+        """
+local$ = threading.local()
+local$.a = 1.5
+class Hidden$:
+    def __init__(self): self.a = 1.5
+hidden$ = Hidden$()
+log$ = logging.getLogger('fuzz_$')
+log$.setLevel(logging.ERROR)
+""",
+        numbers=("object.__getattribute__(@, 'a')", "local$.a", "globals()['hid' + 'den$'].a", "getattr(@, ''.join(['a']))",
+            "eval('hidden$.a')", "(2 if log$.isEnabledFor(logging.INFO) else 3)", "len(inspect.signature(Hidden$.__init__).parameters)",
+            "sys.getrecursionlimit() % 7"),
+        writes=("local$.a = 3", "exec('hidden$.a = 5')", "setattr(local$, 'n', 1)", "log$.error('step')",
+            "object.__setattr__(@, 'a', 4)"),
+        changes=("@.a = 2.5", "local$.a = 4.0", "log$.setLevel(logging.DEBUG)", "log$.setLevel(logging.ERROR)"),
+        weight=0.5,
+    ),
 )
 
 TORCH = (
@@ -618,8 +787,8 @@ norm$ = Norm$()
         reads=("y = @(y)", "if @.none is None:\n    y = y.sin()", "y = y * len(list(@.buffers()))"),
         writes=("@.count += 1", "@.count.add_(1)", "@.mean = y.detach()", "@.w.data.mul_(0.5)", "@.none = y.detach()",
             "@.mean = @.mean + 1"),
-        changes=("@.mean = torch.ones(3)", "@.register_buffer('none', torch.ones(3))", "@.w = nn.Parameter(torch.ones(3))",
-            "@.eval()", "del @.mean", "@.w.requires_grad_(False)", "@.mean.fill_(0.5)", "@.register_buffer('extra', torch.ones(3))",
+        changes=("@.mean = torch.ones(3)", "@.register_buffer('none', torch.ones(3))", "@.w = nn.Parameter(torch.ones(3))", "@.eval()",
+            "del @.mean", "@.w.requires_grad_(False)", "@.mean.fill_(0.5)", "@.register_buffer('extra', torch.ones(3))",
             "@._buffers['mean'] = torch.ones(3)", "@.w = None", "@.count.fill_(4)"),
         weight=1.5,
     ),
@@ -671,6 +840,7 @@ cell$ = Cell$()
         reads=("y = @(y)", "y = @(y).detach()", "y = y.sum() + y if @.h is None else y + @.h.detach()"),
         writes=("y = @(y)\n@.h = @.h.detach()", "@.reset()", "y = @(@(y))"),
         changes=("@.reset()", "@.h = torch.ones(3)", "@.h = @.h if @.h is None else @.h.detach()", "@.steps = 5", "@.eval()"),
+        keeps_history=True,
     ),
     Kind(
         "lazily made parameter", "lazy$",
@@ -702,20 +872,18 @@ opt$ = types.SimpleNamespace(lr=0.1, groups=[{'params': [param$], 'lr': 0.1, 'k'
         writes=("for g in @.groups:\n    g['lr'] *= 0.5", "with torch.no_grad():\n    param$.mul_(1 - @.groups[0]['lr'])",
             "@.state['step'] = @.state.get('step', 0) + 1", "st = @.state.setdefault(param$, {'step': 0})\nst['step'] += 1",
             "st = @.state.setdefault('m', torch.zeros(3))\nst.mul_(0.9).add_(y.detach())\ny = y + st"),
-        changes=("@.groups[0]['lr'] = 0.5", "for g in @.groups:\n    g['lr'] *= 2",
-            "@.groups.append({'params': [], 'lr': 1, 'k': 2})", "@.groups[0]['params'] = [SHARED]", "@.state.clear()",
-            "@.groups[0]['params'].append(SHARED)"),
+        changes=("@.groups[0]['lr'] = 0.5", "for g in @.groups:\n    g['lr'] *= 2", "@.groups.append({'params': [], 'lr': 1, 'k': 2})",
+            "@.groups[0]['params'] = [SHARED]", "@.state.clear()", "@.groups[0]['params'].append(SHARED)"),
     ),
     Kind(
         "numpy", "arr$",
         """
 arr$ = types.SimpleNamespace(v=np.array([1.5, 2.0, 3.0]), i=np.int64(2), b=np.bool_(True), s=np.float32(0.5))
 """,
-        numbers=("@.v[0]", "float(@.v[1])", "len(@.v)", "float(@.v.sum())", "@.v.shape[0]", "int(@.i)", "bool(@.b)",
-            "@.v.tolist()[0]", "float(@.s)", "@.v.max()"),
-        reads=("y = y * torch.tensor(@.v, dtype=torch.float32)", "y = y * torch.from_numpy(@.v).float()",
-            "if @.b:\n    y = y.sin()", "y = y + torch.as_tensor(@.v).float()", "for v in @.v:\n    y = y * float(v)",
-            "y = y * @.v.ndim"),
+        numbers=("@.v[0]", "float(@.v[1])", "len(@.v)", "float(@.v.sum())", "@.v.shape[0]", "int(@.i)", "bool(@.b)", "@.v.tolist()[0]",
+            "float(@.s)", "@.v.max()"),
+        reads=("y = y * torch.tensor(@.v, dtype=torch.float32)", "y = y * torch.from_numpy(@.v).float()", "if @.b:\n    y = y.sin()",
+            "y = y + torch.as_tensor(@.v).float()", "for v in @.v:\n    y = y * float(v)", "y = y * @.v.ndim"),
         writes=("@.v[0] = 4", "@.v += 1", "@.v = @.v * 2", "@.i += 1", "@.v = np.append(@.v, 1.0)"),
         changes=("@.v[0] = 2.5", "@.v = np.array([1.0, 1.0, 2.0])", "@.v *= 2", "@.i = np.int64(3)", "@.b = np.bool_(False)",
             "@.v = @.v.copy()", "@.s = np.float32(7)"),
@@ -747,6 +915,60 @@ scale$ = [2.0]
             "@.register_full_backward_hook(lambda m, gi, go: (gi[0] * 3,) if gi[0] is not None else None)",
             "@.forward = lambda t: t * scale$[0]"),
         weight=0.7,
+    ),
+    Kind(
+        "compiled inside", "gate$",
+        """
+gate$ = types.SimpleNamespace(a=1.5, n=0)
+@transform_plainly
+def inner$(t): return t * gate$.a
+@transform_plainly
+def counting$(t):
+    gate$.n += 1
+    return t + 1
+""",
+        attributes=(("@", "a"), ("@", "n")),
+        reads=("y = inner$(y)", "y = inner$(inner$(y))", "y = inner$(y) + inner$(x)"),
+        writes=("y = counting$(y)", "y = counting$(inner$(y))"),
+        changes=("@.a = 2.5", "result = inner$(A)", "result = counting$(A)", "@.a = 1.5\nresult = inner$(A)"),
+    ),
+    Kind(
+        "moving statistics", "stats$",
+        """
+class Stats$(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(3)
+        self.total, self.best, self.history = 0.0, None, collections.deque(maxlen=3)
+    def forward(self, t):
+        out = self.bn(t.expand(2, 3) + torch.arange(2.0).unsqueeze(1)).mean(0)
+        self.history.append(t.shape[-1])
+        self.total += t.shape[-1] * 0.5
+        return out
+stats$ = Stats$()
+""",
+        tensors=("@.bn.running_mean",),
+        numbers=("@.total", "len(@.history)", "@.bn.momentum", "@.bn.eps * 1e5"),
+        reads=("y = @(y)", "y = @.bn(y.reshape(1, -1)[:, :3].expand(2, 3) * 1.0).sum(0)", "y = y * (2 if @.best is None else 3)"),
+        writes=("@.best = 1", "if @.best is None or @.total > @.best:\n    @.best = @.total", "@.bn.num_batches_tracked.zero_()",
+            "@.total = 0.0"),
+        changes=("@.eval()", "@.train()", "@.bn.momentum = 0.5", "@.bn.momentum = None", "@.bn.reset_running_stats()",
+            "@.bn.track_running_stats = False", "@.bn.eps = 0.1", "@.history.clear()", "@.best = 2"),
+    ),
+    Kind(
+        "shared tensors", "tied$",
+        """
+weight$ = torch.full((3,), 0.5)
+tied$ = types.SimpleNamespace(a=weight$, b=weight$, c=weight$[:2], d={'w': weight$}, n=0)
+""",
+        tensors=("@.a", "@.b", "@.d['w']"),
+        reads=("y = y * (2 if @.a is @.b else 3)", "y = y * (2 if @.d['w'] is weight$ else 3)", "y = y + @.a + @.b",
+            "y = y + @.c.sum()", "y = y * (2 if @.a.data_ptr() == @.c.data_ptr() else 3)",
+            "y = y * len({id(t) for t in (@.a, @.b, @.d['w'])})"),
+        writes=("@.a.add_(1)", "@.c.mul_(2)", "@.b = @.a.clone()", "@.a, @.b = @.b, @.a", "@.d['w'] = @.a", "weight$.mul_(0.5)",
+            "@.c = @.a[1:]"),
+        changes=("@.b = @.a.clone()", "@.a = @.b", "@.d['w'] = SHARED", "weight$ = torch.ones(3)", "@.c = torch.ones(2)",
+            "weight$.add_(1)"),
     ),
 )
 
