@@ -4,7 +4,7 @@ BIN := .venv/bin
 JOBS ?= 2
 N ?= 20000
 
-.PHONY: demo test test-long fuzz lint bench notebooks clean
+.PHONY: demo test test-long fuzz fuzz-python lint bench notebooks clean
 
 .venv/%.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -25,6 +25,10 @@ test-long: .venv/test,notebook,demo.done
 # N random programs that alias and mutate, eager against compiled, on all cores; a difference is printed as a minimised program.
 fuzz: .venv/test,notebook,demo.done
 	$(BIN)/python -m tests.laws.fuzz $(N)
+
+# The same of programs that read and write attributes, containers, globals and other Python state between calls.
+fuzz-python: .venv/test,notebook,demo.done
+	$(BIN)/python -m tests.laws.python_fuzz $(N)
 
 lint: .venv/test,notebook,demo.done
 	$(BIN)/ruff check .

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Iterator
 import attrs
 import torch
 
-from .python_programs import Outcome, Program, Unit, check, generate, minimise, shown
+from .python_programs import generate, minimise, shown
+from .python_running import Outcome, check
+from .python_source import Program, Unit
 
 MOST_COMPILES = 12
 """A script that compiles more often writes to what it reads, and compiles each time; or its programs are for too little."""

@@ -14,7 +14,9 @@ import torch
 import funcgrad as fg
 
 from .python_fuzz import examine, over
-from .python_programs import Call, Part, Program, Unit, check, generate, in_eager, minimise, run
+from .python_programs import generate, minimise
+from .python_running import check, in_eager, run
+from .python_source import Call, Part, Program, Unit
 from .python_worlds import KINDS
 
 

@@ -1,0 +1,306 @@
+"""Runs a Python program in eager PyTorch and compiled, and says what differs.
+
+Two worlds are made of one source; one runs in eager PyTorch, in the other the function is compiled. After every step they must look
+alike: results, exceptions, all objects, and the generators. What is refused by name must have changed nothing.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+import funcgrad as fg
+from funcgrad.transforms.definition import Gradient
+
+from . import python_kinds as kinds
+from .python_snapshot import Snapshot, first_difference
+from .python_source import Call, Program
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@attrs.define
+class Seen:
+    """What one step of the script shows, or one of its calls."""
+
+    step: int = 0
+    error: str | None = None
+    refused: str | None = None
+    crashed: str | None = None
+    world: Any = None
+    before: Any = None
+    """The world before the step, where it was refused."""
+    generators: Any = None
+    compiles: int = 0
+    key: Any = None
+    """What it called, and all that was there before it."""
+
+
+@attrs.define
+class Run:
+    """What the script shows, step by step, up to the first that is refused or crashes."""
+
+    steps: list[Seen] = attrs.Factory(list)
+    warnings: list[str] = attrs.Factory(list)
+    setup: str | None = None
+
+
+_INPUTS = """
+A, B, C = torch.tensor([0.3, -0.7, 1.2]), torch.tensor([1.1, 0.4, -0.2]), torch.tensor([[0.3, -0.7, 1.2], [0.1, 0.2, 0.3]])
+R = torch.tensor([0.3, -0.7, 1.2], requires_grad=True)
+"""
+_PRELUDE = compile(kinds.PRELUDE + _INPUTS, "prelude.py", "exec")
+_OWN = re.compile(r"(world|const|fuzz_import_)\d*$").match
+_MESSAGES = (ValueError, AssertionError, KeyError, NameError, AttributeError, NotImplementedError, RecursionError, SystemError)
+"""What a program raises itself, and what it never should; the words of PyTorch's errors on stand-ins may be others."""
+
+
+def backward(result: Any) -> None:
+    """Backward through the tensors of a result."""
+    if isinstance(result, torch.Tensor) and result.requires_grad:
+        result.sum().backward()
+    elif isinstance(result, (list, tuple)):
+        for one in result:
+            backward(one)
+    elif isinstance(result, dict):
+        backward(list(result.values()))
+
+
+Transform = Callable[[Program, Callable[..., Any]], Any]
+
+
+def run(program: Program, transform: Transform) -> Run:
+    """Run a program's script, and write down what can be seen after every step."""
+    made: list[tuple[Any, Callable[..., Any]]] = []
+    module = types.ModuleType("world")
+    space = module.__dict__
+    before = dict(os.environ)
+    found = Run()
+    sys.modules["world"] = module
+    filename, text = "world.py", program.text
+
+    def transformed(f: Callable[..., Any]) -> Any:
+        made.append((transform(program, f), f))
+        return made[-1][0]
+
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    def transformed_plainly(f: Callable[..., Any]) -> Any:
+        made.append((transform(attrs.evolve(program, transform="jit"), f), f))
+        return made[-1][0]
+
+    with warnings.catch_warnings(record=True) as caught, torch.enable_grad():
+        warnings.simplefilter("always")
+        try:
+            _seed()
+            exec(_PRELUDE, space)
+            known = set(space) - {"A", "B", "C", "R", "SHARED"}
+            own = {"transform": transformed, "transform_plainly": transformed_plainly, "backward": backward}
+            space |= own
+            known |= set(own)
+            try:
+                exec(compile(text, filename, "exec"), space)
+            except Exception as error:
+                found.setup = f"{type(error).__name__}: {error}"
+                return found
+            _run_script(program, space, known, made, found, transform is not in_eager)
+        finally:
+            sys.modules.pop("world", None)
+            for name in [n for n in sys.modules if n.startswith("fuzz_import_")]:
+                del sys.modules[name]
+            os.environ.clear()
+            os.environ.update(before)
+    found.warnings = [w.category.__name__ for w in caught if "funcgrad" in w.category.__module__]
+    return found
+
+
+def _run_script(
+    program: Program, space: dict[str, Any], known: set[str], made: list[tuple[Any, Any]], found: Run, looks_before: bool
+) -> None:
+    compiled = [c for c, _ in made if isinstance(c, fg.Compiled)]
+    stand_for = {id(c): f for c, f in made}
+
+    def look(without: frozenset[str] = frozenset()) -> Snapshot:
+        return _snapshot(Snapshot(_is_own, stand_for), space, known | without)
+
+    times = [step.times if isinstance(step, Call) else 1 for step in program.steps]
+    steps = [(i, source) for i, source in enumerate(program.script) for _ in range(times[i])]
+    for i, source in steps:
+        seen = Seen(i)
+        space.pop("result", None)
+        misses = sum(c.cache_info().misses for c in compiled)
+        before = look() if "call(" in source and looks_before else None
+        if before is not None and compiled:
+            mentioned = look(frozenset(program.bystanders)) if program.bystanders else before
+            seen.key = source, mentioned.ids, [what if not isinstance(what, torch.Tensor) else "" for _, what in mentioned.lines]
+        try:
+            exec(source, space)
+        except fg.FuncgradError as error:
+            if isinstance(error, fg.GraphError):  # a defect by its own word
+                seen.crashed = f"{type(error).__name__}: {error}"
+            seen.refused, seen.before = reason_of(error), before
+        except Exception as error:
+            seen.error = f"{type(error).__name__}: {error}" if isinstance(error, _MESSAGES) else type(error).__name__
+        seen.world, seen.generators = look(), _generators()
+        seen.compiles = sum(c.cache_info().misses for c in compiled) - misses
+        found.steps.append(seen)
+        if seen.refused or seen.crashed:
+            return
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def _generators() -> tuple[Any, ...]:
+    numpy = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (numpy[1].tobytes(), *numpy[2:])
+
+
+def _is_own(module: str | None) -> bool:
+    return module is not None and _OWN(module) is not None
+
+
+def _snapshot(snapshot: Snapshot, space: dict[str, Any], known: set[str]) -> Snapshot:
+    for name in sorted(space.keys() - known):
+        if name not in ("__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__"):
+            snapshot.see(name, space[name])
+    for name in sorted(os.environ):
+        if name.startswith("FUZZ_"):
+            snapshot.see(f"os.environ[{name!r}]", os.environ[name])
+    return snapshot
+
+
+ORDERS = {"grad": ("grads",), "value_and_grad": ("value", "grads")}
+
+
+def in_eager(program: Program, f: Callable[..., Any]) -> Any:
+    """What a program's transform means, in eager PyTorch."""
+    return f if program.transform == "jit" else Gradient(f, 0, False, ORDERS[program.transform])
+
+
+def compile_it(program: Program, f: Callable[..., Any]) -> fg.Compiled:
+    """The transform itself."""
+    make = {"jit": fg.jit, "grad": fg.grad_compiled, "value_and_grad": fg.value_and_grad_compiled}[program.transform]
+    return make(f, backend=program.backend)
+
+
+def reason_of(error: fg.FuncgradError) -> str:
+    """The class of a refusal and its first words, without names."""
+    words = [re.sub(r"\S*[\d._'\"`(\[:]\S*", "…", w) for w in error.what.split()]
+    return f"{type(error).__name__}: {' '.join(words[:5])}"
+
+
+# ── comparing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@attrs.frozen
+class Outcome:
+    """How a program went: ``agrees``, ``refused``, ``warned`` (differs, but was warned about), ``differs``, ``crashed``."""
+
+    status: str
+    reason: str = ""
+    detail: str = ""
+    step: int = 0
+    compiles: int = 0
+    worlds: int = 0
+    """How many different ones its calls found: what it mentions of them, and its arguments."""
+    again: int | None = None
+    """The first step that compiled in a world in which an equal call had run."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def sort(self) -> tuple[str, str]:
+        """What stays the same while a program is minimised."""
+        return ("agrees", "compiles again") if self.status == "agrees" and self.again is not None else (self.status, self.reason)
+
+    @property
+    def last(self) -> int:
+        """The step that says so."""
+        return self.step if self.again is None or self.status != "agrees" else self.again
+
+
+UNWATCHED = "UnwatchedStateWarning"
+
+
+def check(program: Program, transform: Transform = compile_it) -> Outcome:
+    """Run a program both ways and compare; where fused kernels are run, what differs in double precision, too."""
+    outcome = _check_once(program, transform)
+    if outcome.status != "differs" or program.backend == "aten":
+        return outcome
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        precise = _check_once(program, transform)
+    finally:
+        torch.set_default_dtype(before)
+    return outcome if precise.sort == outcome.sort else precise
+
+
+def _check_once(program: Program, transform: Transform) -> Outcome:
+    eager, compiled = run(program, in_eager), run(program, transform)
+    if compiled.setup is not None or eager.setup is not None:
+        return Outcome("agrees") if compiled.setup == eager.setup else Outcome("crashed", "setup", str(compiled.setup))
+    outcome = _compare(eager, compiled)
+    if outcome.status == "differs" and UNWATCHED in compiled.warnings:
+        outcome = attrs.evolve(outcome, status="warned")
+    seen: list[Any] = []
+    again = None
+    for step in compiled.steps:
+        if step.key is not None:
+            again = step.step if again is None and step.compiles and step.key in seen else again
+            seen += [] if step.key in seen or step.error else [step.key]
+    compiles = sum(s.compiles for s in compiled.steps)
+    return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
+
+
+def _compare(eager: Run, compiled: Run) -> Outcome:
+    for a, b in zip(eager.steps, compiled.steps, strict=False):
+        outcome = _compare_step(a, b)
+        if outcome is not None:
+            return attrs.evolve(outcome, step=b.step)
+    return Outcome("agrees")
+
+
+_OF_TORCH = ("RuntimeError", "IndexError", "TypeError", "AssertionError")
+"""Errors PyTorch raises for what it cannot compute; on stand-ins it may raise another one of them."""
+
+
+def _compare_step(a: Seen, b: Seen) -> Outcome | None:
+    if b.crashed:
+        return Outcome("crashed", b.crashed.split(":")[0], b.crashed)
+    if b.refused:
+        changed = first_difference(b.before, b.world, ("before", "after")) if b.before is not None else None
+        if changed and not a.error:
+            return Outcome("differs", "changed by a refused call", f"{b.refused}\n  {changed[1]}")
+        return Outcome("refused", b.refused)
+    if a.error != b.error:
+        what = f"eager: {a.error or 'runs'}\n  compiled: {b.error or 'runs'}"
+        if a.error is None:
+            return Outcome("crashed", f"raises {(b.error or '').split(':')[0]}", what)
+        if b.error is None:
+            return Outcome("differs", "does not raise", what)
+        if a.error.split(":")[0] not in _OF_TORCH or b.error.split(":")[0] not in _OF_TORCH:
+            return Outcome("differs", "other exception", what)
+    found = first_difference(a.world, b.world)
+    if found:
+        path, what = found
+        if not path.startswith("result"):
+            return Outcome("differs", "state after an exception" if a.error else "state", what)
+        return Outcome("differs", "identity of a result" if "the same as" in what else "result", what)
+    if a.generators != b.generators:
+        which = [n for n, p, q in zip(("torch", "random", "numpy"), a.generators, b.generators, strict=True) if p != q]
+        return Outcome("differs", f"generator of {which[0]}", f"the generator of {which[0]} is elsewhere")
+    return None
