@@ -19,7 +19,9 @@ from attrs import frozen
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
 from sympy import Function
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._dynamo.guards import TensorGuards
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
@@ -672,3 +674,25 @@ def aten_overloads() -> list[Any]:
     names = sorted(n.removeprefix("aten::").partition(".") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
     found = [getattr(getattr(torch.ops.aten, packet, None), overload or "default", None) for packet, _, overload in names]
     return [op for op in found if op is not None]
+
+
+# ── allocations ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def host_allocations(call: Callable[[], Any]) -> list[int]:
+    """Run a call, and give the bytes of each allocation of host memory in it, in order; what is freed is negative, the result among it.
+
+    The profiler behind ``torch.profiler`` counts the same, but kineto, which it starts, prints a line of its own to stderr each time
+    (from 2.13 on). This one has been there since before kineto, and starts a hundred times faster.
+    """
+    _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+    try:
+        call()
+    finally:
+        threads = _disable_profiler_legacy()
+    events = [event for thread in threads for event in thread]
+    start = next((e for e in events if e.name() == "__start_profile"), None)
+    found = [e for e in events if e.kind() == "memory_alloc"]  # type: ignore[comparison-overlap]  # torch says it is an int
+    if start is not None:  # threads are listed one after the other
+        found.sort(key=start.cpu_elapsed_us)
+    return [e.cpu_memory_usage() for e in found]

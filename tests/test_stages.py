@@ -189,6 +189,14 @@ def test_the_log_says_why_and_how_long():
     assert "aten.mul" in run(code, FUNCGRAD_LOG="3").stderr
 
 
+def test_measuring_prints_nothing():
+    """Kineto, behind ``torch.profiler``, says on stderr that it starts."""
+    code = "import torch, funcgrad as fg\nfrom funcgrad.runtime import stages\nstages._PATIENCE = 600\n"
+    code += "fg.grad_compiled(lambda x: (x @ x).sin().sum()).memory(torch.ones(9, 9))"
+    done = run(code)
+    assert done.stdout == done.stderr == ""
+
+
 def test_a_wrong_environment_is_named():
     with pytest.raises(subprocess.CalledProcessError) as error:
         run("import funcgrad", FUNCGRAD_LOG="loud")

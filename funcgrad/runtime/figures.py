@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from attrs import frozen
 from torch import Tensor, fx
-from torch.autograd.profiler import profile  # that of torch.profiler takes seconds to import
 
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
 from ..capture.origins import GradientOf
@@ -21,7 +21,7 @@ from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
 from ..sizes import hint
-from ..torch_private import is_operator
+from ..torch_private import host_allocations, is_operator
 from ..trees import flatten, unflatten
 from .program import Program
 
@@ -138,16 +138,10 @@ def _allocated(call: Callable[[], Any]) -> int:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    with profile(profile_memory=True) as recorded:
-        result = call()
-    del result
+    allocated = host_allocations(call)
     on_gpu = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else 0
-    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    current = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        current += event.nbytes()
-        peak = max(peak, current)
-    return max(peak, on_gpu)
+    peak = max(itertools.accumulate(allocated), default=0)
+    return max(0, peak, on_gpu)
 
 
 def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], Any]) -> int:
