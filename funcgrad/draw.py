@@ -11,6 +11,13 @@ import html
 from attrs import frozen
 
 _COLOURS = {"input": "#8a8f98", "forward": "#3b82f6", "backward": "#f97316", "output": "#22a06b"}
+GRAPH_STYLE = """
+.funcgrad-graph rect{fill-opacity:.22}
+.funcgrad-graph g text{text-anchor:middle}
+.funcgrad-graph .e{fill:none;stroke:currentColor;stroke-opacity:.35}
+""" + "".join(f".funcgrad-graph .{group[0]} rect{{fill:{colour};stroke:{colour}}}\n" for group, colour in _COLOURS.items())
+"""Each group of boxes is a class, of which its first letter is the name."""
+
 _CHAR, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 6.7, 22, 14, 26, 8
 
 
@@ -51,14 +58,8 @@ def svg(drawing: Drawing) -> str:
             x += w + _GAP_X
         width = max(width, x)
     height = _PAD * 2 + len(rows) * (_HEIGHT + _GAP_Y) - _GAP_Y + (18 if drawing.omitted else 0)
-    lines: list[str] = []
-    for box in drawing.boxes:
-        x, y, w = place[box.name]
-        for source in box.inputs:
-            if source in place:
-                sx, sy, sw = place[source]
-                lines.append(_edge(sx + sw / 2, sy + _HEIGHT, x + w / 2, y))
-    lines += [_rectangle(box, *place[box.name]) for box in drawing.boxes]
+    edges = [_edge(place[source], place[box.name]) for box in drawing.boxes for source in dict.fromkeys(box.inputs) if source in place]
+    lines = [f'<path class="e" d="{"".join(edges)}"/>', *(_rectangle(box, *place[box.name]) for box in drawing.boxes)]
     if drawing.omitted:
         lines.append(f'<text x="{_PAD}" y="{height - 6}">… and {drawing.omitted} more</text>')
     return (
@@ -72,17 +73,16 @@ def _barycentre(box: Box, place: dict[str, tuple[float, float, float]]) -> float
     return sum(known) / len(known) if known else 0.0
 
 
-def _edge(x0: float, y0: float, x1: float, y1: float) -> str:
-    middle = (y0 + y1) / 2
-    path = f"M{x0:.0f} {y0:.0f}C{x0:.0f} {middle:.0f} {x1:.0f} {middle:.0f} {x1:.0f} {y1:.0f}"
-    head = f"M{x1 - 3:.0f} {y1 - 5:.0f}L{x1:.0f} {y1:.0f}L{x1 + 3:.0f} {y1 - 5:.0f}"
-    return f'<path d="{path}{head}" fill="none" stroke="currentColor" stroke-opacity=".35"/>'
+def _edge(above: tuple[float, float, float], below: tuple[float, float, float]) -> str:
+    """A curve with an arrowhead, as part of one path."""
+    x, y = round(above[0] + above[2] / 2), round(above[1] + _HEIGHT)
+    dx, dy = round(below[0] + below[2] / 2) - x, round(below[1]) - y
+    return f"M{x} {y}c0 {dy // 2} {dx} {dy // 2} {dx} {dy}l-3-5m3 5 3-5"
 
 
 def _rectangle(box: Box, x: float, y: float, w: float) -> str:
-    colour = _COLOURS[box.group]
     return (
-        f"<g><title>{html.escape(box.hint or box.label)}</title>"
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{_HEIGHT}" rx="4" fill="{colour}" fill-opacity=".22" stroke="{colour}"/>'
-        f'<text x="{x + w / 2:.0f}" y="{y + 15:.0f}" text-anchor="middle">{html.escape(box.label)}</text></g>'
+        f'<g class="{box.group[0]}"><title>{html.escape(box.hint or box.label, quote=False)}</title>'
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{w:.0f}" height="{_HEIGHT}" rx="4"/>'
+        f'<text x="{x + w / 2:.0f}" y="{y + 15:.0f}">{html.escape(box.label, quote=False)}</text></g>'
     )

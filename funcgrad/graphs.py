@@ -7,31 +7,35 @@ tags live in ``tags.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import Tensor, dtype, fx
+from torch import Tensor, fx
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
 
+# what a call looks like is asked for here
+from .call_text import call_text as call_text  # noqa: PLC0414
+from .call_text import target_text as target_text  # noqa: PLC0414
+from .call_text import type_now as type_now  # noqa: PLC0414
+from .call_text import type_text as type_text  # noqa: PLC0414
 from .calls import getitem, require_false, scalar
 from .draw import Box, Drawing
 from .errors import GraphError
-from .show import Code, Doc, Shown, Table, Text
+from .show import Code, Doc, Shown, Table, elided
 from .sizes import Sizes, hint
 from .slots import Signature, Slot
 from .subclasses import Wrapping
 from .tags import tags_of
-from .torch_private import draws_random, is_operator, is_torchs_own, is_wrapper_subclass, returns_nothing, storage_id, writes_inputs
+from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
 from .trees import Tree
 
 _DRAWN_AT_MOST = 80
-_SHORT = {
-    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128",
-    "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8", "bool": "bool",
-}  # fmt: skip
+_SHOWN = 240
+"""Characters of a call that are shown: one that puts a thousand tensors together is longer."""
 
 
 def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -93,10 +97,16 @@ class Graph(Shown):
                 env[node] = node.target(*args, **kwargs)
         return tuple(fx.map_arg(self.results, env.__getitem__))
 
+    def headline(self) -> str:
+        return elided(f"{self.name}{self.signature}", 90)
+
     def doc(self) -> Doc:
-        header = ("", "", "type", "from")
+        return Doc(self.headline(), (self.drawing(), *self.listed()))
+
+    def listed(self) -> tuple[Table | Doc, ...]:
+        """The parts of its ``doc`` without the drawing."""
         branches = [branch.doc() for node in self.fx.nodes for branch in branches_of(node)]
-        return Doc(f"{self.name}{self.signature}", (self.drawing(), Table(header, tuple(_rows(self))), *_constant_parts(self), *branches))
+        return (Table(("", "", "type", "from"), tuple(_rows(self)), "calls"), *_constant_parts(self), *branches)
 
     def drawing(self) -> Drawing:
         """The graph as boxes and arrows (the first 80 nodes)."""
@@ -117,6 +127,22 @@ class Returned:
 
     tree: Tree
     leaves: tuple[Slot | Constant, ...]
+
+
+@frozen
+class Broken:
+    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is."""
+
+    symbols: list[str]
+    guard: str
+    names: Mapping[str, str]
+
+    @property
+    def where(self) -> str:
+        return ", ".join(self.names.get(s, s) for s in self.symbols)
+
+    def __str__(self) -> str:
+        return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: self.names.get(found[0], found[0]), self.guard)
 
 
 @frozen(eq=False, repr=False)
@@ -149,19 +175,24 @@ class Joint(Shown):
         """All guards, those on sizes among them."""
         return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards)
 
-    def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[tuple[str, str]]:
-        """The guards that do not hold for these floats (by path) and sizes (by symbol), each with what it is about."""
+    def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Broken]:
+        """The guards that do not hold for these floats (by path) and sizes (by symbol)."""
         symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
+        names = {**self.symbols, **(self.sizes.origins if self.sizes else {})}
         broken = [g for g in self.conditions if not scalar(g, **symbols)]
-        return [(", ".join(self.symbols.get(s, s) for s in symbols if s in g), g) for g in broken]
+        return [Broken([s for s in symbols if re.search(rf"\b{s}\b", g)], g, names) for g in broken]
+
+    def headline(self) -> str:
+        passes = [pass_of(n) for n in self.graph.fx.nodes if n.op == "call_function"]
+        return f"joint graph: {passes.count('forward')} calls in forward, {passes.count('backward')} in backward"
 
     def doc(self) -> Doc:
-        nodes = [n for n in self.graph.fx.nodes if n.op == "call_function"]
-        back = sum(pass_of(n) == "backward" for n in nodes)
-        tagged = tuple((n.name, str(tags_of(n))) for n in nodes if tags_of(n).flags)
-        parts = (Doc("tags", (Table(("node", "tags"), tagged),)),) if tagged else ()
-        count = Text(f"{len(nodes) - back} calls in forward, {back} in backward")
-        return Doc("joint", (count, self.graph.doc(), *parts))
+        return Doc(self.headline(), (self.graph.drawing(), *self.listed()))
+
+    def listed(self) -> tuple[Table | Doc, ...]:
+        """The parts of its ``doc`` without the drawing."""
+        tagged = tuple((n.name, str(tags_of(n))) for n in self.graph.fx.nodes if tags_of(n).flags)
+        return (*self.graph.listed(), *((Doc("tags", (Table(("node", "tags"), tagged, "tags"),)),) if tagged else ()))
 
 
 def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
@@ -371,59 +402,22 @@ def _fault(graph: Graph, node: Node) -> str | None:
 # ── look ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def type_now(value: Any) -> str:
-    """``type_text``, with what symbolic sizes are in the call that is compiled."""
-    return type_text(value, hint)
-
-
-def type_text(value: Any, size_of: Callable[[Any], object] = str) -> str:
-    """``f32[3, 4]`` for a tensor; dtype and sizes."""
-    if isinstance(value, Tensor):
-        short = str(value.dtype).removeprefix("torch.")
-        kind = f"{type(value).__name__} " if is_wrapper_subclass(value) else ""
-        return f"{kind}{_SHORT.get(short, short)}[{', '.join(str(size_of(n)) for n in value.shape)}]"
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(type_text(v, size_of) for v in value)})"
-    return type(value).__name__
-
-
-def call_text(node: Node, name: Callable[[Node], str] = lambda n: n.name) -> str:
-    """``aten.mm(x, w)``: the call of a node as one reads it."""
-    args = [_argument_text(a, name) for a in node.args]
-    args += [f"{k}={_argument_text(v, name)}" for k, v in node.kwargs.items()]
-    return f"{target_text(node.target)}({', '.join(args)})"
-
-
-def target_text(target: Any) -> str:
-    """``aten.mm`` for ``aten.mm.default``; other overloads are spelt out."""
-    text = str(target) if is_operator(target) else getattr(target, "__name__", str(target))
-    return text.removesuffix(".default")
-
-
-def _argument_text(value: Any, name: Callable[[Node], str]) -> str:
-    if isinstance(value, Node):
-        return name(value)
-    if isinstance(value, Graph):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_argument_text(v, name) for v in value)}]"
-    return str(value) if isinstance(value, dtype) else repr(value)
-
-
 def _rows(graph: Graph) -> Iterator[tuple[str, ...]]:
     for node, slot in zip(graph.placeholders, graph.signature.ins, strict=True):
         yield node.name, f"input {slot}", type_text(node.meta.get("val")), ""
-    current = "forward"
+    current, last = "forward", ""
     for node in graph.fx.nodes:
         if node.op == "get_attr":
             yield node.name, "constant", type_text(node.meta.get("val")), ""
         if node.op == "call_function":
             if pass_of(node) != current:
-                current = pass_of(node)
+                current, last = pass_of(node), ""
                 yield f"── {current}", "", "", ""
-            yield node.name, call_text(node), type_text(node.meta.get("val")), where_of(node) or ""
+            where = where_of(node) or ""
+            yield node.name, elided(call_text(node), _SHOWN), type_text(node.meta.get("val")), "″" if where and where == last else where
+            last = where
     for slot, result in zip(graph.signature.outs, graph.results, strict=True):
-        yield "return", f"{slot} = {result}", "", ""
+        yield "return", elided(f"{slot} = {result}", _SHOWN), "", ""
 
 
 def _constant_parts(graph: Graph) -> tuple[Doc, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -180,3 +181,9 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 
 
 ENVIRONMENT = read_environment()
+
+
+def log(level: int, text: object) -> None:
+    """Print to stderr if ``FUNCGRAD_LOG`` is at least ``level``: 1 why and how long, 2 keys, 3 graphs, 4 kernels, 5 rewrites."""
+    if ENVIRONMENT.log >= level:
+        print(f"funcgrad: {text}", file=sys.stderr, flush=True)

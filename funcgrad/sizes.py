@@ -9,7 +9,8 @@ hint. Costs, which are choices and no facts, are estimated from ``hint`` alone, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -20,6 +21,8 @@ from .torch_private import expression, guard_expressions, python_text, shape_env
 
 PREFIX = "size_"
 """How the names of symbols begin in C, where others are called s0, too."""
+
+_SYMBOL = re.compile(rf"\b(?:{PREFIX})?(s\d+)\b")
 
 _DIVIDES = ("Eq(Mod(", "Eq(PythonMod(")
 
@@ -46,6 +49,8 @@ class Sizes:
     """Torch's, of which what it was asked is a guard, too."""
     inputs: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = field(factory=dict)
     """Sizes and strides of tensors with symbolic sizes, by path."""
+    origins: dict[str, str] = field(factory=dict)
+    """What each symbol is a size of, as Python: ``x.shape[0]``."""
     _atoms: dict[str, _Atom] = field(factory=dict)
     _guards: dict[str, None] = field(factory=dict)
     _known: dict[Any, int | Size] = field(factory=dict)
@@ -58,6 +63,10 @@ class Sizes:
         """A symbol of this name; it is at least 2."""
         self._atoms.setdefault(PREFIX + name, _Atom(hint, _LEAST, math.inf, name, True))
         return Size(self, {(PREFIX + name,): 1})
+
+    def named(self, text: str) -> str:
+        """A text that is read, with what symbols are sizes of in their place, where it says how Python, C or torch write them."""
+        return _SYMBOL.sub(lambda found: self.origins.get(found[1], found[0]), text)
 
     @property
     def symbols(self) -> list[str]:
@@ -343,6 +352,17 @@ def sizes_of(environment: Any) -> Sizes:
 def plain(value: Any) -> Any:
     """A size of torch's as one of ours; what is a number already, as it is."""
     return sizes_of(shape_environment(value)).plain(value) if isinstance(value, SymInt) else value
+
+
+def size_text(value: Any) -> str:
+    """A size as one reads it; where it is symbolic, in terms of what it is a size of."""
+    return sizes_of(shape_environment(value)).named(str(value)) if isinstance(value, SymInt) else str(value)
+
+
+def naming(sizes: Iterable[Any]) -> Callable[[str], str]:
+    """What ``Sizes.named`` does for a text about some sizes."""
+    symbolic = next((n for n in sizes if isinstance(n, Size)), None)
+    return str if symbolic is None else symbolic._sizes.named
 
 
 def shape_of(tensor: Any) -> tuple[Any, ...]:

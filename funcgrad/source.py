@@ -22,9 +22,16 @@ class Source(Shown):
     language: str
     text: str
     names: dict[str, Any]
+    prelude: str = ""
+    """What stands in ``text`` before what is its own."""
+
+    def headline(self) -> str:
+        return f"{self.name} ({self.language}): {len(self.text.splitlines())} lines"
 
     def doc(self) -> Doc:
-        return Doc(f"{self.name} ({self.language})", (Code(self.text),))
+        before, prelude, own = self.text.partition(self.prelude) if self.prelude else ("", "", self.text)
+        aside = (Code(prelude, f"the prelude of every {self.language} file"),) if prelude else ()
+        return Doc(f"{self.name} ({self.language})", (*aside, Code((before + own).strip("\n"))))
 
 
 def compile_function(source: Source) -> Any:

@@ -29,13 +29,33 @@ def program():
 
 
 def stages(program):
-    names = ("key", "facts", "joint", "partition", "kernels", "schedule", "sources", "call")
-    found = {}
+    names = ("key", "facts", "layers", "joint", "partition", "kernels", "schedule", "sources", "call")
+    found = {"program": program}
     for name in names:
-        value = getattr(program, name)
-        for i, one in enumerate(value if isinstance(value, tuple) else (value,)):
-            found[f"{name}[{i}]" if isinstance(value, tuple) else name] = one
+        value = found[name] = getattr(program, name)
+        found |= {f"{name}[{i}]": one for i, one in enumerate(value if isinstance(value, tuple) else ())}
     return found
+
+
+def block(p, x):
+    """A transformer block: attention, a perceptron, layer norms and residuals."""
+    h = F.layer_norm(x, x.shape[-1:], p["w1"], p["b1"])
+    q, k, v = (t.unflatten(-1, (-1, 16)).transpose(1, 2) for t in (h @ p["qkv"]).chunk(3, -1))
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~mask, -float("inf"))
+    x = x + (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2) @ p["proj"]
+    return (x + F.gelu(F.layer_norm(x, x.shape[-1:], p["w2"], p["b2"]) @ p["up"]) @ p["down"]).square().mean()
+
+
+@pytest.fixture(scope="module", params=["grad", "jit", "symbolic"])
+def of_a_block(request):
+    d = 32
+    matrices = {"qkv": (d, 3 * d), "proj": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}
+    sizes = {name: (d,) for name in ("w1", "b1", "w2", "b2")} | matrices
+    p = {name: torch.randn(size, requires_grad=request.param == "jit") / 8 for name, size in sizes.items()}
+    c = (fg.jit if request.param == "jit" else fg.value_and_grad_compiled)(block, backend="c")
+    program = c.program(p, torch.randn(2, 6, d))
+    return c.program(p, torch.randn(3, 6, d)) if request.param == "symbolic" else program
 
 
 def test_no_stage_is_written_out_at_length():
@@ -62,6 +82,105 @@ def test_every_stage_prints_and_draws(program):
         for tag in ("table", "div", "details", "svg", "section", "tr", "td"):
             assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), (name, tag)
     assert all(word in str(program) for word in ("facts", "joint", "partition", "kernels", "schedule", "call", "compile time"))
+
+
+def test_the_page_of_a_transformer_block_is_small_and_opens_on_a_summary(of_a_block):
+    html = of_a_block._repr_html_()
+    assert len(html.encode()) <= 60_000
+    assert "<details open" not in html
+    unfolded = re.sub(r"(?s)<details>.*</details>", "", html)
+    assert len(unfolded) < 4_000
+    assert "saved for backward" in unfolded and "aten." not in unfolded
+
+
+def test_text_fits_a_hundred_columns_and_repr_a_line(of_a_block):
+    for name, stage in stages(of_a_block).items():
+        wide = [line for line in str(stage).splitlines() if len(line) > 100]
+        assert not wide, f"{name}: {wide[0]}"
+        assert len(repr(stage)) <= 100 and "\n" not in repr(stage), name
+
+
+def test_wrapping_loses_nothing(of_a_block):
+    """Words of a table go on in the next line; code is continued as C and Python continue a line."""
+    joint = of_a_block.joint
+    graph = "".join(str(joint).split())
+    for node in joint.graph.fx.nodes:
+        assert node.op == "output" or all("".join(part) in graph for part in re.findall(r"\w{1,6}", node.name))
+    for source in (of_a_block.call, *of_a_block.sources):
+        own = source.text.replace(source.prelude, "", 1)
+        found = re.sub(r" \\\n +", " ", str(source))
+        assert [line.split() for line in own.splitlines() if line.strip()] == [
+            line.split() for line in found.splitlines()[1:] if line.strip() and not line.startswith("  … ")
+        ]
+
+
+def test_a_tuple_of_stages_shows_itself(program):
+    for stages_of in (program.kernels, program.schedule, program.sources, program.layers):
+        assert isinstance(stages_of, tuple)
+        assert stages_of._repr_html_().startswith("<style>")
+        assert str(stages_of).count("\n") >= len(stages_of) and len(repr(stages_of)) <= 100
+    assert repr(fg.jit(lambda x: x + 1).program(X).layers) == "<no stages>"
+
+
+def test_the_prelude_is_shown_once_and_folded(of_a_block):
+    sources = of_a_block.sources
+    assert len([s for s in sources if s.language == "c"]) > 1
+    html, text = sources._repr_html_(), str(sources)
+    assert html.count("#include &lt;stdint.h&gt;") == 1
+    assert "#include" not in re.sub(r"(?s)<details>.*?</details>", "", html)
+    assert "#include" not in text and "the prelude of every c file" in text
+    assert "void k_" in text
+
+
+def test_wide_drawings_scroll(program):
+    html = program.joint._repr_html_()
+    assert '<div class="s"><svg' in html
+    assert re.search(r"\.funcgrad \.s{[^}]*overflow:auto", html) and re.search(r"\.funcgrad svg{[^}]*max-width:none", html)
+
+
+def test_kernels_show_formulas_whole():
+    """Each number of the function is in its formulas, with what several read said once."""
+
+    def f(x):
+        y = torch.softmax(x * 3.25, -1)
+        for i in range(8):
+            y = (y * (1.5 + i)).sin() / (y + 0.125 * (i + 1)).exp()
+        return y.sum(-1)
+
+    (kernels,) = fg.jit(f, backend="c").program(torch.randn(4, 64)).kernels
+    text = " ".join(str(kernels).split())
+    assert "…" not in text and "levels" not in text
+    for number in ("3.25", *(str(1.5 + i) for i in range(8)), *(str(0.125 * (i + 1)) for i in range(8))):
+        assert number in text
+    assert text.count("max_columns(") == 1
+    assert "x[c0 + 64 * r0] * 3.25" in text
+
+
+def test_formulas_are_parenthesised_as_they_are_computed():
+    (kernels,) = fg.jit(lambda x, y: (x - (y - 2)) * (x * (y + 1)) - x / (y / 3), backend="c").program(X, X + 1).kernels
+    assert "(x[r0] - (y[r0] - 2.0)) * (x[r0] * (y[r0] + 1.0)) - x[r0] / (y[r0] / 3.0)" in " ".join(str(kernels).split())
+
+
+def test_sizes_are_named_by_what_they_are_sizes_of():
+    def f(x, y):
+        return (x.sin().reshape(-1) * 2 if x.shape[0] < 100 else x.cos().reshape(-1)).sum() + (x @ y).sum()
+
+    c = fg.value_and_grad_compiled(f, backend="c", dynamic=True)
+    program = c.program(torch.randn(6, 4), torch.randn(4, 5))
+    symbol = re.compile(r"\b(size_)?s\d+\b")
+    for name, stage in stages(program).items():
+        if name not in ("program", "call") and "source" not in name:
+            assert not symbol.search(str(stage)), (name, symbol.search(str(stage)))
+            assert not symbol.search(stage._repr_html_().partition("</style>")[2]), name
+    assert "float32[x.shape[0], x.shape[1]]" in str(program.key)
+    assert "f32[x.shape[0], y.shape[1]]" in str(program.joint)
+    assert "r0<(y.shape[1] * x.shape[0])" in str(program.kernels)
+    assert "# x.shape[0] < 100" in program.call.text
+    assert c.explain_miss(torch.randn(200, 4), torch.randn(4, 5)) == "x.shape[0]: x.shape[0] < 100 no longer holds"
+    missed = c.explain_miss(torch.randn(6, 4), torch.randn(3, 5))
+    assert "y.shape[0]" in missed and "x.shape[1]" in missed and not symbol.search(missed)
+    with fg.no_retrace(), pytest.raises(fg.RetraceError, match=r"x\.shape\[0\] < 100"):
+        c(torch.randn(200, 4), torch.randn(4, 5))
 
 
 def test_html_escapes_what_users_write():
@@ -187,6 +306,22 @@ def test_the_log_says_why_and_how_long():
     assert "has not been compiled yet" in text and "x: shape was (3,), now (4,)" in text and "capture" in text
     assert "aten.mul" not in text
     assert "aten.mul" in run(code, FUNCGRAD_LOG="3").stderr
+
+
+def test_the_log_shows_kernels_and_then_rewrites():
+    code = """
+    import torch, funcgrad as fg
+    def f(w, b, x):
+        for _ in range(3):
+            x = torch.tanh(x @ w + torch.layer_norm(x, (70,), b, b) @ w)
+        return x.sum()
+    fg.value_and_grad_compiled(f, backend="c")(torch.ones(70, 70), torch.ones(70), torch.ones(70, 70))
+    """
+    at = {level: run(code, FUNCGRAD_LOG=level).stderr for level in "345"}
+    assert "kernel0: rows" not in at["3"] and "kernel0: rows" in at["4"]
+    assert "is rewritten" not in at["4"]
+    assert re.search(r"joint is rewritten: for the c backend\n  [-+] \w+ = ", at["5"]) and "  + sub_tensor = aten.sub.Tensor(" in at["5"]
+    assert re.search(r"joint is rewritten: sums\n  [-+] \w+ = ", at["5"])
 
 
 def test_measuring_prints_nothing():

@@ -17,10 +17,13 @@ from ..alive import Alive, chart_of
 from ..graphs import Graph, Place, call_text, lying, memory_of, nbytes, type_text, value_of, where_of
 from ..loops.ir import Buffer, Kernel
 from ..loops.memory import Arena, origins, plan
-from ..show import Doc, Shown, Table, in_bytes
+from ..show import Doc, Shown, Table, elided, in_bytes
 from ..sizes import Size, hint
 from ..slots import Saved, Slot
 from ..source import Source
+
+_SHOWN = 160
+"""Characters of a call that are shown."""
 
 
 @frozen(eq=False)
@@ -38,19 +41,24 @@ class Kernels(Shown):
     graph: Graph
     steps: tuple[Extern | Kernel, ...]
 
+    def headline(self) -> str:
+        kernels = sum(isinstance(step, Kernel) for step in self.steps)
+        count = f"{kernels} kernels, " if kernels else ""
+        return f"kernels of {self.graph.name}: {count}{len(self.steps) - kernels} library calls"
+
     def doc(self) -> Doc:
         externs = [step for step in self.steps if isinstance(step, Extern)]
         kernels = [step for step in self.steps if isinstance(step, Kernel)]
         reasons = sorted({step.why for step in externs})
         said_once = len(reasons) == 1
         rows = [
-            (n.name, call_text(n), type_text(n.meta.get("val")), where_of(n) or "", "" if said_once else step.why)
+            (n.name, elided(call_text(n), _SHOWN), type_text(n.meta.get("val")), where_of(n) or "", "" if said_once else step.why)
             for step in externs
             for n in (step.node,)
         ]
-        count = f"{len(kernels)} kernels, {len(rows)} extern calls" if kernels else f"{len(rows)} extern calls"
-        title = f"kernels of {self.graph.name}: {count}" + (f" ({reasons[0]})" if said_once else "")
-        return Doc(title, (*(k.doc() for k in kernels), Table(("", "call", "type", "from", ""), tuple(rows))))
+        title = self.headline() + (f" ({reasons[0]})" if said_once else "")
+        calls = (Table(("", "call", "type", "from", "why"), tuple(rows), "library calls"),) if rows else ()
+        return Doc(title, (*(k.doc() for k in kernels), *calls))
 
 
 @frozen(eq=False)
@@ -154,13 +162,13 @@ class Schedule(Shown):
                 rows.append(("launch", ", ".join(k.name for k in step.kernels), "; ".join([*arena, *places]), size))
             else:
                 how = f"into {step.into.name}" if step.into else "made in this shape" if step.same else ""
-                rows.append(("call", call_text(step.node), how, in_bytes(nbytes(step.node.meta.get("val")))))
+                rows.append(("call", elided(call_text(step.node), _SHOWN), how, in_bytes(nbytes(step.node.meta.get("val")))))
         calls = sum(isinstance(s, Call) for s in self.steps)
         reused = sum(isinstance(s, Call) and s.into is not None for s in self.steps)
         over = sum(len(k.over) for s in self.steps if isinstance(s, Launch) for k in s.kernels)
         return Doc(
             f"schedule of {self.graph.name}: {calls} calls, {reused} in place" + (f"; {over} results of kernels in place" if over else ""),
-            (chart_of(alive_in([self]).history), Table(("", "what", "memory", "bytes"), tuple(rows))),
+            (chart_of(alive_in([self]).history), Table(("", "what", "memory", "bytes"), tuple(rows), "steps")),
         )
 
 

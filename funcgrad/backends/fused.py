@@ -33,7 +33,7 @@ from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer, is_static
 from .build import function, load
 from .c_files import print_files
-from .c_language import STACK
+from .c_language import PRELUDE, STACK
 from .channels_last import channels_last
 from .fused_python import address, empty_on_cpu, print_python
 from .heap import keep_what_is_free
@@ -78,7 +78,7 @@ class CBackend:
         files, sizes = print_files(launches, _KERNELS_IN_A_FILE) if launches else ([], {})
         counts = {launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches}
         python = print_python(schedule, empty_on_cpu, address, sizes)
-        return (python, *(Source(f"kernels{i}", "c", text, counts) for i, text in enumerate(files)))
+        return (python, *(Source(f"kernels{i}", "c", text, counts, PRELUDE) for i, text in enumerate(files)))
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         keep_what_is_free()

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from ..calls import getitem
 from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
+from ..rewrites import logged
 from ..sizes import is_few
 from ..torch_private import is_pointwise
 
@@ -47,11 +48,16 @@ def for_library(graph: Graph) -> Graph:
         return graph
     new = copied(graph)
     for rewrite in found:
-        rewrite(new.fx)
-        for node in reversed(list(new.fx.nodes)):
-            if node.op == "call_function" and not node.users and not has_effect(node):
-                new.fx.erase_node(node)
+        new = logged(rewrite.__name__.strip("_").replace("_", " "), new, lambda graph: _rewritten(graph, rewrite))  # noqa: B023
     return verify(new)
+
+
+def _rewritten(graph: Graph, rewrite: Callable[[fx.Graph], None]) -> Graph:
+    rewrite(graph.fx)
+    for node in reversed(list(graph.fx.nodes)):
+        if node.op == "call_function" and not node.users and not has_effect(node):
+            graph.fx.erase_node(node)
+    return graph
 
 
 def call(like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

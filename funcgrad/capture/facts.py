@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import evolve, frozen
 
 from ..errors import TraceError
-from ..show import Doc, Shown, Table, Text, in_bytes
+from ..show import Doc, Shown, Table, in_bytes
 from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot, Stored
 from ..state.guards import Place
 from ..state.state import State
@@ -156,7 +156,8 @@ class Facts(Shown):
         rows = tuple((str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds)
         outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.returned)
         outs += tuple((o.path, o.type, str(o)) for o in self.outputs[len(self.returned) :])
-        parts: list[Text | Table] = [Text("inputs"), Table(("", "", ""), rows), Text("outputs"), Table(("", "", ""), outs)]
+        parts: list[Table] = [Table(("input", "", ""), rows, "inputs"), Table(("output", "", ""), outs, "outputs")]
         shared = [(" is ".join(map(str, group)), "one object") for group in self.same]
         shared += [(str(o.base), f"overlap; the base has {in_bytes(o.base_bytes)}, they {in_bytes(o.member_bytes)}") for o in self.overlap]
-        return Doc("facts", (*parts, *((Text("memory"), Table(("", ""), tuple(shared))) if shared else ())))
+        parts += [Table(("memory", ""), tuple(shared), "memory")] if shared else []
+        return Doc(f"facts: {len(rows)} inputs, {len(outs)} outputs", tuple(parts))

@@ -55,6 +55,7 @@ class Symbols:
             if isinstance(size, torch.SymInt) and str(expression(size)) not in self.sizes:
                 self.sizes[str(expression(size))] = name, d
                 self.known.symbol(str(expression(size)), now)
+                self.known.origins[str(expression(size))] = f"{name}.shape[{d}]"
         for stride in fake.stride():
             if isinstance(stride, torch.SymInt) and not {str(s) for s in expression(stride).free_symbols} <= self.sizes.keys():
                 raise TraceError(f"{name} does not lie as its sizes say", where=name, fix="pass x.contiguous(), or dynamic=False")

@@ -73,7 +73,7 @@ class Layer(Shown):
         rows += [("afterwards", str(effect)) for effect in self.effects]
         rows += [("around", self.context)] if self.context else []
         signature = Text(f"outer {self.outer}\ninner {self.inner}")
-        return Doc(self.name, (Text(self.sentence), signature, *((Table(("", ""), tuple(rows)),) if rows else ())))
+        return Doc(f"layer {self.name}", (Text(self.sentence), signature, *((Table(("", ""), tuple(rows)),) if rows else ())))
 
 
 def replaced(signature: Signature, *, ins: tuple[Slot, ...] | None = None, outs: tuple[Slot, ...] | None = None) -> Signature:

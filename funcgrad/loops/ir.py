@@ -10,13 +10,15 @@ made by one ``Expressions``, which gives equal ones back as one object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import field, frozen
 
-from ..show import Doc, Shown, Table
+from ..show import Doc, Shown, Table, elided
+from ..sizes import naming
 from .index import Axis, Bound, Index
 
 
@@ -218,27 +220,100 @@ class Kernel(Shown):
         names = {b.name: f"p{i}" for i, b in enumerate(self.parameters)}
         return names | {written: names[read] for written, read in self.over.items()}
 
+    def headline(self) -> str:
+        rows, columns = (" × ".join(f"{a.name}<{a.size}" for a in axes) or "1" for axes in (self.rows, self.columns))
+        return self._named()(f"{self.name}: rows {rows}, columns {columns}")
+
     def doc(self) -> Doc:
-        sizes = " × ".join(f"{a.name}<{a.size}" for a in self.rows) or "1"
-        title = f"{self.name}: rows {sizes}, columns {' × '.join(f'{a.name}<{a.size}' for a in self.columns) or '1'}"
-        rows: list[tuple[str, ...]] = []
-        for i, stage in enumerate(self.stages):
-            rows += [(str(i), "reduce", short(r)) for r in stage.reductions]
-            rows += [(str(i), "keep", short(k)) for k in stage.keeps]
-            rows += [(str(i), type(e).__name__.lower(), f"{e.buffer}[{e.at}] = {short(e.value)}") for e in stage.effects]
-        return Doc(title, (Table(("stage", "", ""), tuple(rows)), Table(("value", "why here"), tuple(self.computes.items()))))
+        named = self._named()
+        rows = tuple((stage, what, named(formula)) for stage, what, formula in formulas(self.stages))
+        values: dict[str, list[str]] = {}
+        for value, why in self.computes.items():
+            values.setdefault(why, []).append(value)
+        reasons = tuple((", ".join(own), named(why)) for why, own in values.items())
+        return Doc(
+            self.headline(),
+            (Table(("stage", "", ""), rows, "formulas"), *((Table(("computes", "why here"), reasons, "values"),) if reasons else ())),
+        )
+
+    def _named(self) -> Callable[[str], str]:
+        return naming(n for sizes in ([a.size for a in (*self.rows, *self.columns)], *(b.shape for b in self.reads)) for n in sizes)
 
 
 def short(expr: Expr, length: int = 100) -> str:
-    """An expression as text, cut where it grows too long to be read."""
-    depth = 0
-    pending: Iterable[Expr] = [expr]
-    while pending := [a for e in pending for a in e.args][:64]:
-        depth += 1
-        if depth > 12:
-            return f"{type(expr).__name__.lower()} of {depth}+ levels"
-    text = str(expr)
-    return text if len(text) <= length else text[: length - 1] + "…"
+    """An expression as text, without its middle where it grows too long to be read."""
+    texts: dict[Expr, str] = {}
+    for part in walk([expr]):
+        texts[part] = elided(_formula(part, texts), length)
+    return texts[expr]
+
+
+_LONG = 160
+"""Characters from which on a part of a formula has a name."""
+
+
+def formulas(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
+    """What stages do, whole: the stage, what is done, and how. What is kept, shared or long has a name, so that nothing is said twice."""
+    roots = [e for stage in stages for e in (*stage.reductions, *stage.keeps, *computed(stage.effects))]
+    readers = Counter([a for e in walk(roots) for a in dict.fromkeys(e.args)])
+    readers.update(e for stage in stages for e in computed(stage.effects))
+    texts: dict[Expr, str] = {}
+    seen: set[Expr] = set()
+    names = 0
+    for i, stage in enumerate(stages):
+        kinds = dict.fromkeys(stage.keeps, "keep") | dict.fromkeys(stage.reductions, "reduce")
+        for expr in walk([*stage.reductions, *stage.keeps, *computed(stage.effects)], into=seen):
+            text = _formula(expr, texts)
+            if expr.args and (readers[expr] > 1 or expr in kinds or len(text) > _LONG):
+                yield str(i), kinds.get(expr, ""), f"t{names} = {text}"
+                text, names = f"t{names}", names + 1
+            texts[expr] = text
+        for effect in stage.effects:
+            sign = "=" if not isinstance(effect, Total) else "+=" if effect.kind == "sum" else f"= {effect.kind} with"
+            where = _found(effect.found, texts) if isinstance(effect, Put) else ""
+            yield str(i), type(effect).__name__.lower(), f"{effect.buffer}[{effect.at}] {sign} {texts[effect.value]}{where}"
+
+
+_INFIX = {
+    "mul": ("*", 2), "div": ("/", 2), "add": ("+", 1), "sub": ("-", 1),
+    "lt": ("<", 0), "le": ("<=", 0), "gt": (">", 0), "ge": (">=", 0), "eq": ("==", 0), "ne": ("!=", 0),
+}  # fmt: skip
+"""Operations written between their operands: how, and how tightly they bind."""
+
+
+def _formula(expr: Expr, texts: Mapping[Expr, str]) -> str:
+    """How an expression is computed of its arguments, whose texts are given."""
+    match expr:
+        case Op(name=name, operands=(a, b)) if name in _INFIX:
+            sign, binds = _INFIX[name]
+            left = f"({texts[a]})" if _binds(a, texts) < max(binds, 1) else texts[a]
+            right = f"({texts[b]})" if _binds(b, texts) <= binds else texts[b]
+            return f"{left} {sign} {right}"
+        case Op(name=name, operands=operands):
+            return f"{name}({', '.join(texts[a] for a in operands)})"
+        case Reduced(kind=kind, body=body):
+            return f"{kind}_columns({texts[body]})"
+        case Scanned(kind=kind, body=body):
+            return f"running_{kind}({texts[body]})"
+        case Load(found=found) | Position(found=found):
+            return f"{expr}{_found(found, texts)}"
+    return str(expr)
+
+
+def _binds(expr: Expr, texts: Mapping[Expr, str]) -> int:
+    """How tightly the text of an expression binds."""
+    if texts[expr].isidentifier():
+        return 3
+    match expr:
+        case Op(name=name) if name in _INFIX:
+            return _INFIX[name][1]
+        case Load(guard=guard, found=found) if guard or found:
+            return -1
+    return 3
+
+
+def _found(found: Found, texts: Mapping[Expr, str]) -> str:
+    return f" with {', '.join(f'{axis} = {texts[number]}' for axis, number in found)}" if found else ""
 
 
 class Expressions:

@@ -103,19 +103,21 @@ class Partition(Shown):
     def saved_bytes(self) -> int:
         return sum(k.nbytes for k in self.saved)
 
+    def headline(self) -> str:
+        return f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}"
+
     def doc(self) -> Doc:
+        return Doc(self.headline(), (*self.listed(), self.forward.doc(), self.backward.doc()))
+
+    def listed(self) -> tuple[Text | Table | Chart, ...]:
+        """The parts of its ``doc`` without the two graphs."""
         rows = tuple((str(k.slot), k.type, in_bytes(k.nbytes), k.where or "", k.why) for k in self.saved)
         again = tuple((a.name, a.type, a.where or "", a.why) for a in self.again)
-        return Doc(
-            f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}",
-            (
-                *((Text(str(self.limit)),) if self.limit else ()),
-                _memory_over_time(self),
-                Table(("saved", "type", "bytes", "from", "why"), rows) if rows else Text("nothing is saved"),
-                *((Table(("computed again", "type", "from", "why"), again),) if again else ()),
-                self.forward.doc(),
-                self.backward.doc(),
-            ),
+        return (
+            *((Text(str(self.limit)),) if self.limit else ()),
+            _memory_over_time(self),
+            Table(("saved", "type", "bytes", "from", "why"), rows, "saved") if rows else Text("nothing is saved"),
+            *((Table(("computed again", "type", "from", "why"), again, "computed again"),) if again else ()),
         )
 
 

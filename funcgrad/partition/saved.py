@@ -58,8 +58,8 @@ class SavedValues(Shown):
         return Doc(
             f"saved by {self.function}: {len(rows)} values, {in_bytes(self.nbytes)}",
             (
-                Table(header, tuple(rows)) if rows else Text("nothing is saved"),
-                *((Table(("computed again", "type", "from", "why"), tuple(again)),) if again else ()),
+                Table(header, tuple(rows), "saved") if rows else Text("nothing is saved"),
+                *((Table(("computed again", "type", "from", "why"), tuple(again), "computed again"),) if again else ()),
             ),
         )
 

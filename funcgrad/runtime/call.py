@@ -20,6 +20,7 @@ from ..capture.origins import GradientOf, Origin
 from ..graphs import Constant, Joint
 from ..layers.layer import Layer
 from ..layers.printing import print_layers
+from ..show import elided
 from ..slots import Arg, Signature, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
@@ -75,7 +76,8 @@ def print_call(
     lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
     for condition in symbol_values(joint.conditions, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
         constants.update(math=math, torch=torch)
-        lines.append(f"if not ({condition}): {otherwise}")
+        about = "" if joint.sizes is None else joint.sizes.named(condition)
+        lines.append(f"if not ({condition}): {otherwise}" + (f"  # {elided(about, 100)}" if about not in ("", condition) else ""))
     variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)

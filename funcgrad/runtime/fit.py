@@ -51,7 +51,8 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
         broken = program.joint.broken_guards(values, sizes_in(program.key, key))
-        found += [Difference(path, f"{guard} no longer holds") for path, guard in broken]
+        sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
+        found += [Difference(b.where, f"{b} no longer holds", "sizes" if sizes.issuperset(b.symbols) else "") for b in broken]
         known = dict(inputs.tensors) | dict(captured)
         found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if known[slot].grad is not None]
     return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in captured}))
@@ -102,13 +103,12 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
     in other things."""
     floats = {p for p, v in here.items() if type(v) is float and v and math.isfinite(v)}  # symbols know no -0.0, inf, nan
     specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
-    symbols = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & floats
     dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
     for difference in why_not(program, inputs):
         if difference.where in floats:
             found.add(difference.where)
-        elif not (sizes and difference.about and dims.get(difference.where)) and not symbols.issuperset(difference.where.split(", ")):
+        elif not (sizes and difference.about and dims.get(difference.where)) and difference.about != "sizes":
             return None
     return found, dims
 

@@ -63,7 +63,7 @@ class TensorSpec:
         yield from ((n, f"shape[{d}]") for d, n in enumerate(self.shape) if isinstance(n, str))
 
     def __str__(self) -> str:
-        return f"{self.dtype}{_dims(self.shape)} on {self.device}"
+        return f"{str(self.dtype).removeprefix('torch.')}{_dims(self.shape)} on {self.device}"
 
 
 @frozen(eq=False)
@@ -159,10 +159,12 @@ class CallKey(Shown):
     histories: tuple[tuple[str, str], ...] = ()
 
     def doc(self) -> Doc:
-        rows = [(path, str(spec)) for path, spec in zip(self.paths, self.leaves, strict=True)]
-        rows += [(name, str(spec)) for name, spec in self.captured]
+        specs = [*zip(self.paths, self.leaves, strict=True), *self.captured]
+        names = dict(reversed([(n, f"{path}.{at}") for path, spec in specs if isinstance(spec, TensorSpec) for n, at in spec.symbols()]))
+        rows = [(path, re.sub(r"\bs\d+\b", lambda s: names.get(s[0], s[0]), str(spec))) for path, spec in specs]
         rows += [(a.name, str(getattr(self.ambient, a.name))) for a in fields(Ambient)]
-        return Doc("key", (Table(("", ""), tuple(rows)),))
+        count = f"{len(self.leaves)} arguments" + (f", {len(self.captured)} captured tensors" if self.captured else "")
+        return Doc(f"key: {count}", (Table(("", ""), tuple(rows), "what a call must be like"),))
 
 
 def _dims(dims: Sequence[Dim]) -> str:
@@ -251,7 +253,7 @@ class Difference:
     where: str
     what: str
     about: str = ""
-    """``"shape"`` or ``"stride"`` of a tensor."""
+    """``"shape"`` or ``"stride"`` of a tensor; ``"sizes"``: a condition on nothing but sizes."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

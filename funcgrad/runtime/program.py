@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..backends.backend import Kernels, Schedule
 from ..capture.facts import Facts
 from ..graphs import Joint
 from ..layers.layer import Layer
 from ..partition.partition import Partition
-from ..show import Doc, Shown, Table, in_seconds
+from ..show import Doc, Several, Shown, Table, in_bytes, in_seconds
 from ..source import Source
 from .key import CallKey
 
@@ -29,26 +29,34 @@ class Program(Shown):
     name: str
     key: CallKey
     facts: Facts
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] = field(converter=Several[Layer])
     joint: Joint
     partition: Partition
-    kernels: tuple[Kernels, ...]
-    schedule: tuple[Schedule, ...]
-    sources: tuple[Source, ...]
+    kernels: tuple[Kernels, ...] = field(converter=Several[Kernels])
+    schedule: tuple[Schedule, ...] = field(converter=Several[Schedule])
+    sources: tuple[Source, ...] = field(converter=Several[Source])
     call: Source
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     seconds: Mapping[str, float]
 
+    def headline(self) -> str:
+        return f"program of {self.name}: {', '.join(stage.headline() for stage in self.kernels)}"
+
     def doc(self) -> Doc:
-        stages: Sequence[Shown] = (
-            self.key,
-            self.facts,
-            self.facts.state,
-            *self.layers,
-            self.joint,
-            self.partition,
-            *self.kernels,
-            *self.schedule,
+        """A summary, and the stages without what they have pages of their own for: drawings, halves, schedules, sources."""
+        summary = (
+            ("inputs", f"{len(self.key.leaves)} arguments, {len(self.key.captured)} captured tensors"),
+            ("around the kernel", ", ".join(layer.name for layer in self.layers) or "nothing"),
+            ("graph", self.joint.headline().removeprefix("joint graph: ")),
+            ("runs as", "; ".join(stage.headline().removeprefix("kernels of ") for stage in self.kernels)),
+            ("saved for backward", in_bytes(self.partition.saved_bytes)),
+            ("compiled in", in_seconds(sum(self.seconds.values()))),
         )
+        graphs = Doc(self.joint.headline(), self.joint.listed()), Doc(self.partition.headline(), self.partition.listed())
+        more = [(f"program.schedule[{i}]", stage.headline()) for i, stage in enumerate(self.schedule)]
+        more += [(f"program.sources[{i}]", source.headline()) for i, source in enumerate(self.sources)]
+        pages = Doc("schedule and sources", (Table(("", ""), tuple(more), "stages"),))
         times = Doc("compile time", (Table(("stage", "time"), tuple((k, in_seconds(v)) for k, v in self.seconds.items())),))
-        return Doc(f"program of {self.name}", (*(s.doc() for s in stages), *(s.doc() for s in self.sources), self.call.doc(), times))
+        first = (stage.doc() for stage in (self.key, self.facts, self.facts.state, *self.layers))
+        kernels = (stage.doc() for stage in self.kernels)
+        return Doc(f"program of {self.name}", (Table(("", ""), summary), *first, *graphs, *kernels, pages, self.call.doc(), times))

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from attrs import frozen
 from rich.console import Console
 
-from ..options import ENVIRONMENT
+from ..options import ENVIRONMENT, log
 from ..show import in_seconds
 
 _PATIENCE = 1.0
@@ -108,9 +108,3 @@ class Stages:
 
     def _text(self) -> str:
         return f"funcgrad: compiling {self.function}: {self._current} ({in_seconds(self.total)})"
-
-
-def log(level: int, text: object) -> None:
-    """Print to stderr if ``FUNCGRAD_LOG`` is at least ``level``."""
-    if ENVIRONMENT.log >= level:
-        print(f"funcgrad: {text}", file=sys.stderr, flush=True)

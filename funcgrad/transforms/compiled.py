@@ -31,10 +31,11 @@ from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning, RetraceError
 from ..graphs import Graph, verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
-from ..options import ENVIRONMENT, Options
+from ..options import ENVIRONMENT, Options, log
 from ..partition.order import in_less_memory
 from ..partition.partition import Partition
 from ..partition.saved import SavedValues, saved_values
+from ..rewrites import logged
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
 from ..runtime.check import require_same
@@ -42,7 +43,7 @@ from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted
 from ..runtime.fit import key_of, why_not, with_sizes_as_symbols, with_symbols
 from ..runtime.key import with_sizes
 from ..runtime.program import Program
-from ..runtime.stages import Stages, log
+from ..runtime.stages import Stages
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, outside_transforms
 from ..trees import flatten
@@ -173,6 +174,7 @@ class Compiled:
         self._cache.add(program)
         log(2, program.key)
         log(3, program.joint)
+        log(4, program.kernels)
         return program
 
     def _compile_with_symbols(self, inputs: Inputs) -> Program:
@@ -223,7 +225,7 @@ class Compiled:
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad, watch)
                 key = with_sizes(key, joint.sizes)
                 backend = choose_backend(self._options, joint.graph)
-                joint = evolve(joint, graph=backend.prepare(joint.graph))
+                joint = evolve(joint, graph=logged(f"for the {backend.name} backend", joint.graph, backend.prepare))
             with stages("tag"):
                 fuses = backend.fuses and definition.splits and facts.differentiable
                 joint = tag_joint(narrow(joint, fuses or self._options.memory_budget is not None))
