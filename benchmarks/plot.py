@@ -41,7 +41,7 @@ def save(results: Sequence[Result], path: str) -> None:
         panel.set_xlabel("time ÷ funcgrad's (right of 1: funcgrad is faster)")
     panels[0][0].invert_yaxis()
     figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize="small", loc="lower left", ncols=len(PEERS), frameon=False)
-    figure.text(0.99, 0.005, "* held out: nothing is tuned on it", ha="right", va="bottom", fontsize="small")
+    figure.text(0.99, 0.005, "* held out when it was written", ha="right", va="bottom", fontsize="small")
     figure.tight_layout(rect=(0, 0.35 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=120)
     plt.close(figure)
