@@ -42,7 +42,8 @@ bench: .venv/bench,demo.done
 
 notebooks: .venv/test,notebook,demo.done
 	$(BIN)/jupytext --sync notebooks/*.py
-	cd notebooks && ../$(BIN)/jupyter nbconvert --to html --execute --output-dir ../build/notebooks *.ipynb
+	$(BIN)/python -m tests.test_notebook
+	cd notebooks && ../$(BIN)/jupyter nbconvert --to html --output-dir ../build/notebooks *.ipynb
 
 clean:
 	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

@@ -60,10 +60,11 @@ for name in params:
 # ## The program
 #
 # `c.program` takes the arguments of a call and returns what that call runs, compiling it if it has not been yet. It does
-# not run anything.
+# not run anything. It opens on a summary; each stage unfolds.
 
 # %%
 p = c.program(params, x)
+p
 
 # %% [markdown]
 # ### Facts
@@ -108,6 +109,24 @@ for name in params:
 
 # %%
 p.partition
+
+# %% [markdown]
+# ### Saved for backward
+#
+# `fg.jit` of the same function, with parameters that require grad, does run in two halves: the second one when you call
+# `.backward()`. Between the two, what the cut goes through is kept. `c.saved` lists it, with what it would take to compute it again
+# instead.
+
+# %%
+leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+j = fg.jit(loss)
+saved = j.saved(leaves, x)
+saved
+
+# %%
+j(leaves, x).backward()
+for name in params:
+    torch.testing.assert_close(leaves[name].grad, grads[name])
 
 # %% [markdown]
 # ### Kernels, schedule, source
