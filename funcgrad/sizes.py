@@ -255,13 +255,13 @@ class Size:
         return _split(of, self)[1]
 
     def __truediv__(self, by: Any) -> Any:
-        raise SizeError(f"{self} / {by} is no whole number")
+        raise SizeError(self._sizes.named(f"{self!r} / {by!r} is no whole number"))
 
     def __rtruediv__(self, of: Any) -> Any:
-        raise SizeError(f"{of} / {self} is no whole number")
+        raise SizeError(self._sizes.named(f"{of!r} / {self!r} is no whole number"))
 
     def __float__(self) -> float:
-        raise SizeError(f"{self} is known when the program runs")
+        raise SizeError(self._sizes.named(f"{self!r} is known when the program runs"))
 
     def __le__(self, other: Any) -> bool:
         return self._at_most(other, 0)
@@ -404,7 +404,7 @@ def _split(of: Any, by: Any) -> tuple[Any, Any]:
         up = (by - 1 - of) // by
         return -up, of + up * by
     if by <= 0:
-        raise ZeroDivisionError(f"{of} divided by {by}")
+        raise ZeroDivisionError(sizes.named(f"{of!r} divided by {by!r}"))
     whole, rest = divided(_terms_of(of), _terms_of(by))
     quotient, remainder = _made(sizes, whole), _made(sizes, rest)
     if isinstance(remainder, int) and isinstance(by, int):

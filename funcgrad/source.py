@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import linecache
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
 
-from .show import Code, Doc, Shown
+from .show import Code, Doc, Shown, Text
 
 _numbers = itertools.count()
 
@@ -24,6 +25,8 @@ class Source(Shown):
     names: dict[str, Any]
     prelude: str = ""
     """What stands in ``text`` before what is its own."""
+    sizes: Mapping[str, str] = {}
+    """What the symbols that ``text`` names are sizes of."""
 
     def headline(self) -> str:
         return f"{self.name} ({self.language}): {len(self.text.splitlines())} lines"
@@ -31,7 +34,8 @@ class Source(Shown):
     def doc(self) -> Doc:
         before, prelude, own = self.text.partition(self.prelude) if self.prelude else ("", "", self.text)
         aside = (Code(prelude, f"the prelude of every {self.language} file"),) if prelude else ()
-        return Doc(f"{self.name} ({self.language})", (*aside, Code((before + own).strip("\n"))))
+        sizes = (Text(", ".join(f"{symbol} is {of}" for symbol, of in self.sizes.items())),) if self.sizes else ()
+        return Doc(f"{self.name} ({self.language})", (*aside, *sizes, Code((before + own).strip("\n"))))
 
 
 def compile_function(source: Source) -> Any:

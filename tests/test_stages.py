@@ -110,7 +110,7 @@ def test_wrapping_loses_nothing(of_a_block):
         own = source.text.replace(source.prelude, "", 1)
         found = re.sub(r" \\\n +", " ", str(source))
         assert [line.split() for line in own.splitlines() if line.strip()] == [
-            line.split() for line in found.splitlines()[1:] if line.strip() and not line.startswith("  … ")
+            line.split() for line in found.splitlines()[1:] if line.startswith("  ") and not line.startswith("  … ")
         ]
 
 
@@ -176,6 +176,9 @@ def test_sizes_are_named_by_what_they_are_sizes_of():
     assert "f32[x.shape[0], y.shape[1]]" in str(program.joint)
     assert "r0<(y.shape[1] * x.shape[0])" in str(program.kernels)
     assert "# x.shape[0] < 100" in program.call.text
+    for source in program.sources[1:]:
+        assert set(re.findall(r"size_s\d+", source.text)) == set(source.sizes) and source.sizes
+        assert all(f"{s} is {of}" in str(source) and ".shape[" in of for s, of in source.sizes.items())
     assert c.explain_miss(torch.randn(200, 4), torch.randn(4, 5)) == "x.shape[0]: x.shape[0] < 100 no longer holds"
     missed = c.explain_miss(torch.randn(6, 4), torch.randn(3, 5))
     assert "y.shape[0]" in missed and "x.shape[1]" in missed and not symbol.search(missed)
@@ -322,6 +325,12 @@ def test_the_log_shows_kernels_and_then_rewrites():
     assert "is rewritten" not in at["4"]
     assert re.search(r"joint is rewritten: for the c backend\n  [-+] \w+ = ", at["5"]) and "  + sub_tensor = aten.sub.Tensor(" in at["5"]
     assert re.search(r"joint is rewritten: sums\n  [-+] \w+ = ", at["5"])
+
+
+def test_figures_are_in_the_repr():
+    c = fg.value_and_grad_compiled(loss)
+    assert re.fullmatch(r"<memory of loss: \S+ \w+ saved, peak \S+ \w+, measured \S+ \w+>", repr(c.memory(P, X)))
+    assert re.fullmatch(r"<cost of loss: \S+ \w*flop, \S+ \w+, at least \S+ \w+>", repr(c.cost(P, X)))
 
 
 def test_measuring_prints_nothing():

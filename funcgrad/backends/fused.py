@@ -26,7 +26,7 @@ from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
-from ..sizes import SizeError, hint, shape_of, strides_of
+from ..sizes import SizeError, hint, naming, shape_of, strides_of
 from ..source import Source, compile_function
 from . import arena, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
@@ -78,7 +78,9 @@ class CBackend:
         files, sizes = print_files(launches, _KERNELS_IN_A_FILE) if launches else ([], {})
         counts = {launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches}
         python = print_python(schedule, empty_on_cpu, address, sizes)
-        return (python, *(Source(f"kernels{i}", "c", text, counts, PRELUDE) for i, text in enumerate(files)))
+        named = naming(n for launch in launches for b in launch.buffers for n in (*b.shape, *b.strides))
+        about = [{s: named(s) for s in itertools.chain(*sizes.values()) if s in text} for text in files]
+        return (python, *(Source(f"kernels{i}", "c", text, counts, PRELUDE, about[i]) for i, text in enumerate(files)))
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         keep_what_is_free()

@@ -81,7 +81,9 @@ class Symbols:
         for condition in guard_expressions(self._env) if self._env is not None else ():
             free = {str(s) for s in condition.free_symbols}
             if not free <= self.floats.keys() | self.sizes.keys():
-                raise TraceError(f"a condition on sizes is on more than those of inputs: {condition}", fix="dynamic=False")
+                raise TraceError(
+                    f"a condition on sizes is on more than those of inputs: {self.known.named(str(condition))}", fix="dynamic=False"
+                )
             if free & self.floats.keys() and not is_exact(condition):
                 raise TraceError("a condition on symbolic floats is not computed as Python computes it", fix="dynamic=False")
             if free <= self.floats.keys():

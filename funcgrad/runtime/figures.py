@@ -36,6 +36,10 @@ class MemoryUse(Shown):
     predicted_peak: int
     measured_peak: int
 
+    def headline(self) -> str:
+        peak, measured = in_bytes(self.predicted_peak), in_bytes(self.measured_peak)
+        return f"memory of {self.function}: {in_bytes(self.saved_bytes)} saved, peak {peak}, measured {measured}"
+
     def doc(self) -> Doc:
         rows = (
             ("saved for backward", in_bytes(self.saved_bytes)),
@@ -54,6 +58,10 @@ class Cost(Shown):
     flops: float
     bytes_moved: int
     roofline_seconds: float
+
+    def headline(self) -> str:
+        figures = in_operations(self.flops), in_bytes(self.bytes_moved), f"at least {in_seconds(self.roofline_seconds)}"
+        return f"cost of {self.function}: {', '.join(figures)}"
 
     def doc(self) -> Doc:
         rows = (
