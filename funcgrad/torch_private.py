@@ -7,10 +7,14 @@ function that gives a private name one clear meaning.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import gc
 import logging
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -34,6 +38,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _python_dispatch
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
@@ -362,33 +367,67 @@ def foreign_trace_active(tensors: Sequence[torch.Tensor]) -> bool:
     return any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
 
 
+CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
+"""With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
+
+BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"
+"""What every backward pass that Python starts is run by."""
+
+
+def graphs_made_alone() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no other thread makes graphs by torch's own tracers, as ``torch.cond`` does of its branches: these note for the whole process
+    who traces. It is the lock of ``torch.compile``."""
+    from torch._dynamo.convert_frame import compile_lock  # importing torch._dynamo costs a second: only where torch does so, too
+
+    return compile_lock
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """As ``setattr``, also for a class that is made in C and says that it is immutable (``torch.Generator``)."""
+    try:
+        setattr(owner, name, value)
+    except TypeError:
+        gc.get_referents(owner.__dict__)[0][name] = value  # what its proxy stands for
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
+def _process_notes() -> Callable[[], None]:
+    """What torch notes of dispatch modes for the whole process; the function notes it again."""
+    notes = {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
+    told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)  # 2.13, 2.15
+    only_lift = torch._C._only_lift_cpu_tensors()
+
+    def note_again() -> None:
+        vars(_python_dispatch).update(notes)
+        if told is not None:
+            told(notes["_is_in_any_mode_without_ignore_compile_internals"])
+        torch._C._set_only_lift_cpu_tensors(only_lift)
+
+    return note_again
+
+
+_in_modes = threading.Lock()
+_threads_in_modes = 0
+_note_again: Callable[[], None] = lambda: None  # noqa: E731
+
+
 @contextlib.contextmanager
-def causal_mask_unknown() -> Iterator[None]:
-    """Inside, nn.Transformer does not read the values of a mask to find out whether it is causal (a hint for speed only)."""
-    module = torch.nn.modules.transformer
-    original = module._detect_is_causal_mask
-    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+def modes_entered() -> Iterator[None]:
+    """Inside, dispatch modes are entered and left, while other threads may do so, too: what is noted of them for the whole process is in
+    the end what it was. Each mode notes again what it found, and so the last of two threads would what the first one had noted, for good
+    (``torch.compile`` compiles nothing where it reads that there is a mode)."""
+    global _threads_in_modes, _note_again
+    with _in_modes:
+        if not _threads_in_modes:
+            _note_again = _process_notes()
+        _threads_in_modes += 1
     try:
         yield
     finally:
-        module._detect_is_causal_mask = original
-
-
-@contextlib.contextmanager
-def engine_inside(context: Callable[[], contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Inside, every backward pass that Python starts runs within ``context()``."""
-    module = torch.autograd
-    original = module._engine_run_backward  # type: ignore[attr-defined]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with context():
-            return original(*args, **kwargs)
-
-    module._engine_run_backward = run  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        module._engine_run_backward = original  # type: ignore[attr-defined]
+        with _in_modes:
+            _threads_in_modes -= 1
+            if not _threads_in_modes:
+                _note_again()
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -569,17 +608,20 @@ def symbol_name(value: Any) -> str | None:
     return str(made) if getattr(made, "is_Symbol", False) else None
 
 
+_symbolic: ContextVar[bool] = ContextVar("funcgrad_symbolic", default=False)
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _symbolic.get())
+
+
 @contextlib.contextmanager
 def symbolic_shapes() -> Iterator[None]:
     """Inside, operators take their Python rules before those in C++ where they have both: C++ fixes some sizes. That an operator knows no
     symbolic sizes is an exception, and not logged as an error besides."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
+    token = _symbolic.set(True)
     try:
         with enable_python_dispatcher():
             yield
     finally:
-        logger.disabled = before
+        _symbolic.reset(token)
 
 
 def guard_expressions(env: ShapeEnv) -> list[Any]:

@@ -85,20 +85,6 @@ def test_autocast_around_backward_alone_changes_nothing():
     torch.testing.assert_close(found, expected)
 
 
-def test_seeding_inside_is_an_error_where_a_draw_follows():
-    def seeds(x):
-        torch.manual_seed(0)
-        return x + torch.rand(2)
-
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    with pytest.raises(fg.UnsupportedTransformError, match=r"set the state of the random generator.*\n.*test_contract.py"):
-        fg.jit(seeds)(X)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.testing.assert_close(fg.jit(lambda x: (torch.manual_seed(0), x * 2)[1])(X), X * 2)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_checkpoint_without_and_with_dropout():
     f = lambda z: checkpoint(lambda q: q.exp().sin(), z, use_reentrant=False).sum()  # noqa: E731
     a = leaf()

@@ -129,13 +129,81 @@ def test_compiling_draws_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("seed", [torch.manual_seed, torch.default_generator.manual_seed])
-def test_seeding_inside_of_a_function_is_an_error(seed):
-    torch.manual_seed(0)  # even to what it is
+SEEDS = {
+    "manual_seed": lambda: torch.manual_seed(0),  # even to what it is
+    "seed": lambda: torch.seed(),
+    "imported": lambda: torch.random.manual_seed(3),
+    "of the generator": lambda: torch.default_generator.manual_seed(0),
+    "a new one": lambda: torch.default_generator.seed(),
+    "state": lambda: torch.set_rng_state(STATE),
+    "state of the generator": lambda: torch.default_generator.set_state(STATE),
+}
+STATE = torch.get_rng_state()
+
+
+@pytest.mark.parametrize("draws", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_seeding_inside_of_a_function_is_an_error(seed, draws):
+    """Also where nothing is drawn afterwards: the calls would have to set it. The generator is not touched."""
+    torch.manual_seed(0)
     state = torch.get_rng_state()
-    with pytest.raises(fg.UnsupportedTransformError, match=r"set.* the state of the random generator"):
-        fg.jit(lambda x: (seed(0) and x) + torch.rand(8))(X)
-    assert torch.equal(torch.get_rng_state(), state)
+
+    def f(x):
+        SEEDS[seed]()
+        return x + torch.rand(8) if draws else x * 2
+
+    def swallows(x):
+        try:
+            SEEDS[seed]()
+        except RuntimeError:
+            return x * 2
+
+    for g in (f, swallows):
+        with pytest.raises(fg.UnsupportedTransformError, match=r"sets the state of the random generator.*\n.*test_random.py"):
+            fg.jit(g)(X)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeding_by_a_method_taken_before_is_an_error():
+    torch.manual_seed(0)
+    seed = torch.default_generator.manual_seed
+    with pytest.raises(fg.UnsupportedTransformError, match="sets the state of the random generator"):
+        fg.jit(lambda x: (seed(1) and x) + torch.rand(8))(X)
+
+
+def test_a_generator_that_is_put_back():
+    """Around what draws nothing it may be; around a draw, calls would have to put it back."""
+
+    def kept(x):
+        y = F.dropout(x)
+        with torch.random.fork_rng():
+            z = x.sin()
+        return y * z * torch.rand_like(x)
+
+    both(kept, fg.jit(kept), X)
+
+    def forked(x):
+        with torch.random.fork_rng():
+            return F.dropout(x)
+
+    def again(x):
+        state = torch.get_rng_state()
+        y = torch.rand_like(x)
+        torch.set_rng_state(state)
+        return x + y + torch.rand_like(x)
+
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    for f, message in ((forked, "sets the state of the random generator to one before"), (again, "set the state of the random generator")):
+        with pytest.raises(fg.UnsupportedTransformError, match=message + r"[^\n]*\n.*test_random.py"):
+            fg.jit(f)(X)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_generator_of_ones_own_may_be_seeded():
+    g = torch.Generator()
+    torch.testing.assert_close(fg.jit(lambda x: (g.manual_seed(3), x * 2)[1])(X), X * 2)
+    assert g.initial_seed() == 3
 
 
 def test_a_generator_of_ones_own_is_an_error():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from attrs import frozen
@@ -18,6 +18,7 @@ from ..errors import TraceError, UnsupportedTransformError
 from ..graphs import type_text
 from ..philox import philox
 from ..torch_private import argument_names, draws_random, from_functional, is_operator, without_function_modes, without_modes
+from .replaced import seeds_noted
 from .views import is_dense
 from .where import own_generator, user_line
 
@@ -42,7 +43,10 @@ class Draws:
         self._first_run = first_run
         self._key: Tensor | None = None
         self._used = 0
-        self._reseeded = False
+        self._drawn = 0
+        self._seeds = seeds_noted()
+        self._states: list[tuple[Tensor, torch.Generator, int]] = []
+        self._moved: dict[torch.Generator, tuple[int, str | None]] = {}
         self.met = False
         """Whether the function drew without a key: its program needs one."""
 
@@ -55,9 +59,52 @@ class Draws:
         """From here on numbers are made of ``key``, from the first on: a function that runs again gets the same."""
         self._key, self._used = from_functional(key), 0
 
-    def reseed(self) -> None:
-        """The function set the state of the generator."""
-        self._reseeded = True
+    # ── the generator: nothing that is traced touches it ────────────────────────────────────────────────────────────
+
+    def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """``torch.manual_seed`` and ``torch.seed``."""
+        error = UnsupportedTransformError(
+            "the function sets the state of the random generator (torch.manual_seed), which calls of it would have to do, too",
+            where=user_line(),
+            fix="seed outside of the function",
+        )
+        self._trace.refused = error
+        raise error
+
+    def seed_generator(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
+        """Methods of a generator that set its state: one that is not the function's to draw from may be set."""
+        return self.seed(original) if _is_default(generator) else original(generator, *args, **kwargs)
+
+    def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
+        """``Generator.get_state``: which draws it comes after is noted."""
+        state: Tensor = original(generator)
+        self._states.append((state, generator, self._drawn))
+        return state
+
+    def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
+        """``Generator.set_state``: to a state that the function has asked for, and may leave again (``torch.random.fork_rng``)."""
+        if not _is_default(generator):
+            return original(generator, state)
+        drawn = next((n for known, of, n in self._states if known is state and of is generator), None)
+        if drawn is None:
+            self.seed(original)
+        self._moved[generator] = drawn, user_line()
+        if drawn == self._drawn:
+            del self._moved[generator]
+        return generator
+
+    def require_settled(self) -> None:
+        """Refuse a function that leaves the generator in a state before its last draw, or has seeded it by a method it took out of the
+        generator before the trace (those cannot be replaced)."""
+        seed, heard = seeds_noted()
+        if heard == self._seeds[1] and seed != self._seeds[0]:
+            self.seed(None)
+        for _, where in self._moved.values():
+            raise UnsupportedTransformError(
+                "the function draws random numbers, and sets the state of the random generator to one before (torch.random.fork_rng)",
+                where=where,
+                fix="fork the generator around the call of the compiled function",
+            )
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
         """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
@@ -84,14 +131,17 @@ class Draws:
         """The result of a random operator; ``NotImplemented`` for one that is recorded as it is."""
         if not is_operator(op) or not draws_random(op):
             return NotImplemented
-        if self._reseeded:
+        arguments = dict(zip(argument_names(op), args, strict=False)) | kwargs
+        if _is_off(op, arguments):
+            return NotImplemented
+        if self._moved:
             raise UnsupportedTransformError(
                 f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
                 where=user_line(),
                 fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
             )
-        arguments = dict(zip(argument_names(op), args, strict=False)) | kwargs
-        if not self._is_pure or _is_off(op, arguments):
+        self._drawn += 1
+        if not self._is_pure:
             return NotImplemented
         if arguments.pop("generator", None) is not None:
             raise own_generator(op)
@@ -114,6 +164,11 @@ class Draws:
         start, self._used = self._used, self._used + first.numel()
         with self._trace.tracer:
             return RULES[op](Draw(self._trace, self._key, start, first), **arguments)
+
+
+def _is_default(generator: torch.Generator) -> bool:
+    """Whether it is one that operators draw from where none is named."""
+    return generator is torch.default_generator or any(generator is other for other in torch.cuda.default_generators)
 
 
 def _is_off(op: Any, arguments: dict[str, Any]) -> bool:

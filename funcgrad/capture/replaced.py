@@ -1,31 +1,172 @@
-"""Functions of torch that are others while a trace runs: what a trace cannot see otherwise, or could not carry out.
+"""Functions of torch that are others in a trace: what a trace cannot see otherwise, or could not carry out.
 
-They are replaced for the whole process, so one trace runs at a time.
+All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks first whether it
+is its own thread that traces: in every other thread it is the original. The first trace to begin puts it there, the last one to end takes
+it away.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.overrides
 import torch.utils.checkpoint
 
-from ..errors import UnsupportedTransformError
-from ..torch_private import CHECKPOINT_GENERATOR, without_function_modes, without_modes
+from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
+from .outside import cond
+from .regions import checkpointed
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+Replacement = Callable[..., Any]
+"""Called with the original, then with the arguments."""
+
+
+class _Place(NamedTuple):
+    """An attribute of torch, and the name of what replaces it."""
+
+    owner: Any
+    name: str
+    key: str
+
+
+_PLACES = (
+    _Place(torch, "cond", "cond"),
+    _Place(torch.Tensor, "set_", "set_"),
+    _Place(torch.autograd.Function, "apply", "apply"),
+    _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
+    _Place(*BACKWARD_ENGINE, "engine"),
+    _Place(*CAUSAL_MASK, "causal mask"),
+    *(_Place(module, name, "seed") for module in (torch, torch.random) for name in ("manual_seed", "seed")),
+    *(_Place(torch.Generator, name, "generator seed") for name in ("manual_seed", "seed", "set_offset", "graphsafe_set_state")),
+    _Place(torch.Generator, "get_state", "get state"),
+    _Place(torch.Generator, "set_state", "set state"),
+)
+_SEEDS = ("generator seed", "set state")
+
+
+class _Thread(threading.local):
+    replacements: Mapping[str, Replacement] | None = None
+
+
+_own = _Thread()
+_lock = threading.Lock()
+_running = 0
+_seeded = 0
+_there: list[tuple[_Place, Any, Any]] = []
+"""What was replaced (None where it was inherited), and by what."""
+
+
+def seeds_noted() -> tuple[int, int]:
+    """The seed of the default generator, and how often a generator was seeded by any thread while some trace ran."""
+    return torch.default_generator.initial_seed(), _seeded
 
 
 @contextlib.contextmanager
-def replace_cond(replacement: Callable[..., Any]) -> Iterator[None]:
-    """Inside, ``torch.cond`` is ours: torch's own starts another tracer, which cannot run within a trace."""
-    original = torch.cond
-    torch.cond = replacement
+def replacing(replacements: Mapping[str, Replacement]) -> Iterator[None]:
+    """Inside, in this thread, functions of torch are what is named here (see ``_PLACES``; the others stay as they are)."""
+    _begin()
+    outer, _own.replacements = _own.replacements, replacements
     try:
         yield
     finally:
-        torch.cond = original
+        _own.replacements = outer
+        _end()
+
+
+def _begin() -> None:
+    global _running
+    with _lock:
+        _running += 1
+        if _running == 1:
+            made: dict[int, Any] = {}
+            for place in _PLACES:
+                before = vars(place.owner).get(place.name)
+                original = getattr(place.owner, place.name) if before is None else before
+                now = made.setdefault(id(original), _dispatching(place.key, original))  # what was one function is one (torch._dynamo asks)
+                set_attribute(place.owner, place.name, now)
+                _there.append((place, before, now))
+
+
+def _end() -> None:
+    global _running
+    with _lock:
+        _running -= 1
+        if not _running:
+            for place, before, now in _there:
+                if vars(place.owner).get(place.name) is not now:
+                    continue  # somebody else has replaced it since
+                if before is None:
+                    delattr(place.owner, place.name)
+                else:
+                    set_attribute(place.owner, place.name, before)
+            _there.clear()
+
+
+def _dispatching(key: str, original: Any) -> Any:
+    """The original, and in a thread that traces, what replaces it there."""
+    if isinstance(original, classmethod):
+
+        def of_class(cls: type, *args: Any, **kwargs: Any) -> Any:
+            return _here(key, original.__get__(None, cls))(*args, **kwargs)
+
+        return classmethod(of_class)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _seeded
+        if key in _SEEDS:
+            _seeded += 1
+        return _here(key, original)(*args, **kwargs)
+
+    return call
+
+
+def _here(key: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    own = (_ELSEWHERE if _own.replacements is None else _own.replacements).get(key)
+    return original if own is None else functools.partial(own, original)
+
+
+def _alone(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with graphs_made_alone():
+        return original(*args, **kwargs)
+
+
+_ELSEWHERE: Mapping[str, Replacement] = {"cond": _alone}
+"""In threads that trace nothing: eager ``torch.cond`` notes for the whole process that it traces, as that of a trace does."""
+
+
+def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Replacement]:
+    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)`` there."""
+    checkpoint, draws = checkpointed(trace.within), trace.draws
+
+    def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with trace.lifting(), trace.making_graphs():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
+            return original(*args, **kwargs)
+
+    def run_cond(_: Any, *args: Any, **kwargs: Any) -> Any:  # torch's own starts another tracer, which cannot run within a trace
+        trace.making_graphs = graphs_made_alone
+        with graphs_made_alone():
+            return cond(*args, **kwargs)
+
+    return {
+        "cond": run_cond,
+        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),  # on a real tensor, torch's own would be carried out at once
+        "apply": lambda apply, *args, **kwargs: trace.writes.run_custom_function(apply, [*map(operand, args)], kwargs),
+        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
+        "engine": run_engine,
+        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
+        "seed": draws.seed,
+        "generator seed": draws.seed_generator,
+        "get state": draws.get_state,
+        "set state": draws.set_state,
+    }
 
 
 _original_set = torch.Tensor.set_
@@ -36,79 +177,3 @@ def set_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if torch.overrides.has_torch_function((tensor,)):
         return torch.overrides.handle_torch_function(set_, (tensor,), tensor, *args, **kwargs)
     return _original_set(tensor, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def replace_set() -> Iterator[None]:
-    """Inside, a trace hears of ``x.set_(y)``: on a real tensor it would be carried out at once."""
-    torch.Tensor.set_ = set_  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        del torch.Tensor.set_
-
-
-@contextlib.contextmanager
-def apply_with(operand: Callable[[Any], Any], run: Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]) -> Iterator[None]:
-    """Inside, each custom ``autograd.Function`` is applied by ``run(apply, operands, keywords)``; an operand is ``operand(argument)``."""
-    function = torch.autograd.Function
-    original = function.__dict__["apply"]
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(original.__get__(None, cls), [*map(operand, args)], kwargs)
-
-    function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        function.apply = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def replace_checkpoint(replacement: Callable[..., Iterator[None]]) -> Iterator[None]:
-    """Inside, ``torch.utils.checkpoint.checkpoint(f, use_reentrant=False)`` is ours: torch's own would run ``f`` again in backward."""
-    original = getattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR)
-    setattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR, replacement)
-    try:
-        yield
-    finally:
-        setattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR, original)
-
-
-@contextlib.contextmanager
-def generator_kept(on_reseed: Callable[[], None]) -> Iterator[None]:
-    """Inside, ``on_reseed`` hears of every ``torch.manual_seed`` and ``torch.set_rng_state``; afterwards the generator is as before.
-
-    Methods of the generator itself cannot be replaced: where it has another state in the end, unheard, ``UnsupportedTransformError``.
-    """
-    generator = torch.default_generator
-    state = generator.get_state()
-    with without_modes(), without_function_modes():
-        torch.rand((), generator=generator)  # so that to seed it anew is to change it, whatever the seed
-        start = generator.get_state()
-    names = ("manual_seed", "set_rng_state", "seed")
-    originals = {(m, name): getattr(m, name) for m in (torch, torch.random) for name in names}
-
-    heard = False
-
-    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal heard
-            heard = True
-            on_reseed()
-            with without_modes(), without_function_modes():
-                return function(*args, **kwargs)
-
-        return call
-
-    for (module, name), function in originals.items():
-        setattr(module, name, noting(function))
-    try:
-        yield
-        with without_modes(), without_function_modes():
-            if not heard and not torch.equal(generator.get_state(), start):
-                raise UnsupportedTransformError("the function sets the state of the random generator", fix="seed outside of the function")
-    finally:
-        for (module, name), function in originals.items():
-            setattr(module, name, function)
-        generator.set_state(state)

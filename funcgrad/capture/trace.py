@@ -9,7 +9,6 @@ expressions instead of nodes.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -30,8 +29,6 @@ from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
     FunctionalTensor,
-    causal_mask_unknown,
-    engine_inside,
     expression,
     from_functional,
     is_torchs_own,
@@ -53,16 +50,13 @@ from .autocast import backward_under
 from .forgotten import Forgotten
 from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
-from .outside import cond
 from .random_operators import Draws
 from .recorder import Recorder
-from .regions import checkpointed
-from .replaced import apply_with, generator_kept, replace_checkpoint, replace_cond, replace_set
+from .replaced import replacements_of, replacing
 from .views import Lineage
 from .where import named_error, user_line
 from .writes import Writes
 
-_one_at_a_time = threading.RLock()
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
 
 
@@ -108,6 +102,7 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
+        self.making_graphs: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -281,23 +276,17 @@ class Trace(Recorder):
         token = _active.set(self)
         try:
             with (
-                _one_at_a_time,  # some of what follows replaces functions of torch for the whole process
-                generator_kept(self.draws.reseed),
+                replacing(replacements_of(self, self._operand)),
                 torch.autograd.set_multithreading_enabled(False),
                 self.symbols.followed(),
                 self.fakes,
                 self.tracer,
                 self.functional,
-                causal_mask_unknown(),
-                replace_cond(cond),
-                replace_set(),
-                replace_checkpoint(checkpointed(self.within)),
-                engine_inside(self.lifting),  # torch takes the mode off while a call it intercepts (autograd.grad) runs
-                apply_with(self._operand, self.writes.run_custom_function),
             ):
                 result = function(*args, **kwargs)
             if self.refused is not None:
                 raise self.refused  # the function caught it, and went on as if the value were not to be had
+            self.draws.require_settled()
             return result
         except FuncgradError:
             raise

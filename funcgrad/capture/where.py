@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -24,7 +25,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def _is_user_file(filename: str) -> bool:
-    return not filename.startswith((_HERE, _TORCH, "<"))
+    return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
 
 
 def short_name(filename: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import namedtuple
 from typing import Any
 
@@ -15,10 +16,14 @@ _AT_MOST = 64
 
 
 class ProgramCache:
-    """At most 64 programs; the one used least recently goes first. ``find`` runs the first program that fits."""
+    """At most 64 programs; the one used least recently goes first. ``find`` runs the first program that fits.
+
+    A list of entries never changes: other threads may be walking it. Who puts a new one in its place holds the lock.
+    """
 
     def __init__(self) -> None:
         self._entries: list[tuple[Call, Program]] = []
+        self._lock = threading.Lock()
         self.hits = 0
         self.misses = 0
 
@@ -28,14 +33,17 @@ class ProgramCache:
             result = entry[0](args, kwargs)
             if result is not MISS:
                 self.hits += 1
-                if i:  # a fresh list: another thread may be walking the old one
-                    self._entries = [entry, *(e for e in self._entries if e is not entry)]
+                if i:
+                    with self._lock:
+                        if entry in self._entries:  # not if it had to go meanwhile
+                            self._entries = [entry, *(e for e in self._entries if e is not entry)]
                 return result
         return MISS
 
     def add(self, program: Program) -> None:
-        self.misses += 1
-        self._entries = [(program.run, program), *self._entries][:_AT_MOST]
+        with self._lock:
+            self.misses += 1
+            self._entries = [(program.run, program), *self._entries][:_AT_MOST]
 
     @property
     def programs(self) -> list[Program]:

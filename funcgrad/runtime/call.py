@@ -8,8 +8,8 @@ import builtins
 import keyword
 import math
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -51,10 +51,12 @@ def print_call(
     joint: Joint,
     kernel: Runnable,
     root: Any,
+    lock: AbstractContextManager[Any],
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
     ``examples`` are the leaves, then the captured tensors, of a call it is for; ``outer`` names what goes in and out of the layers.
+    ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other threads.
     It returns ``MISS`` where the program does not fit.
     """
     names = _Names(() if joint.sizes is None else joint.sizes.symbols)
@@ -65,6 +67,7 @@ def print_call(
     lines = _print_arguments(key.tree, leaf_names, constants, otherwise)
     arguments: dict[Slot, str] = {Arg(path): name for path, name in zip(key.paths, leaf_names, strict=True)}
     chains = _Chains(names)
+    locked = len(lines)
     constant = _Constants(constants)
     reads = [f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}" for path in facts.state.objects]
     reads += print_state(facts.state.guards, constant, otherwise)
@@ -82,10 +85,10 @@ def print_call(
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
     layered += print_effects(facts.state.effects, variables, constants, constant)
-    if any(layer.effects for layer in layers):  # what is read, computed and written back is one step to other threads
-        constants["lock"] = threading.RLock()
-        layered = ["with lock:", *(f"    {line}" for line in layered)]
     lines += layered
+    if facts.state.effects or any(layer.effects for layer in layers):
+        constants["lock"] = lock
+        lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
         if isinstance(leaf, Constant):

@@ -45,12 +45,15 @@ from ..runtime.key import with_sizes
 from ..runtime.program import Program
 from ..runtime.stages import Stages
 from ..subclasses import inner_tensors
-from ..torch_private import foreign_trace_active, outside_transforms
+from ..torch_private import foreign_trace_active, modes_entered, outside_transforms
 from ..trees import flatten
 from .arguments import take_apart
 from .definition import Definition, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
 from .splitting import split_joint
+
+_ATTEMPTS = 4
+"""How often a call compiles before it is said that its program does not fit it."""
 
 _LOWERED = 4
 """Graphs whose kernels are kept while a program is compiled: those whose peaks are compared last are those that run."""
@@ -77,7 +80,10 @@ class Compiled:
     """A compiled function. Call it like the function it was made from; look at what it does with ``program``.
 
     One program is kept for each call key: structure, dtypes, devices, sizes, strides, ``requires_grad``, which inputs share
-    memory, static values, and the ambient state (grad mode, autocast, …). Thread-safe.
+    memory, static values, and the ambient state (grad mode, autocast, …).
+
+    Thread-safe: one thread at a time compiles, others that find no program wait for it; programs run side by side, but for those that
+    write to tensors of the caller's: what one of them reads, computes and writes back is one step to the others.
     """
 
     def __init__(self, definition: Definition, options: Options) -> None:
@@ -85,6 +91,7 @@ class Compiled:
         self._options = options
         self._cache = ProgramCache()
         self._lock = threading.RLock()
+        self._effects = threading.RLock()
         self._sizes_may_vary = True
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
@@ -155,13 +162,21 @@ class Compiled:
         tensors = [t for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor) for t in inner_tensors(leaf)]
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
-        with self._lock, outside_transforms():
-            result = self._cache.find(args, kwargs)  # another thread may have compiled it meanwhile
-            if result is MISS:
-                program = self._compile_and_keep(take_apart(self._definition, self._options.static_argnums, args, kwargs))
-                result = program.run(args, kwargs)
-                assert result is not MISS, f"a fresh program does not fit its own arguments:\n{program.call}"
-        return result
+        compiled = 0
+        with outside_transforms():
+            while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
+                known = self._cache.misses
+                result = self._cache.find(args, kwargs)
+                if result is MISS:
+                    with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
+                        if self._cache.misses != known:
+                            continue  # another thread has made one
+                        program = self._compile_and_keep(take_apart(self._definition, self._options.static_argnums, args, kwargs))
+                    compiled += 1
+                    result = program.run(args, kwargs)
+                if result is not MISS:
+                    return result
+        raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
     def _compile_and_keep(self, inputs: Inputs) -> Program:
         nearest = "; ".join(self._nearest(inputs) or ["it has not been compiled yet"])
@@ -170,7 +185,8 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        program = self._compile_with_symbols(inputs)
+        with modes_entered():
+            program = self._compile_with_symbols(inputs)
         self._cache.add(program)
         log(2, program.key)
         log(3, program.joint)
@@ -264,7 +280,7 @@ class Compiled:
                     )
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 examples = [*inputs.leaves, *captured.values()]
-                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root)
+                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, self._effects)
                 run = build_call(call)
                 if joint.sizes is not None:
                     joint.sizes.close()
