@@ -54,6 +54,11 @@ TRACER_SLOT = torch._C._TorchDispatchModeKey.PROXY
 """The place in the stack of dispatch modes between functionalisation (above) and fake tensors (below)."""
 
 
+def running_tracer() -> Any:
+    """The mode in the tracer's slot, if any."""
+    return torch._C._get_dispatch_mode(TRACER_SLOT)
+
+
 class NoReplays(dict[Any, Any]):
     """The ``tracer.tensor_tracker`` of who stands in the tracer's slot and has no node to name for views that are made again.
 
@@ -272,6 +277,19 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     return fake
 
 
+def fake_below(value: torch.Tensor) -> torch.Tensor | None:
+    """The fake tensor below a functional one, or below the C++ half of one, and below wrappers of those transforms that see one tensor
+    (``grad``, ``jvp``); None for any other tensor."""
+    while torch._C._functorch.is_gradtrackingtensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    if isinstance(value, FunctionalTensor) or not is_bare_functional(value):
+        return from_functional(value) if isinstance(value, FunctionalTensor) else None
+    with torch._C.DisableTorchFunction():
+        torch._functionalize_sync(value)
+        fake: torch.Tensor = torch._from_functional_tensor(value)
+    return fake
+
+
 def is_bare_functional(value: torch.Tensor) -> bool:
     """Whether a tensor is the C++ half of a functional tensor, which torch's own methods (``tolist``) take out."""
     return bool(torch._is_functional_tensor(value))
@@ -362,7 +380,7 @@ def function_modes() -> tuple[object, ...]:
 
 def foreign_trace_active(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether another tracer (make_fx, torch.export, AOTAutograd, a fake mode) is running us."""
-    if torch._C._get_dispatch_mode(TRACER_SLOT) is not None:
+    if running_tracer() is not None:
         return True
     return any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
 
@@ -475,6 +493,11 @@ def written_by(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
             yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor))
+
+
+def reads_values(op: Any) -> bool:
+    """Whether an operator returns no tensor, but what depends on the values of one."""
+    return is_operator(op) and torch.Tag.data_dependent_output in op.tags
 
 
 def returns_nothing(op: Any) -> bool:

@@ -30,6 +30,7 @@ from ..torch_private import (
     unwrap_transform,
 )
 from .given import GIVES, call_with_out, give_data
+from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .where import user_line
@@ -91,16 +92,25 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
                 return drawn
+            if func in BY_MASK and (out := trace.known.by_places(func, args)) is not NotImplemented:
+                return out
             out = trace.on_fakes(func, args, kwargs)
         except DataDependentOutputException as error:
-            trace.refused = error
-            raise
-        except DynamicOutputShapeException as error:
-            if func not in FAKE_RESULTS:
+            out = trace.known.answer(func, args, kwargs)
+            if out is NotImplemented:
                 trace.refused = error
                 raise
+            return out
+        except DynamicOutputShapeException as error:
+            if func not in FAKE_RESULTS:
+                out = trace.known.sized(func, args, kwargs)
+                if out is NotImplemented:
+                    trace.refused = error
+                    raise
+                return out
             with trace.fakes:
                 out = FAKE_RESULTS[func](*args, **kwargs)
+        trace.known.note(func, args, kwargs, out)
         if trace.graph is not None:
             trace.record(func, args, kwargs, out)
         return out
@@ -146,6 +156,10 @@ class Lifter(TorchFunctionMode):
             return give_data(self._trace, original, *args)
         if func in GIVES and isinstance(args[0], FunctionalTensor):
             return GIVES[func](self._trace, original, *args, **kwargs)
+        if func in READS and (found := self._trace.known.read(func, *args, **kwargs)) is not NotImplemented:
+            return found
+        if func in TAKES_DATA:
+            args = self._trace.known.with_data(func, args)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             if kwargs.get("out") is not None:
@@ -158,6 +172,10 @@ class Lifter(TorchFunctionMode):
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
             return original if out is not None and args and out is args[0] and is_traced(original) else out
+        except (RuntimeError, TypeError) as error:
+            if func in READS:
+                self._trace.refused = error
+            raise
         finally:
             self._trace.checks = None
 

@@ -22,7 +22,8 @@ from ..state.effects import Written
 from ..state.guards import Guard, Place
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
-from ..torch_private import is_wrapper_subclass, storage_id, transform_active, without_function_modes
+from ..subclasses import inner_tensors
+from ..torch_private import from_functional, is_wrapper_subclass, storage_id, transform_active, without_function_modes
 from ..trees import flatten
 from .changes import (
     changes_of,
@@ -233,6 +234,7 @@ class _DryRun:
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         if python_node_below(roots):
             seeds = [torch.ones_like(v) for v in roots]
+            self.trace.known.forget([from_functional(inner) for seed in seeds for inner in inner_tensors(seed)])
             with self.watch, self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
                 torch.autograd.backward(roots, seeds)
 

@@ -7,6 +7,7 @@ that code, so it is answered here; a value read in the caller's own code is an e
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from ..torch_private import unwrap_transform
 from ..trees import Tree, flatten, require_same, unflatten
 from .where import user_line
 
+InBranch = Callable[[], AbstractContextManager[Any]]
 
-def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-    """``torch.cond`` while tracing: both branches are traced over the leaves of ``operands``, and one runs."""
+
+def cond(in_branch: InBranch, pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    """``torch.cond`` while tracing: both branches are traced over the leaves of ``operands``, each ``in_branch()``, and one runs."""
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
     leaves, tree, _ = flatten(tuple(operands))
@@ -27,7 +30,8 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
 
     def flat(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*leaves: Any) -> tuple[Any, ...]:
-            outs, structure, _ = flatten(function(*unflatten(leaves, tree)))
+            with in_branch():
+                outs, structure, _ = flatten(function(*unflatten(leaves, tree)))
             structures.append(structure)
             return tuple(outs)
 

@@ -153,7 +153,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
     def run_cond(_: Any, *args: Any, **kwargs: Any) -> Any:  # torch's own starts another tracer, which cannot run within a trace
         trace.making_graphs = graphs_made_alone
         with graphs_made_alone():
-            return cond(*args, **kwargs)
+            return cond(trace.known.in_branch, *args, **kwargs)
 
     return {
         "cond": run_cond,

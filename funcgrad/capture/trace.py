@@ -48,6 +48,7 @@ from ..torch_private import (
 )
 from .autocast import backward_under
 from .forgotten import Forgotten
+from .known import Known
 from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
 from .random_operators import Draws
@@ -86,6 +87,7 @@ class Trace(Recorder):
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
         self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after, self._outer)
         self.tracer = Tracer(self)
+        self.known = Known(self)
         self.draws = Draws(self, rng, first_run=stand_in_for is not None)
         self._stand_in_for = stand_in_for
         self.captured: dict[int, Lifted] = {}
@@ -119,6 +121,7 @@ class Trace(Recorder):
         self._note_wrapping(slot, functional)
         entered = parts(slot, functional)
         for own, inner in entered:
+            self.known.forget(from_functional(inner))  # it may have been made like another tensor
             self._placeholder(own, from_functional(inner))
         return [own for own, _ in entered]
 
@@ -296,6 +299,7 @@ class Trace(Recorder):
                 raise
             raise named from error
         finally:
+            self.known.release()
             _active.reset(token)
 
     def written(self) -> Written:
@@ -417,6 +421,7 @@ class Trace(Recorder):
                 where=user_line(),
                 fix="draw outside and name the draw among the operands: torch.cond(condition, f, g, (x, torch.rand_like(x)))",
             )
+        self.known.forget(out)  # which are those of one branch
         if self.graph is not None:
             self.record(choose, (condition, first, second, list(operands)), {}, out)
         return out

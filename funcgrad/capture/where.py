@@ -24,6 +24,10 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
+_ASKED = "tolist() shouldn't be called on a tensor with unallocated storage", "unsupported format string passed to FunctionalTensor"
+"""What PyTorch says where a value is asked for by a way of its own."""
+
+
 def _is_user_file(filename: str) -> bool:
     return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
 
@@ -75,7 +79,7 @@ def named_error(error: Exception) -> FuncgradError | None:
     """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
     where = user_line_of(error)
     text = str(error)
-    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)):
+    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)) or any(said in text for said in _ASKED):
         return DataDependentControlFlowError(
             "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
             where=where,
