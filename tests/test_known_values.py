@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from closeness import assert_rounded
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
 from funcgrad.capture.known import Known
@@ -163,6 +164,28 @@ def test_reads(f):
 @pytest.mark.parametrize("f", [truth_of_all, a_list, looks_of_an_input, writes])
 def test_reads_with_draws_of_a_key(f):
     agrees(f, rng="philox")
+
+
+T = torch.tensor
+WAYS = {
+    "narrow": lambda x: x.narrow(0, T(1), 1),
+    "slice": lambda x: x[T(0) : T(1)],
+    "linspace": lambda x: x * torch.linspace(T(0.0), T(1.0), 3),
+    "arange": lambda x: x * torch.arange(T(3)),
+    "sizes one by one": lambda x: x.view(*T([3, 2])).repeat(*T([1, 2])).permute(*T([1, 0])) * torch.ones(*T([4, 3])),
+    "sorted": lambda x: x[:, sorted(T([2, 0, 1]))] * max(T([2, 0, 1])) * min(torch.ones(2)),
+    "zip": lambda x: sum(row * float(i) for i, row in zip(T([1.0, 2.0]), x, strict=True)),
+    "filter": lambda x: x * len(list(filter(None, T([1, 0, 2])))),
+    "chained comparisons": lambda x: x if T(1) < T(2) < T(3) else -x,
+    "assert": lambda x: (torch._assert(T(1.0) > 0, "no"), torch.testing.assert_close(torch.ones(2), torch.ones(2)), x)[-1],
+    "tensors in a list": lambda x: x[:, [T(0), T(2)]] + x[[T(0), T(2)]] + x.index_put((T(0), T([1, 2])), T(1.0))[[0, 1]][:, [T(1), 2]],
+    "lengths of ctc_loss": lambda x: F.ctc_loss(x.expand(4, 2, 3).log_softmax(-1), torch.ones(2, 2).long(), T([4, 4]), T([2, 1])),
+}
+
+
+@pytest.mark.parametrize("f", WAYS.values(), ids=WAYS)
+def test_other_ways_to_ask(f):
+    assert_rounded(fg.jit(f, backend="aten")(X), f(X))
 
 
 def test_an_array_of_a_constant_is_not_written_to():
@@ -357,6 +380,23 @@ def test_an_incoming_gradient_is_not_known():
     with pytest.raises(fg.DataDependentControlFlowError):
         fg.jit(f)(X.clone().requires_grad_()).sum().backward()
     assert torch.equal(fg.grad_compiled(lambda x: f(x).sum())(X), torch.full((2, 3), 3.0))
+
+
+class ReadsAPartOfItsGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3 if g.a.sum().item() > 0 else g * 5
+
+
+def test_an_incoming_gradient_of_a_subclass_is_not_known():
+    """It is made like the result it is for, whose looks are known."""
+    x = TwoTensor(X.clone(), X.clone()).requires_grad_()
+    with pytest.raises(fg.DataDependentControlFlowError):
+        fg.jit(ReadsAPartOfItsGradient.apply)(x).sum().backward()
 
 
 @pytest.mark.parametrize(

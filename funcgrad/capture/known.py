@@ -41,7 +41,9 @@ aten = torch.ops.aten
 READS: set[Any] = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__}
 """Methods that read values by no operator."""
 _ARRAYS: set[Any] = {Tensor.numpy, Tensor.__array__}
-TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, torch.tensor_split, Tensor.tensor_split}
+_SPLITS: set[Any] = {torch.tensor_split, Tensor.tensor_split}
+_INDEXES: set[Any] = {Tensor.__getitem__, Tensor.__setitem__}
+TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, *_SPLITS, *_INDEXES}
 """Functions that read tensors among their arguments where no mode hears of it: those in lists, and where to split."""
 _LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
 """How data enters that Python wrote down (``torch.tensor([1, 2])``): the operand is a real tensor."""
@@ -141,7 +143,12 @@ class Known:
 
     def with_data(self, func: Any, args: Sequence[Any]) -> list[Any]:
         """The arguments of a function of ``TAKES_DATA``: with real tensors where it reads constants."""
-        return [a if isinstance(a, Tensor) and (i == 0 or "split" not in func.__name__) else self._as_data(a) for i, a in enumerate(args)]
+        if func in _SPLITS:
+            return [args[0], *map(self._as_data, args[1:])]
+        if func in _INDEXES:
+            at = args[1]
+            return [args[0], tuple(self._as_data(i) if type(i) is list else i for i in at) if type(at) is tuple else at, *args[2:]]
+        return [a if isinstance(a, Tensor) else self._as_data(a) for a in args]
 
     def _as_data(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):

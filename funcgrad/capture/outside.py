@@ -7,7 +7,6 @@ that code, so it is answered here; a value read in the caller's own code is an e
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,10 +17,8 @@ from ..torch_private import unwrap_transform
 from ..trees import Tree, flatten, require_same, unflatten
 from .where import user_line
 
-InBranch = Callable[[], AbstractContextManager[Any]]
 
-
-def cond(in_branch: InBranch, pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+def cond(in_branch: Callable[[], Any], pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
     """``torch.cond`` while tracing: both branches are traced over the leaves of ``operands``, each ``in_branch()``, and one runs."""
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)

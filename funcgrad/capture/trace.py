@@ -121,8 +121,9 @@ class Trace(Recorder):
         self._note_wrapping(slot, functional)
         entered = parts(slot, functional)
         for own, inner in entered:
-            self.known.forget(from_functional(inner))  # it may have been made like another tensor
-            self._placeholder(own, from_functional(inner))
+            fake = from_functional(inner)
+            self.known.forget(fake)  # it may have been made like another tensor
+            self._placeholder(own, fake)
         return [own for own, _ in entered]
 
     def _note_wrapping(self, slot: Slot, value: Any) -> None:
