@@ -44,6 +44,24 @@ def divided(of: Terms, by: Terms) -> tuple[Terms, Terms]:
     return whole, rest
 
 
+def unknowns(values: Iterable[tuple[Terms, str]]) -> dict[str, str]:
+    """What symbols are, as Python, where polynomials have these values: those that are the only unknown of one of a single term."""
+    pending = [({names: by for names, by in terms.items() if names}, terms.get((), 0), value) for terms, value in values]
+    known: dict[str, str] = {}
+    progress = True
+    while progress:
+        progress = False
+        for rest, constant, value in pending:
+            (names, by), *others = rest.items()
+            unknown = [name for name in names if name not in known]
+            if not others and len(unknown) == 1:
+                by_these = [*(known[name] for name in names if name in known), *([str(by)] if by != 1 else [])]
+                text = f"({value} - {constant})" if constant else value
+                known[unknown[0]] = f"({text} // ({' * '.join(by_these)}))" if by_these else text
+                progress = True
+    return known
+
+
 def greatest(factors: Iterable[float]) -> float:
     """A product of numbers that are not negative, of which some may be infinite."""
     found = list(factors)

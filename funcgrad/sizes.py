@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
-from .polynomials import Terms, added, divided, greatest, multiplied
+from .polynomials import Terms, added, divided, greatest, multiplied, unknowns
 from .torch_private import expression, guard_expressions, python_text, shape_environment
 
 PREFIX = "size_"
@@ -372,6 +372,26 @@ def shape_of(tensor: Any) -> tuple[Any, ...]:
 
 def strides_of(tensor: Any) -> tuple[Any, ...]:
     return tuple(map(plain, tensor.stride()))
+
+
+def symbols_of(value: SymInt) -> list[str]:
+    """The names of all symbols there are where a size of torch's is from."""
+    return sizes_of(shape_environment(value)).symbols
+
+
+def solved(found: Iterable[tuple[int | Size, str]]) -> dict[str, str]:
+    """What symbols are, as Python, by their names: ``found`` are sizes, and where each is. A symbol may be known as itself, or as a part of
+    an expression, or by the number that is known to divide it and the quotient."""
+    symbolic = [(size, place) for size, place in found if isinstance(size, Size)]
+    if not symbolic:
+        return {}
+    sizes = symbolic[0][0]._sizes
+    known = unknowns([(size._terms, place) for size, place in symbolic])
+    for symbol, multiple in sizes._multiples.items():
+        ((names, by),) = multiple.items()
+        if symbol not in known and names[0] in known:
+            known[symbol] = f"{by} * ({known[names[0]]})"
+    return {atom.python: known[name] for name, atom in sizes._atoms.items() if atom.symbol and name in known}
 
 
 _RULES: Mapping[str, Callable[[list[Any]], Any]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from ..calls import scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
-from ..sizes import Size, SizeError, plain
+from ..sizes import Size, SizeError, plain, solved, symbols_of
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name, symbol_name
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
@@ -182,10 +182,15 @@ class Printer:
 
     def sizes(self, lines: Sequence[str]) -> list[str]:
         """Lines that give symbolic sizes the names by which others know them."""
-        known = {n: f"{node.name}.shape[{d}]" for node in reversed(self._graph.placeholders) for d, n in _symbols(node)}
-        named = set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if known else set()
-        if not self._taken.isdisjoint(known):
-            raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & known.keys()))}")
+        found = [(n, f"{node.name}.shape[{d}]") for node in self._graph.placeholders for d, n in _symbolic_sizes(node)]
+        symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
+        known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
+        known |= {name: place for name, place in solved([(plain(n), place) for n, place in found]).items() if name not in known}
+        named = symbols & set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if symbols else set()
+        if not self._taken.isdisjoint(symbols):
+            raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & symbols))}")
+        if not named <= known.keys():
+            raise SizeError(f"the inputs of {self._graph.name} do not say what {', '.join(sorted(named - known.keys()))} is")
         return [f"    {name} = {place}" for name, place in known.items() if name in named]
 
     def name(self, like: str, value: Any) -> str:
@@ -239,13 +244,20 @@ class Printer:
         raise GraphError(f"the aten backend cannot print an argument of type {type(value).__name__}: {value!r}")
 
 
-def _symbols(node: fx.Node) -> Iterator[tuple[int, str]]:
-    """Which dimensions of an input are symbols, and which."""
-    value = value_of(node)
+def _symbolic_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
+    """The dimensions of a tensor whose sizes are symbolic."""
+    value = node.meta.get("val")
     for d, n in enumerate(value.shape if isinstance(value, Tensor) else ()):
-        name = symbol_name(n)
-        if name is not None:
-            yield d, name
+        size: Any = n
+        if isinstance(size, torch.SymInt):
+            yield d, size
+
+
+def _symbols(node: fx.Node) -> Collection[str]:
+    """The symbols that a value knows of."""
+    value = node.meta.get("val")
+    sizes = [value] if isinstance(value, torch.SymInt) else [n for _, n in _symbolic_sizes(node)]
+    return {symbol for n in sizes for symbol in symbols_of(n)}
 
 
 def _from(node: fx.Node) -> str:
