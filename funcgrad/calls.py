@@ -15,6 +15,14 @@ def scalar(expression: str, **symbols: Any) -> Any:
     return eval(expression, {"math": math, "torch": torch}, symbols)
 
 
+def guard_holds(condition: str, **symbols: Any) -> bool:
+    """Whether a condition over symbolic inputs holds; one that cannot be computed (a division by zero) does not."""
+    try:
+        return bool(scalar(condition, **symbols))
+    except (ArithmeticError, ValueError):
+        return False
+
+
 def size(tensor: Tensor, dim: int) -> int:
     """A size of an input, where it is a symbol."""
     return tensor.shape[dim]

@@ -22,7 +22,7 @@ from .call_text import call_text as call_text  # noqa: PLC0414
 from .call_text import target_text as target_text  # noqa: PLC0414
 from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
-from .calls import getitem, require_false, scalar
+from .calls import getitem, guard_holds, require_false
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, elided
@@ -179,7 +179,7 @@ class Joint(Shown):
         """The guards that do not hold for these floats (by path) and sizes (by symbol)."""
         symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
         names = {**self.symbols, **(self.sizes.origins if self.sizes else {})}
-        broken = [g for g in self.conditions if not scalar(g, **symbols)]
+        broken = [g for g in self.conditions if not guard_holds(g, **symbols)]
         return [Broken([s for s in symbols if re.search(rf"\b{s}\b", g)], g, names) for g in broken]
 
     def headline(self) -> str:

@@ -22,7 +22,6 @@ import torch
 from attrs import frozen
 
 # FakeTensorMode and friends: 2.11, 2.13, 2.15
-from sympy import Function
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
@@ -482,6 +481,11 @@ def argument_names(op: Any) -> list[str]:
     return [a.name for a in op._schema.arguments]
 
 
+def argument_kinds(op: Any) -> list[str]:
+    """The types of an operator's arguments, as its schema writes them; none for what is no operator."""
+    return [str(a.type) for a in op._schema.arguments] if is_operator(op) else []
+
+
 def writes_inputs(op: Any) -> bool:
     """Whether an operator's schema says it mutates an argument."""
     return is_operator(op) and bool(op._schema.is_mutable)
@@ -590,7 +594,7 @@ def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:
 
 
 def make_environment() -> ShapeEnv:
-    """An environment for symbolic floats, in which reading a value from a tensor stays an error."""
+    """An environment for symbolic sizes, in which reading a value from a tensor stays an error."""
     return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
@@ -601,11 +605,9 @@ def _named(name: str) -> Any:
     return ConstantSource(name)
 
 
-def make_symbol(env: ShapeEnv, name: str, value: float) -> torch.SymFloat:
-    """A symbolic float whose current value is ``value``; comparisons on it leave guards in ``env``."""
-    source = _named(name)
-    symbol = env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, positive=None)  # type: ignore[arg-type]
-    return env.create_symfloatnode(symbol, hint=value, source=source)  # type: ignore[return-value]
+def constant_bool(value: bool) -> Any:
+    """What stands below a ``SymBool`` that is known."""
+    return torch._C._get_constant_bool_symnode(value)
 
 
 def expression(value: Any) -> Any:
@@ -625,10 +627,10 @@ def symbolic_fake(fakes: FakeTensorMode, tensor: torch.Tensor, name: str, dims: 
     return fakes.from_tensor(tensor, static_shapes=False, source=_named(name), symbolic_context=context)
 
 
-def symbol_name(value: Any) -> str | None:
+def symbol_name(value: torch.SymInt) -> str | None:
     """The symbol that a size of an input was made as, whatever it has been found to equal since."""
-    made = value.node._expr if isinstance(value, torch.SymInt) else None
-    return str(made) if getattr(made, "is_Symbol", False) else None
+    made = value.node._expr
+    return str(made) if made.is_Symbol else None
 
 
 _symbolic: ContextVar[bool] = ContextVar("funcgrad_symbolic", default=False)
@@ -650,14 +652,6 @@ def symbolic_shapes() -> Iterator[None]:
 def guard_expressions(env: ShapeEnv) -> list[Any]:
     """The sympy conditions a trace relied on."""
     return [guard.expr for guard in env.guards]
-
-
-_EXACT = frozenset({"FloatTrueDiv", "FloatPow", "ToFloat"})
-
-
-def is_exact(expr: Any) -> bool:
-    """Whether a sympy expression over floats is arithmetic alone. Floors and remainders of symbols round otherwise than Python's."""
-    return all(type(f).__name__ in _EXACT for f in expr.atoms(Function))
 
 
 def python_text(expr: Any) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import evolve, frozen
 
-from ..errors import TraceError
 from ..show import Doc, Shown, Table, in_bytes
 from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot, Stored
 from ..state.guards import Place
 from ..state.state import State
+from .floats import NotSymbolicError
 from .inputs import CapturedTensor
 from .memory import Overlap
 from .origins import GradientOf, Origin
@@ -45,11 +45,11 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
 
 
 def require_sizes_may_vary(facts: Facts) -> None:
-    """Where facts say how tensors lie in one another's memory, they are about these sizes alone: ``TraceError``."""
+    """Where facts say how tensors lie in one another's memory, they are about these sizes alone: ``NotSymbolicError``."""
     if facts.overlap or facts.same or facts.neighbours or facts.subclasses or facts.stores:
-        raise TraceError("inputs that share memory, or are wrapper subclasses, have sizes that are known")
+        raise NotSymbolicError("inputs that share memory, or are wrapper subclasses, have sizes that are known")
     if any(change.restrides for change in facts.changes.values()) or any(o.view is not None for o in facts.outputs):
-        raise TraceError("results that look at inputs, and inputs that come to lie otherwise, have sizes that are known")
+        raise NotSymbolicError("results that look at inputs, and inputs that come to lie otherwise, have sizes that are known")
 
 
 @frozen(eq=False, repr=False)

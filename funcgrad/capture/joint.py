@@ -60,7 +60,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
-    return Joint(graph, Returned(ran.tree, leaves), tuple(symbols.guards()), symbols.floats, symbols.of_sizes, trace.wrappings)
+    return Joint(graph, Returned(ran.tree, leaves), tuple(symbols.guards()), symbols.floats.names, symbols.of_sizes, trace.wrappings)
 
 
 def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:

@@ -74,7 +74,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tensor_tracker = NoReplays()
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        return self._trace.symbols.floats.exact(out) if isinstance(out, torch.SymFloat) else out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +17,13 @@ from ..slots import Slot, identifier
 from ..torch_private import (
     FakeTensor,
     FakeTensorMode,
-    expression,
-    is_exact,
     next_sequence_number,
-    python_text,
     running_sequence_number,
     without_modes,
 )
+from ..trees import flatten
 from .fakes import Results
+from .floats import NotSymbolicError
 from .regions import Region, mark
 from .symbols import Symbols
 from .where import not_an_operand, own_generator, user_line
@@ -72,6 +72,7 @@ class Recorder:
         leaves = out if isinstance(out, (list, tuple)) else [out]
         if not any(isinstance(v, Tensor) for v in leaves):
             return
+        args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
         meta = {"pass": self.current_pass, "where": self._line()}
@@ -113,6 +114,23 @@ class Recorder:
             raise own_generator(op)
         return value
 
+    def _that_fit(self, given: Any, beside: Sequence[Any]) -> Any:
+        """Arguments in which a symbolic float is one that the dtypes of the tensors beside it hold, which is a guard; else it is fixed."""
+        if isinstance(given, (list, tuple)):
+            return [self._that_fit(v, beside) for v in given]
+        if isinstance(given, dict):
+            return {k: self._that_fit(v, beside) for k, v in given.items()}
+        number = self.symbols.floats.node(given) if isinstance(given, torch.SymFloat) else None
+        if number is None:
+            return given
+        dtypes = [v.dtype for v in beside if isinstance(v, Tensor) and v.dtype.is_floating_point]
+        most = min((torch.finfo(dtype).max for dtype in dtypes), default=math.inf)
+        if most >= torch.finfo(torch.float64).max or number.answer(
+            f"(not {most} < abs({{}}) < math.inf)", lambda v: not most < abs(v) < math.inf
+        ):
+            return given
+        return number.guard_float()
+
     def _constant(self, value: Tensor) -> fx.Node:
         assert self.graph is not None
         if isinstance(value, FakeTensor):
@@ -126,30 +144,32 @@ class Recorder:
         return node
 
     def _scalar_node(self, value: Any) -> Any:
-        expr = expression(value)
-        if not expr.free_symbols:
-            return value.node.pytype(expr)
-        free = sorted(map(str, expr.free_symbols))
-        if not is_exact(expr) and not self.symbols.sizes.keys() >= set(free):
-            raise TraceError(f"{expr} is not computed on symbolic floats as Python computes it", where=user_line(), fix="dynamic=False")
-        text = python_text(expr)
-        if text not in self._scalars:
+        number = self.symbols.floats.node(value)
+        if number is None or number.floats is not self.symbols.floats:
+            raise TraceError(
+                "the function uses a number that an earlier trace left behind",
+                where=user_line(),
+                fix="do not keep numbers it was given in a cache, a global or an attribute; return them",
+            )
+        if not number.symbols:
+            return number.hint
+        if number.text not in self._scalars:
             assert self.graph is not None
-            symbols: dict[str, Any] = {symbol: self._symbol_node(symbol) for symbol in free}
-            if text in symbols:
-                return symbols[text]
-            node = self.graph.create_node("call_function", scalar, (text,), symbols, name="scalar")
+            symbols: dict[str, Any] = {symbol: self._symbol_node(symbol) for symbol in sorted(number.symbols)}
+            if number.text.strip("()") in symbols:
+                return symbols[number.text.strip("()")]
+            node = self.graph.create_node("call_function", scalar, (number.text,), symbols, name="scalar")
             node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
-            self._scalars[text] = node
-        return self._scalars[text]
+            self._scalars[number.text] = node
+        return self._scalars[number.text]
 
     def _symbol_node(self, symbol: str) -> fx.Node:
         """The node of a symbol: an input, or the size of one."""
         if symbol not in self._scalars:
-            name, dim = self.symbols.sizes[symbol]
+            name, dim = self.symbols.sizes.get(symbol, (None, 0))
             tensor = next((node for slot, node in self.placeholder_of.items() if str(slot) == name), None)
             if tensor is None or tensor.graph is not self.graph:
-                raise TraceError("a branch of torch.cond depends on a symbolic size", where=user_line(), fix="dynamic=False")
+                raise NotSymbolicError("a branch of torch.cond depends on a symbol")
             with self.graph.inserting_after(next(reversed(self.graph.find_nodes(op="placeholder")))):
                 node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
             node.meta = {"val": tensor.meta["val"].shape[dim], "pass": "forward", "where": None}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import FuncgradError, TraceError, UnsupportedTensorError, UnsupportedTransformError
+from ..errors import FuncgradError, GraphError, TraceError, UnsupportedTensorError, UnsupportedTransformError
 from ..graphs import Graph, choose, is_random, type_text, written_copies
 from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
@@ -29,7 +29,6 @@ from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
     FunctionalTensor,
-    expression,
     from_functional,
     is_torchs_own,
     is_transform_wrapper,
@@ -47,6 +46,7 @@ from ..torch_private import (
     written_by,
 )
 from .autocast import backward_under
+from .floats import NotSymbolicError
 from .forgotten import Forgotten
 from .known import Known
 from .lifted import Lifted, require_traceable
@@ -55,7 +55,7 @@ from .random_operators import Draws
 from .recorder import Recorder
 from .replaced import replacements_of, replacing
 from .views import Lineage
-from .where import named_error, user_line
+from .where import is_defect, named_error, user_line
 from .writes import Writes
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
@@ -221,12 +221,12 @@ class Trace(Recorder):
         finally:
             self._depth -= 1
 
-    def symbolic_float(self, slot: Arg, value: float) -> Any:
+    def symbolic_float(self, slot: Slot, value: float) -> Any:
         """A symbolic float input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
-        symbol = self.symbols.number(str(slot), value)
+        symbol = self.symbols.floats.symbol(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
-            self._scalars[str(expression(symbol))] = node
+            self._scalars[symbol.node.text] = node
         return symbol
 
     def lift(self, real: Tensor) -> Tensor:
@@ -292,11 +292,11 @@ class Trace(Recorder):
                 raise self.refused  # the function caught it, and went on as if the value were not to be had
             self.draws.require_settled()
             return result
-        except FuncgradError:
-            raise
         except Exception as error:
-            named = named_error(error)
-            if named is None:
+            named = error if isinstance(error, (FuncgradError, NotSymbolicError)) else named_error(error)
+            if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
+                raise NotSymbolicError(f"{type(error).__name__}: {error}") from error  # the values say whether it is for symbols alone
+            if named is None or named is error:
                 raise
             raise named from error
         finally:

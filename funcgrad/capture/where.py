@@ -26,6 +26,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 _ASKED = "tolist() shouldn't be called on a tensor with unallocated storage", "unsupported format string passed to FunctionalTensor"
 """What PyTorch says where a value is asked for by a way of its own."""
+_FLOATS = os.path.join("capture", "floats.py")
+"""Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too."""
 
 
 def _is_user_file(filename: str) -> bool:
@@ -55,6 +57,14 @@ def user_line_of(error: BaseException) -> str | None:
         return None
     last = frames[-1]
     return f"{short_name(last.filename)}:{last.lineno} in {last.name}: {last.line}"
+
+
+def is_defect(error: BaseException) -> bool:
+    """Whether an error is none of the function's, nor of PyTorch's, nor one that has a name: funcgrad's own code raised it."""
+    if isinstance(error, FuncgradError):
+        return False
+    files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
+    return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_FLOATS)
 
 
 def not_an_operand(where: str | None) -> FuncgradError:

@@ -19,12 +19,12 @@ from ..calls import again, scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..sizes import SizeError, shape_of, strides_of
-from ..torch_private import is_zero_tensor
+from ..torch_private import argument_kinds, is_zero_tensor
 from .gather import Checked
 from .index import ZERO
-from .rows import plain
+from .rows import HALF, TAKES_SCALARS, plain
 from .table import TABLE
-from .values import Memory, MixedDtypesError, Value, View, below, is_given, memory, number, own_index, pointwise, reduce
+from .values import Memory, MixedDtypesError, Scalar, Value, View, below, is_given, memory, number, own_index, pointwise, reduce
 
 SUPPORTED = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -115,6 +115,11 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _argument(values[n]))
     except LookupError:
         return "an argument that is no tensor of a known kind"
+    if not any(isinstance(a, Value) for a in args):
+        args = tuple(_of_its_own(a, kind) for a, kind in zip(args, argument_kinds(node.target), strict=False))
+    scalars = [a for a in (*args, *kwargs.values()) if isinstance(a, Scalar)]
+    if scalars and (node.target not in TAKES_SCALARS or any(t.dtype in HALF for t in made)):
+        return "a number that is known when the program runs"  # in half precision it is not rounded as a tensor of it is
     if getattr(rule, "takes_given", False):
         kwargs = {**kwargs, "given": [value_of(n) for n in node.all_input_nodes]}
     try:
@@ -128,6 +133,12 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     result = found.result if isinstance(found, Checked) else found
     _check(node, result, _types(out))
     return (refuse and _refused(node, result, values, refuse)) or found
+
+
+def _of_its_own(value: Any, kind: str) -> Any:
+    """A number in the place of a tensor, which no other tensor lends its dtype (``vmap`` casts it to that of what it is computed with)."""
+    dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(value)) if kind == "Tensor" else None
+    return value if dtype is None else number(value, dtype)
 
 
 @frozen
@@ -175,7 +186,7 @@ def _exists(node: fx.Node, out: Any) -> Value | None:
         there = memory(node.name, shape_of(out), strides_of(out), out.dtype)
         return pointwise("neg", there) if out.is_neg() else there  # PyTorch notes that the sign is turned, and leaves memory as it is
     if isinstance(out, (torch.SymFloat, float)):
-        return memory(node.name, (), (), torch.float64)
+        return Scalar((), torch.float64, node.name, ())
     return sizes.plain(out) if isinstance(out, (torch.SymInt, int)) else None
 
 

@@ -10,13 +10,17 @@ from typing import Any
 import torch
 
 from ..sizes import Size
-from .values import Number, Value, cast, compare, number
+from .values import Number, Scalar, Value, cast, compare, number
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 
 TABLE: dict[Any, Rule] = {}
 """Operator overload → its row. A row takes the operator's arguments and ``out``, the fake value(s) it returns."""
+
+
+TAKES_SCALARS: set[Any] = set()
+"""Overloads whose rows take a ``Scalar`` where there may be a number: they ask nothing of its value."""
 
 
 def row(*overloads: Any) -> Callable[[Rule], Rule]:
@@ -40,11 +44,17 @@ def into(value: Any, dtype: torch.dtype) -> Any:
 
 def promoted(*args: Any) -> torch.dtype:
     """The dtype PyTorch computes a comparison in."""
-    kinds = [torch.empty((1,) * bool(a.shape), dtype=a.dtype) if isinstance(a, Value) else a for a in args]
+    kinds = [_kind(a) for a in args]
     result = kinds[0]
     for other in kinds[1:]:
         result = torch.empty((1,) * _rank(result, other), dtype=torch.result_type(result, other))
     return result.dtype  # type: ignore[no-any-return]
+
+
+def _kind(a: Any) -> Any:
+    if isinstance(a, Scalar):
+        return 1.0
+    return torch.empty((1,) * bool(a.shape), dtype=a.dtype) if isinstance(a, Value) else a
 
 
 def _rank(a: Any, b: Any) -> int:
@@ -92,6 +102,8 @@ def plain(value: Any, dtype: torch.dtype) -> Any:
 def fits(value: Any, dtype: torch.dtype) -> bool:
     """Whether a dtype holds a number: one that it does not hold wraps around in PyTorch's arithmetic and comparisons, and is refused
     elsewhere, where a row leaves the call to it. Tensors are cast."""
+    if isinstance(value, Scalar):
+        return dtype.is_floating_point  # the call was recorded for numbers that fit
     if isinstance(value, Value) or dtype == torch.bool:
         return True
     if isinstance(value, Size):  # asking whether it is small would tie the program to that
@@ -102,7 +114,7 @@ def fits(value: Any, dtype: torch.dtype) -> bool:
 
 def item_fits(value: Any, dtype: torch.dtype) -> bool:
     """The same where PyTorch takes the number out of a tensor; one that is known when the program runs fits for sure in its own dtype."""
-    if isinstance(value, Value) and not isinstance(value, Number):
+    if isinstance(value, Value) and not isinstance(value, (Number, Scalar)):
         return value.dtype == dtype
     return fits(value.value if isinstance(value, Number) else value, dtype)
 

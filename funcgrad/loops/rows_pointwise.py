@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from .rows import HALF, TABLE, Rule, aten, fits, into, is_arithmetic, item_fits, promoted, row, truth
+from .rows import HALF, TABLE, TAKES_SCALARS, Rule, aten, fits, into, is_arithmetic, item_fits, promoted, row, truth
 from .values import (
     Number,
+    Scalar,
     Value,
     cast,
     compare,
@@ -68,7 +69,7 @@ TABLE[aten.sub.Tensor] = TABLE[aten.sub.Scalar] = _sub
 
 @row(aten.rsub.Scalar, aten.rsub.Tensor)
 def _rsub(a: Any, b: Any, alpha: Any = 1, *, out: Any) -> Any:
-    return NotImplemented if alpha != 1 else _sub(b, a, out=out)
+    return NotImplemented if alpha != 1 or isinstance(alpha, bool) else _sub(b, a, out=out)
 
 
 @row(aten.pow.Tensor_Scalar)
@@ -209,13 +210,14 @@ def _clamp(x: Value, low: Any = None, high: Any = None, *, out: Any) -> Any:
     if not is_arithmetic(out.dtype) or not all(bound is None or fits(bound, out.dtype) for bound in (low, high)):
         return NotImplemented
     x = cast(x, out.dtype)
-    x = x if low is None else pointwise("maximum", *_of_equals_first(x, into(low, out.dtype)))
-    return x if high is None else pointwise("minimum", *_of_equals_first(x, into(high, out.dtype)))
+    x = x if low is None else pointwise("maximum", *_of_equals_first(x, low, out.dtype))
+    return x if high is None else pointwise("minimum", *_of_equals_first(x, high, out.dtype))
 
 
-def _of_equals_first(x: Value, bound: Value) -> tuple[Value, Value]:
+def _of_equals_first(x: Value, bound: Any, dtype: torch.dtype) -> tuple[Value, Value]:
     """As in PyTorch, 0.0 and -0.0 stay what they are at a bound of 0 that is a number; a tensor is taken instead."""
-    return (bound, x) if isinstance(bound, Number) else (x, bound)
+    into_it = into(bound, dtype)
+    return (into_it, x) if isinstance(bound, Scalar) or isinstance(into_it, Number) else (x, into_it)
 
 
 TABLE[aten.clamp_min.default] = lambda x, low, *, out: _clamp(x, low, out=out)
@@ -252,3 +254,18 @@ def _xlogy(x: Value, y: Value, *, out: Any) -> Any:
     return where(
         compare("ne", y, y), number(math.nan, out.dtype), where(compare("eq", x, 0.0), number(0.0, out.dtype), x * pointwise("log", y))
     )
+
+
+TAKES_SCALARS |= {
+    getattr(getattr(aten, name), overload)
+    for names, overloads in (
+        ("add sub mul div fmod remainder eq ne lt le gt ge", "Tensor Scalar"),
+        ("rsub lerp copysign", "Scalar"),
+        ("pow", "Scalar"),
+        ("where", "self ScalarOther ScalarSelf"),
+        ("masked_fill", "Scalar"),
+        ("clamp clamp_min clamp_max addcmul addcdiv", "default"),
+    )
+    for name in names.split()
+    for overload in overloads.split()
+}

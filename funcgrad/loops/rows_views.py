@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rows import TABLE, Rule, aten, begin, fits, plain, row
+from .rows import TABLE, TAKES_SCALARS, Rule, aten, begin, fits, plain, row
 from .values import (
+    Scalar,
     Value,
     cast,
     compare,
@@ -27,6 +28,8 @@ from .values import (
 
 
 def _filled(value: Any, out: Any) -> Any:
+    if isinstance(value, Scalar) and not fits(value, out.dtype):
+        return NotImplemented
     if isinstance(value, Value):
         return expand(cast(value, out.dtype), tuple(out.shape)) if not value.shape else NotImplemented
     if out.dtype.is_complex or not fits(value, out.dtype):
@@ -45,6 +48,9 @@ TABLE |= {
     aten.copy.default: lambda x, y, non_blocking=False, *, out: expand(cast(y, out.dtype), tuple(out.shape)),
     aten.lift_fresh_copy.default: lambda x, *, out: x,
 }
+TAKES_SCALARS |= {
+    aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, aten.scalar_tensor.default, aten._to_copy.default,
+}  # fmt: skip
 for _name, _value in (("zeros", 0), ("ones", 1)):
     for _op in (getattr(aten, _name), getattr(aten, f"{_name}_like"), getattr(aten, f"new_{_name}")):
         TABLE[_op.default] = lambda *args, out, _value=_value, **_: _filled(_value, out)

@@ -86,6 +86,11 @@ class Memory(Value):
 
 
 @frozen(eq=False)
+class Scalar(Memory):
+    """A float of Python that is known when the program runs: it takes on the dtype of what it is computed with."""
+
+
+@frozen(eq=False)
 class Number(Value):
     """One number, the same on every run."""
 

@@ -77,10 +77,11 @@ def print_call(
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
     lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
-    for condition in symbol_values(joint.conditions, joint.symbols, dict(zip(key.paths, leaf_names, strict=True))):
+    conditions = symbol_values(joint.conditions, joint.symbols, dict(zip(key.paths, leaf_names, strict=True)))
+    if conditions:
         constants.update(math=math, torch=torch)
-        about = "" if joint.sizes is None else joint.sizes.named(condition)
-        lines.append(f"if not ({condition}): {otherwise}" + (f"  # {elided(about, 100)}" if about not in ("", condition) else ""))
+        checks = [f"    if not ({c}): {otherwise}{_comment(c, joint)}" for c in conditions]
+        lines += ["try:", *checks, f"except (ArithmeticError, ValueError): {otherwise}"]
     variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
@@ -97,6 +98,12 @@ def print_call(
     lines.append(f"return {print_unflatten(joint.returned.tree, iter(results), constants)}")
     text = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     return Source("call", "python", text, constants)
+
+
+def _comment(condition: str, joint: Joint) -> str:
+    """What the symbols of a condition are sizes of."""
+    about = "" if joint.sizes is None else joint.sizes.named(condition)
+    return f"  # {elided(about, 100)}" if about not in ("", condition) else ""
 
 
 def build_call(source: Source) -> Call:

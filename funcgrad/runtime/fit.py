@@ -5,8 +5,7 @@ The hot path asks the printed call (``call.py``); this is the same question aske
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -83,6 +82,24 @@ def with_sizes_as_symbols(inputs: Inputs) -> Inputs:
     return evolve(inputs, sizes={path: own for path, own in dims.items() if own})
 
 
+Symbol = tuple[str, int | None]
+"""What may be traced as a symbol: a float, by its path, or a size, by the path of the tensor and the dimension."""
+
+
+def symbols_in(inputs: Inputs) -> set[Symbol]:
+    """The symbols that stand in the place of numbers of a call."""
+    floats = {(slot.path, None) for slot, leaf in inputs.dynamic if isinstance(leaf, Symbolic)}
+    return floats | {(path, d) for path, dims in inputs.sizes.items() for d in dims}
+
+
+def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
+    """The inputs, with the values of some symbols in their places."""
+    pairs = zip(inputs.slots, inputs.leaves, strict=True)
+    leaves = tuple(v.value if isinstance(v, Symbolic) and (slot.path, None) in gone else v for slot, v in pairs)
+    sizes = {path: frozenset(d for d in dims if (path, d) not in gone) for path, dims in inputs.sizes.items()}
+    return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims})
+
+
 def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool) -> Inputs:
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a symbol: its third value
     will be a hit."""
@@ -101,7 +118,7 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool) -> In
 def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> tuple[set[str], dict[str, frozenset[int]]] | None:
     """The floats and the dimensions in which a call differs from those a program is for, and that program's symbols; None if they differ
     in other things."""
-    floats = {p for p, v in here.items() if type(v) is float and v and math.isfinite(v)}  # symbols know no -0.0, inf, nan
+    floats = {p for p, v in here.items() if type(v) is float}
     specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & floats
     dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}

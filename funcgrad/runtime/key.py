@@ -434,9 +434,8 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
 
 def symbol_values(guards: Sequence[str], symbols: Mapping[str, str], name_of: Mapping[str, str]) -> list[str]:
     """Guards over symbols as conditions over the variables that hold the floats."""
-    conditions: list[str] = []
-    for guard in guards:
-        for symbol, path in symbols.items():
-            guard = re.sub(rf"\b{symbol}\b", name_of[path], guard)
-        conditions.append(guard)
-    return conditions
+
+    def variable(symbol: re.Match[str]) -> str:
+        return name_of[symbols[symbol[0]]] if symbol[0] in symbols else symbol[0]
+
+    return [re.sub(r"\b[A-Za-z_]\w*", variable, guard) for guard in guards]

@@ -11,7 +11,7 @@ import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,8 +22,9 @@ from torch import Tensor
 from ..backends.choose import choose_backend
 from ..capture.draws import narrow
 from ..capture.facts import require_sizes_may_vary
+from ..capture.floats import NotSymbolicError
 from ..capture.inner import Inner
-from ..capture.inputs import Inputs, Symbolic, read_all
+from ..capture.inputs import Inputs, read_all
 from ..capture.observe import observe
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
@@ -40,10 +41,11 @@ from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
 from ..runtime.check import require_same
 from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted_peak
-from ..runtime.fit import key_of, why_not, with_sizes_as_symbols, with_symbols
-from ..runtime.key import with_sizes
+from ..runtime.fit import Symbol, key_of, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
+from ..runtime.key import aliasing, with_sizes
 from ..runtime.program import Program
 from ..runtime.stages import Stages
+from ..sizes import SizeError
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, modes_entered, outside_transforms
 from ..trees import flatten
@@ -92,7 +94,7 @@ class Compiled:
         self._cache = ProgramCache()
         self._lock = threading.RLock()
         self._effects = threading.RLock()
-        self._sizes_may_vary = True
+        self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
         self.__wrapped__ = definition.root
@@ -199,18 +201,25 @@ class Compiled:
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs)
-        sizes = self._sizes_may_vary and self._options.memory_budget is None  # which is for sizes that are known
+        sizes = self._options.memory_budget is None  # which is for sizes that are known
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         symbolic = with_symbols(start, programs, sizes)
-        for attempt in (symbolic, evolve(symbolic, sizes={})):
-            if attempt.sizes or any(isinstance(leaf, Symbolic) for leaf in attempt.leaves):
-                try:
-                    return self._compile(attempt)
-                except Exception as error:  # whatever it is: with plain values it either works, or fails for a reason of its own
-                    what = f"{self.__name__} does not trace with symbolic {'sizes' if attempt.sizes else 'floats'}"
-                    log(1, f"{what} ({type(error).__name__}: {error}): their values are baked in")
-                    self._sizes_may_vary &= not attempt.sizes
-        return self._compile(inputs)
+        shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
+        symbols = symbols_in(symbolic)
+        symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
+        for kept in _fewer(symbols):
+            attempt = without_symbols(symbolic, symbols_in(symbolic) - kept)
+            try:
+                program = self._compile(attempt)
+            except (NotSymbolicError, SizeError) as error:
+                if not kept:
+                    raise
+                names = ", ".join(path if d is None else f"{path}.shape[{d}]" for path, d in sorted(kept, key=str))
+                log(1, f"{self.__name__} does not trace with symbols for {names} ({error})")
+            else:
+                self._not_symbolic |= {(symbol, shared) for symbol in symbols - kept}
+                return program
+        raise AssertionError("the last attempt has no symbols")
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -288,6 +297,18 @@ class Compiled:
             self.__name__, key, facts.released(), layers, joint, split, kernels, schedules,
             tuple(itertools.chain(*sources)), call, run, stages.seconds,
         )  # fmt: skip
+
+
+_FEW = 8
+"""So many symbols are left out one by one."""
+
+
+def _fewer(symbols: Collection[Symbol]) -> list[frozenset[Symbol]]:
+    """All symbols; where the function does not trace with them, those to try next; in the end none."""
+    floats = frozenset(s for s in symbols if s[1] is None)
+    everything = frozenset(symbols)
+    one_less = [everything - {s} for s in sorted(symbols, key=str)] if len(symbols) <= _FEW else []
+    return [*dict.fromkeys([everything, *one_less, floats, everything - floats, frozenset[Symbol]()])]
 
 
 @frozen
