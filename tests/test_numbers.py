@@ -252,3 +252,13 @@ def _with_gradient(f: Callable[[Tensor], Any], x: Tensor) -> Any:
     out = f(leaf)
     sum((t**2).sum() for t in (out if isinstance(out, tuple) else (out,))).backward()
     return out, leaf.grad
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+def test_a_batch_that_does_not_vary_and_an_epsilon_of_nothing(backend: str) -> None:
+    def f(x: Tensor, eps: float) -> Tensor:
+        return torch.batch_norm(x, None, None, None, None, True, 0.1, eps, False)
+
+    compiled, x = fg.jit(f, backend=backend), torch.stack([torch.ones(4), torch.arange(4.0)], 1)
+    for eps in (0.1, 0.0, 1.0):
+        assert difference(compiled(x, eps), f(x, eps)) is None, eps

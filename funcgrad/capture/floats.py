@@ -145,7 +145,8 @@ def _written(value: Any) -> str:
     """A number as Python."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{'(-' if value < 0 else '('}math.{'nan' if value != value else 'inf'})"
-    return f"({value!r})"
+    text = repr(value)
+    return f"({text})" if text.startswith("-") else text
 
 
 Operation = Callable[[FloatNode, FloatNode], Any]

@@ -72,7 +72,8 @@ class Recorder:
         leaves = out if isinstance(out, (list, tuple)) else [out]
         if not any(isinstance(v, Tensor) for v in leaves):
             return
-        args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
+        if self.symbols:
+            args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
         meta = {"pass": self.current_pass, "where": self._line()}
@@ -117,7 +118,7 @@ class Recorder:
     def _that_fit(self, given: Any, beside: Sequence[Any]) -> Any:
         """Arguments in which a symbolic float is one that the dtypes of the tensors beside it hold, which is a guard; else it is fixed."""
         if isinstance(given, (list, tuple)):
-            return [self._that_fit(v, beside) for v in given]
+            return type(given)(self._that_fit(v, beside) for v in given)
         if isinstance(given, dict):
             return {k: self._that_fit(v, beside) for k, v in given.items()}
         number = self.symbols.floats.node(given) if isinstance(given, torch.SymFloat) else None

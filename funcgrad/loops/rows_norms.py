@@ -11,9 +11,11 @@ from .rows_reduce import average, variance_and_mean
 from .values import (
     Value,
     cast,
+    compare,
     pointwise,
     reduce,
     reshape,
+    where,
 )
 
 
@@ -70,6 +72,7 @@ def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, 
     wx = cast(x, wide)
     variance, mean = variance_and_mean(wx, dims, 0, True)
     scale = pointwise("rsqrt", variance + eps)
+    scale = scale if eps else where(compare("eq", variance, 0.0), 0.0, scale)  # as PyTorch has it for batches, and for them alone
     y = (wx - mean) * scale
     y = y if weight is None else y * _per_channel(cast(weight, wide), rank)
     y = y if bias is None else y + _per_channel(cast(bias, wide), rank)

@@ -120,7 +120,7 @@ def operators() -> Iterator[Case]:
             elif kind == "Tensor":
                 given.append(next(tensors, x))
             else:
-                given.append({"List[int]": [3, 4], "int": 1, "bool": True, "str": "mean"}.get(kind))
+                given.append(argument.name != "is_result" and {"List[int]": [3, 4], "int": 1, "bool": True, "str": "mean"}.get(kind))
         for at in numbers:
             if not isinstance(outcome(lambda op=op, given=given, at=at: op(*given[:at], 0.7, *given[at + 1 :])), Raised):
                 used = tuple(v for v in given if isinstance(v, Tensor))
@@ -163,6 +163,9 @@ def _in_place_of(op: Any, leaves: list[Any], spec: Any, at: int) -> Callable[...
     return call
 
 
+_REFUSALS = (fg.DataDependentControlFlowError, fg.DataDependentShapeError, fg.UnsupportedTensorError)
+
+
 def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | None:
     """How the compiled function differs from eager PyTorch on a sequence of values; None if it does not."""
     values = random.Random(f"{seed}{case.name}").choices(SPECIAL, k=calls)
@@ -170,6 +173,8 @@ def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | Non
     for i, v in enumerate(values):
         expected = outcome(lambda: case.function(v, *case.tensors))
         found = outcome(lambda: compiled(v, *case.tensors))
+        if i == 0 and isinstance(found, Raised) and type(found.error) in _REFUSALS:
+            return None  # refused by name: it reads values of tensors, or is of another layout
         text = difference(found, expected)
         if text is not None:
             return f"{case.name} on {backend}, values {values[: i + 1]}: {text}"
