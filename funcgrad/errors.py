@@ -45,6 +45,10 @@ class AuxError(FuncgradError, TypeError):
     """``has_aux=True``, but the function did not return a pair ``(output, aux)``."""
 
 
+class ContainerError(FuncgradError, TypeError):
+    """An argument or a result of a class that is no pytree holds tensors."""
+
+
 class TreeMismatchError(FuncgradError, ValueError):
     """Two pytrees that must have one structure differ; ``where`` is the path of the first difference."""
 

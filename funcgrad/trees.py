@@ -1,7 +1,8 @@
 """Pytrees: take a nest of containers apart into leaves, put it together again, and print both as Python.
 
-dict, list, tuple, namedtuple, ``None``, dataclasses, attrs classes and whatever is registered with
-``torch.utils._pytree`` are containers; everything else is a leaf. A path reads as code (``params['w'][0]``).
+dict, list, tuple, ``None``, dataclasses, attrs classes and whatever is registered with ``torch.utils._pytree`` are containers, and
+so are subclasses of dict, list and tuple (namedtuples), and UserDict, UserList and ChainMap with theirs: they come back as the
+very class with the attributes they have, and none of its code runs. Everything else is a leaf. A path reads as code (``params['w'][0]``).
 
 ``flatten`` / ``unflatten`` carry the meaning; ``print_flatten`` / ``print_unflatten`` write the same as straight-line
 Python for one known structure, because a generic walk costs 30 µs for ten leaves and the printed one 1 µs.
@@ -9,16 +10,21 @@ Python for one known structure, because a generic walk costs 30 µs for ten leav
 
 from __future__ import annotations
 
+import collections
+import copyreg
 import dataclasses
+import enum
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
+import torch
 from attrs import frozen
 
 from .errors import TreeMismatchError
-from .torch_private import registered_container
+from .torch_private import Registered, registered_container
 
 
 @frozen
@@ -62,13 +68,127 @@ def _is_namedtuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The constructor fields of a dataclass or attrs class, or None."""
+_ITEMS_OF: dict[Any, Callable[[Any], Any]] = {
+    collections.defaultdict: dict.items,
+    collections.OrderedDict: collections.OrderedDict.items,
+    dict: dict.items,
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+}
+"""What holds the items of a subclass, the most special first, and what iterates over them whatever the subclass overrides."""
+
+
+@frozen
+class _Extended:
+    """A dict, list or tuple of a class of its own. Its children are its items, then its attributes, but for an attribute that is one
+    of its items (a dataclass that subclasses OrderedDict keeps its fields twice): the context says which item that is."""
+
+    kind: Any
+    holder: Any
+    slots: tuple[str, ...]
+
+    def flatten(self, value: Any) -> tuple[Sequence[Any], Any]:
+        """The children, and ``(keys, attributes, are attributes items, default factory)``."""
+        items: list[Any] = list(_ITEMS_OF[self.holder](value))
+        keys = None
+        if issubclass(self.holder, dict):
+            keys, items = tuple(k for k, _ in items), [v for _, v in items]
+        factory = value.default_factory if self.holder is collections.defaultdict else None
+        own = value.__dict__ if self.kind.__dictoffset__ else {}
+        if own is value:  # self.__dict__ = self
+            return items, (keys, (), True, factory)
+        own = own | {name: getattr(value, name) for name in self.slots if hasattr(value, name)}
+        place = {id(item): i for i, item in reversed(list(enumerate(items)))}
+        attributes = tuple((name, place.get(id(v))) for name, v in own.items())
+        return items + [v for v in own.values() if id(v) not in place], (keys, attributes, False, factory)
+
+    def unflatten(self, children: Sequence[Any], context: Any) -> Any:
+        keys, attributes, is_its_own, factory = context
+        n = len(children) - sum(place is None for _, place in attributes)
+        if self.holder is tuple:
+            value: Any = tuple.__new__(self.kind, children[:n])
+        else:
+            value = self.holder.__new__(self.kind)
+        if self.holder is list:
+            list.extend(value, children[:n])
+        elif self.holder is collections.defaultdict:
+            collections.defaultdict.__init__(value, factory)
+        for key, child in zip(keys or (), children, strict=False):
+            self.holder.__setitem__(value, key, child)
+        if is_its_own:
+            object.__setattr__(value, "__dict__", value)
+        rest = iter(children[n:])
+        for name, place in attributes:
+            own = next(rest) if place is None else children[place]
+            if name in self.slots:
+                object.__setattr__(value, name, own)
+            else:
+                value.__dict__[name] = own
+        return value
+
+    def steps(self, value: Any, n: int) -> Iterator[str]:
+        """How each child is reached, as code."""
+        keys, attributes, *_ = self.flatten(value)[1]
+        names = [f".{name}" for name, place in attributes if place is None]
+        if keys is None and _is_namedtuple(self.kind):
+            return iter([*(f".{name}" for name in self.kind._fields), *names])
+        return iter([*(f"[{k!r}]" for k in keys or range(n - len(names))), *names])
+
+
+@functools.lru_cache(256)
+def _extended(kind: Any) -> _Extended | None:
+    """How a subclass of dict, list or tuple is taken apart; None for another type, and for one that has more in it than these
+    (``time.struct_time``)."""
+    holder = next((h for h in _ITEMS_OF if issubclass(kind, h)), None)
+    if holder is None or holder is kind or issubclass(kind, enum.Enum):
+        return None
+    slots = tuple(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    if _is_namedtuple(kind) and not slots and not kind.__dictoffset__:
+        return None  # its fields are all it has
+    try:
+        holder.__new__(kind)
+    except TypeError:  # its memory is laid out in another way
+        return None
+    return _Extended(kind, holder, slots)
+
+
+def _container(kind: type) -> Registered | _Extended | None:
+    """How a type is taken apart that is registered, or a dict, list or tuple with more to it."""
+    return registered_container(kind) or _extended(kind)
+
+
+_OF_ATTRIBUTES = (collections.UserDict, collections.UserList, collections.ChainMap)
+"""Containers written in Python that keep what they hold in attributes."""
+
+
+@functools.lru_cache(256)
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    """The fields of a dataclass or attrs class; None for a type that is no container, or cannot be made without code of its own."""
+    if issubclass(kind, (enum.Enum, torch.nn.Module, torch.Tensor)):
+        return None
     if dataclasses.is_dataclass(kind):
-        return tuple(f.name for f in dataclasses.fields(kind))
-    if attrs.has(kind):
-        return tuple(a.name for a in attrs.fields(kind))
-    return None
+        names = tuple(f.name for f in dataclasses.fields(kind))
+    elif attrs.has(kind):
+        names = tuple(a.name for a in attrs.fields(kind))
+    elif issubclass(kind, _OF_ATTRIBUTES):
+        names = ()
+    else:
+        return None
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return None
+    return names
+
+
+def _attribute_names(value: Any) -> tuple[str, ...] | None:
+    """What a dataclass, an attrs class or a container of attributes is made of: its fields, and what else was stored in it."""
+    kind: Any = type(value)
+    fields = None if isinstance(value, type) else _field_names(kind)
+    if fields is None:
+        return None
+    fields = tuple(name for name in fields if hasattr(value, name))
+    return (*fields, *(name for name in getattr(value, "__dict__", ()) if name not in fields))
 
 
 def _open(value: Any) -> _Shape | None:
@@ -80,13 +200,13 @@ def _open(value: Any) -> _Shape | None:
         return _Shape(tuple(value.values()), tuple(f"[{k!r}]" for k in value), tuple(value))
     if kind is list or kind is tuple:
         return _Shape(tuple(value), tuple(f"[{i}]" for i in range(len(value))))
-    registered = registered_container(kind)
-    if registered is not None:
-        children, context = registered.flatten(value)
-        return _Shape(tuple(children), tuple(registered.steps(value, len(children))), context)
+    container = _container(kind)
+    if container is not None:
+        children, context = container.flatten(value)
+        return _Shape(tuple(children), tuple(container.steps(value, len(children))), context)
     if _is_namedtuple(kind):
         return _Shape(tuple(value), tuple(f".{name}" for name in kind._fields))
-    names = None if isinstance(value, type) else _field_names(kind)
+    names = _attribute_names(value)
     if names is not None:
         return _Shape(tuple(getattr(value, n) for n in names), tuple(f".{n}" for n in names), names)
     return None
@@ -101,16 +221,20 @@ def _close(node: Node, children: Sequence[Any]) -> Any:
         return dict(zip(node.context, children, strict=True))
     if kind is list or kind is tuple:
         return kind(children)
-    registered = registered_container(kind)
-    if registered is not None:
-        return registered.unflatten(list(children), node.context)
+    container = _container(kind)
+    if container is not None:
+        return container.unflatten(list(children), node.context)
     if _is_namedtuple(kind):
-        return kind(*children)
+        return new_tuple(kind, children)
     return rebuild(kind, node.context, children)
 
 
+new_tuple = tuple.__new__
+"""A namedtuple of items, without running a ``__new__`` of its own."""
+
+
 def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
-    """An instance of a dataclass or attrs class with these fields, without running ``__init__`` (it may validate or compute)."""
+    """An instance of a class with these attributes, without running ``__init__`` (it may validate or compute)."""
     value: Any = object.__new__(kind)
     for name, child in zip(names, children, strict=True):
         object.__setattr__(value, name, child)
@@ -214,21 +338,27 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
     names = [leaf_names[start:end] for start, end in itertools.pairwise(ends)]
     parts = [own[0] if isinstance(child, Leaf) else f"{name}__{i}" for i, (child, own) in enumerate(zip(tree.children, names, strict=True))]
     unpack = "".join(f"{part}, " for part in parts)
-    registered = registered_container(tree.kind) if tree.kind not in (dict, list, tuple) else None
+    container = _container(tree.kind) if tree.kind not in (dict, list, tuple) else None
     lines = [f"if type({name}) is not {_constant(constants, tree.kind)}: {otherwise}"]
     if tree.kind is dict:
         lines.append(f"if list({name}) != {_constant(constants, list(tree.context))}: {otherwise}")
         lines += [f"{unpack}= {name}.values()"] if parts else []
-    elif tree.kind in (list, tuple) or (registered is None and _is_namedtuple(tree.kind)):
+    elif tree.kind in (list, tuple) or (container is None and _is_namedtuple(tree.kind)):
         lines.append(f"if len({name}) != {len(parts)}: {otherwise}")
         lines += [f"{unpack}= {name}"] if parts else []
-    elif registered is not None:
+    elif container is not None:
         children, context = f"{name}__children", f"{name}__context"
-        lines.append(f"{children}, {context} = {_constant(constants, registered.flatten)}({name})")
+        lines.append(f"{children}, {context} = {_constant(constants, container.flatten)}({name})")
         lines.append(f"if len({children}) != {len(parts)} or {context} != {_constant(constants, tree.context)}: {otherwise}")
         lines += [f"{unpack}= {children}"] if parts else []
     else:
-        lines += [f"{part} = {name}.{field}" for part, field in zip(parts, tree.context, strict=True)]
+        if tree.kind.__dictoffset__:
+            known = _constant(constants, frozenset(tree.context))
+            lines.append(f"if not {name}.__dict__.keys() <= {known}: {otherwise}")
+        absent = [field for field in _field_names(tree.kind) or () if field not in tree.context]
+        lines += [f"if hasattr({name}, {field!r}): {otherwise}" for field in absent]
+        reads = [f"{part} = {name}.{field}" for part, field in zip(parts, tree.context, strict=True)]
+        lines += ["try:", *(f"    {read}" for read in reads), f"except AttributeError: {otherwise}"] if reads else []
     for part, child, own in zip(parts, tree.children, names, strict=True):
         if not isinstance(child, Leaf):
             lines += print_flatten(child, part, own, constants, otherwise)
@@ -251,12 +381,13 @@ def print_unflatten(tree: Tree, leaf_names: Iterator[str], constants: dict[str, 
     if tree.kind is tuple:
         return f"({inside},)" if parts else "()"
     kind = _constant(constants, tree.kind)
-    registered = registered_container(tree.kind)
-    if registered is not None:
-        return f"{_constant(constants, registered.unflatten)}([{inside}], {_constant(constants, tree.context)})"
+    container = _container(tree.kind)
+    if container is not None:
+        return f"{_constant(constants, container.unflatten)}([{inside}], {_constant(constants, tree.context)})"
+    together = f"({inside}{',' if parts else ''})"
     if _is_namedtuple(tree.kind):
-        return f"{kind}({inside})"
-    return f"{_constant(constants, rebuild)}({kind}, {_constant(constants, tree.context)}, ({inside}{',' if parts else ''}))"
+        return f"{_constant(constants, new_tuple)}({kind}, {together})"
+    return f"{_constant(constants, rebuild)}({kind}, {_constant(constants, tree.context)}, {together})"
 
 
 def _constant(constants: dict[str, Any], value: Any) -> str:

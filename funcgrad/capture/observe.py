@@ -35,6 +35,7 @@ from .changes import (
     refuse_stores,
 )
 from .facts import Facts, Source, naming
+from .hidden import require_no_traced
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
@@ -121,6 +122,7 @@ class _DryRun:
             _require_same(given, names, *flatten((args, kwargs))[::2])
             trace.writes.spread_versions()
             leaves, _, paths = flatten(result)
+            require_no_traced(leaves, paths)
             leaves = [trace.named(v) for v in leaves]
             self._left = trace.written() if self._replays else None
             facts = self._facts(leaves, paths, root)

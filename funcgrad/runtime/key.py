@@ -15,6 +15,7 @@ from attrs import evolve, fields, frozen
 from torch import Tensor
 
 from ..capture.autocast import Autocast, autocast_now
+from ..capture.hidden import equal
 from ..capture.inputs import Symbolic
 from ..capture.memory import history
 from ..errors import ArgumentError
@@ -218,7 +219,7 @@ def holds(baked: Any, now: Any) -> bool:
         return len(baked) == len(now) and all(map(holds, baked, now))
     if isinstance(baked, dict):
         return holds([*baked.items()], [*now.items()])
-    return bool(baked == now) and all(holds(getattr(baked, name), getattr(now, name)) for name in compared_fields(type(baked)))
+    return equal(baked, now) and all(holds(getattr(baked, name), getattr(now, name)) for name in compared_fields(type(baked)))
 
 
 def _copied(value: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..capture.hidden import require_comparable
 from ..capture.inputs import Inputs
 from ..capture.lifted import require_traceable
 from ..errors import ArgumentError, UnsupportedTransformError
@@ -19,7 +20,7 @@ from .definition import Definition, name_of
 def take_apart(definition: Definition, static_argnums: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """The arguments of a call as leaves with slots. A static argument is one leaf, whatever it is.
 
-    Raises ``ArgumentError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what can be no input.
+    Raises ``ArgumentError``, ``ContainerError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what can be no input.
     """
     static = {i % len(args) if -len(args) <= i < len(args) else i for i in static_argnums}
     out_of_range = [i for i in static if i >= len(args) or i < 0]
@@ -57,4 +58,6 @@ def _check(definition: Definition, leaf: Any, path: str) -> None:
         )
     if isinstance(leaf, Tensor):
         require_traceable(leaf, path)
+    else:
+        require_comparable(leaf, path)
     spec_of(leaf, path)

@@ -1,0 +1,97 @@
+"""Tensors inside of what is no container: an object that came in, or goes out, as one value that nobody takes apart."""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ContainerError
+from ..subclasses import is_traced
+
+_DEEP, _MANY = 4, 1000
+"""How far from an object, and among how many, a tensor is looked for."""
+
+_ATOMS = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex, torch.nn.Module)
+
+
+def _held(value: Any) -> list[Any]:
+    """What an object refers to; of a function, what it closes over."""
+    if isinstance(value, _ATOMS):
+        return []
+    if isinstance(value, types.FunctionType):
+        cells = [c for c in value.__closure__ or () if c is not None]
+        return [*cells, value.__defaults__, value.__kwdefaults__]
+    return gc.get_referents(value)
+
+
+def _holds(value: Any, is_sought: Callable[[Any], bool]) -> bool:
+    seen = {id(value)}
+    pending = deque([(value, 0)])
+    while pending and len(seen) < _MANY:
+        holder, depth = pending.popleft()
+        for inner in _held(holder):
+            if is_sought(inner):
+                return True
+            if depth < _DEEP and id(inner) not in seen and not isinstance(inner, Tensor):
+                seen.add(id(inner))
+                pending.append((inner, depth + 1))
+    return False
+
+
+_BY_IDENTITY = (set, frozenset, types.MethodType, types.BuiltinMethodType, *_ATOMS)
+"""What is equal to itself alone, whatever tensors are in it."""
+
+
+_IDENTITY: Any = object.__eq__
+
+
+def require_comparable(value: Any, path: str) -> None:
+    """Raise ``ContainerError`` for an argument that is compared by what is in it, if that is tensors."""
+    compares = type(value).__eq__ is not _IDENTITY and not isinstance(value, _BY_IDENTITY)
+    if not compares or not _holds(value, lambda v: isinstance(v, Tensor)):
+        return
+    kind = type(value).__name__
+    static = type(value) in (dict, list, tuple)
+    raise ContainerError(
+        f"a {kind} that holds tensors is " + ("a static argument" if static else "no pytree: its tensors would be no inputs"),
+        where=path,
+        fix="leave it out of static_argnums" if static else _registering(value),
+    )
+
+
+def equal(baked: Any, now: Any) -> bool:
+    """Whether two static values of one type are equal. Raises ``ArgumentError`` where the type cannot say."""
+    try:
+        return bool(baked == now)
+    except Exception as error:
+        raise ArgumentError(
+            f"a {type(now).__name__} is a static value, and cannot be compared: {error}", fix="pass what it holds in a dict or a dataclass"
+        ) from error
+
+
+def require_no_traced(leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    """Raise ``ContainerError`` for a result that is no pytree and holds a tensor of the trace, which is of no use to anyone."""
+    for value, path in zip(leaves, paths, strict=True):
+        if not isinstance(value, Tensor) and _holds(value, is_traced):
+            kind = type(value).__name__
+            raise ContainerError(
+                f"the function returns a {kind} that holds tensors it computes, and is no pytree",
+                where=f"result{path}",
+                fix=_registering(value),
+            )
+
+
+_PLAIN = (set, frozenset, types.FunctionType, types.GeneratorType, types.MethodType, Iterator)
+
+
+def _registering(value: Any) -> str:
+    if isinstance(value, _PLAIN):
+        return "use a list or a dict of the tensors themselves"
+    kind = type(value).__name__
+    return f"use a dict or a dataclass, or register it: torch.utils._pytree.register_pytree_node({kind}, flatten, unflatten)"

@@ -1,0 +1,181 @@
+"""Arguments and results in containers of a class of their own, and what is refused because it is no container."""
+
+import collections
+import dataclasses
+import types
+
+import pytest
+import torch
+from test_trees import Attributed, Computed, Defaulting, Items, Mapping, Output, ordered, slotted
+
+import funcgrad as fg
+from funcgrad.trees import flatten
+
+
+def same(a, b):
+    """Equal in class, items and attributes, down to the tensors."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.requires_grad == b.requires_grad
+    if type(a) is not type(b):
+        return False
+    pairs = []
+    if isinstance(a, dict):
+        kind = collections.OrderedDict if isinstance(a, collections.OrderedDict) else dict  # a subclass may say otherwise
+        if [*kind.keys(a)] != [*kind.keys(b)]:
+            return False
+        pairs += [(dict.__getitem__(a, k), dict.__getitem__(b, k)) for k in kind.keys(a)]
+    elif isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            return False
+        pairs += zip(a, b, strict=True)
+    elif not hasattr(a, "__dict__"):
+        return a == b
+    own, other = getattr(a, "__dict__", {}), getattr(b, "__dict__", {})
+    if (own is a) != (other is b) or own.keys() != other.keys():
+        return False
+    return all(same(x, y) for x, y in pairs) and (own is a or all(same(own[k], other[k]) for k in own))
+
+
+MAKERS = {
+    "Mapping": lambda x, y: Mapping(2, x=x, y=[y]),
+    "Attributed": lambda x, y: Attributed(x=x, y=(y, 3)),
+    "Slotted": lambda x, y: slotted([x, y]),
+    "Ordered": lambda x, y: ordered({"b": x, "a": y}),
+    "Defaulting": lambda x, y: Defaulting(list, {"a": x, "b": y}),
+    "Items": lambda x, y: Items([x, [y]]),
+    "Output": lambda x, y: Output(loss=x, hidden=[y]),
+    "Output without": lambda x, y: Output(hidden=(x, y)),
+    "Computed": lambda x, y: Computed(x * y),
+    "UserDict": lambda x, y: collections.UserDict({"a": x, "b": y}),
+    "UserList": lambda x, y: collections.UserList([x, y]),
+    "ChainMap": lambda x, y: collections.ChainMap({"a": x}, {"b": y}),
+}
+WITH_MAKERS = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def total(value):
+    leaves = [v for v in flatten(value)[0] if isinstance(v, torch.Tensor)]
+    return sum(v.sin().sum() for v in leaves)
+
+
+@WITH_MAKERS
+def test_as_an_argument(make):
+    c, g = fg.jit(total), fg.grad_compiled(total)
+    for _ in range(2):
+        value = make(torch.randn(3), torch.randn(3))
+        assert torch.allclose(c(value), total(value))
+        if not any(not isinstance(v, torch.Tensor) for v in flatten(value)[0]):
+            grads = g(value)
+            assert type(grads) is type(value)
+            leaves = zip(flatten(grads)[0], flatten(value)[0], strict=True)
+            assert all(torch.allclose(a, b.cos()) for a, b in leaves)
+    assert c.cache_info().misses == 1
+
+
+@WITH_MAKERS
+def test_as_a_result(make):
+    def f(x, y):
+        return make(x * 2, x + y)
+
+    c = fg.jit(f, backend="aten")
+    for _ in range(2):
+        x, y = torch.randn(3), torch.randn(3)
+        assert same(c(x, y), f(x, y))
+
+
+@WITH_MAKERS
+def test_there_and_back(make):
+    c = fg.jit(lambda value: value)
+    for _ in range(2):
+        value = make(torch.randn(3), torch.randn(3))
+        back = c(value)
+        assert back is not value and same(back, value)
+
+
+def test_a_result_that_is_kept_twice_is_one_tensor():
+    out = fg.jit(lambda x: Output(loss=x.sum(), hidden=x * 2))(torch.randn(3))
+    assert out["loss"] is out.loss and out[1] is out.hidden
+    x = torch.randn(3, requires_grad=True)
+    fg.jit(lambda x: Output(loss=x.sum()))(x).loss.backward()
+    assert torch.equal(x.grad, torch.ones(3))
+
+
+def test_attributes_are_part_of_the_key():
+    c = fg.jit(lambda m: dict.__getitem__(m, "x") * m.label, dynamic=False)
+    x = torch.randn(3)
+    assert torch.equal(c(Mapping(2, x=x)), x * 2)
+    assert torch.equal(c(Mapping(3, x=x)), x * 3)
+    assert c.cache_info().misses == 2
+
+
+def test_a_tensor_among_the_attributes_is_an_input():
+    c = fg.jit(lambda m: dict.__getitem__(m, "x") + m.label)
+    for _ in range(2):
+        x, label = torch.randn(3), torch.randn(3)
+        assert torch.equal(c(Mapping(label, x=x)), x + label)
+    assert c.cache_info().misses == 1
+
+
+def test_a_store_into_a_subclass_is_refused():
+    def f(out):
+        out["more"] = out.loss * 2
+        return out.loss
+
+    with pytest.raises(fg.MutationError, match="stores into a container"):
+        fg.jit(f)(Output(loss=torch.ones(3)))
+
+
+# ── no containers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Box:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_an_argument_that_is_no_container_and_holds_tensors():
+    c = fg.jit(lambda v: v.x * 2)
+    with pytest.raises(fg.ContainerError, match="SimpleNamespace") as caught:
+        c(types.SimpleNamespace(x=torch.ones(3)))
+    assert caught.value.where == "v" and "register_pytree_node(SimpleNamespace" in caught.value.fix
+    with pytest.raises(fg.ContainerError, match="mappingproxy"):
+        fg.jit(lambda v: v["x"] * 2)(types.MappingProxyType({"x": torch.ones(3)}))
+    with pytest.raises(fg.ContainerError, match="static argument"):
+        fg.jit(lambda v: v["x"] * 2, static_argnums=0)({"x": torch.ones(3)})
+
+
+def test_a_value_that_cannot_be_compared():
+    class Odd:
+        def __eq__(self, other):
+            raise ValueError("cannot say")
+
+        __hash__ = None
+
+    c = fg.jit(lambda x, odd: x * 2)
+    c(torch.ones(3), Odd())
+    with pytest.raises(fg.ArgumentError, match="cannot say"):
+        c(torch.ones(3), Odd())
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda y: types.SimpleNamespace(y=y), Box, lambda y: {y}, lambda y: iter([y]), lambda y: lambda: y, lambda y: Box([Box(y)])],
+    ids=["namespace", "object", "set", "iterator", "function", "nested"],
+)
+def test_a_result_that_is_no_container_and_holds_what_is_computed(wrap):
+    with pytest.raises(fg.ContainerError, match="returns a") as caught:
+        fg.jit(lambda x: {"a": wrap(x * 2)})(torch.ones(3))
+    assert caught.value.where == "result['a']"
+
+
+def test_plain_objects_pass():
+    config = types.SimpleNamespace(size=3, names=["a"])
+
+    @dataclasses.dataclass
+    class Static:
+        size: int
+
+    c = fg.jit(lambda x, config, static: (x * config.size * static.size, config, Box(2)))
+    for _ in range(2):
+        y, back, box = c(torch.ones(3), config, Static(2))
+        assert torch.equal(y, torch.full((3,), 6.0)) and back is config and box.x == 2
