@@ -115,6 +115,11 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def storage_identity(storage: torch.UntypedStorage) -> int:
+    """``storage_id`` of the tensors over a storage."""
+    return int(storage._cdata)
+
+
 def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A quick check that tensors have the types, dispatch keys, dtypes, devices, sizes, strides and ``requires_grad`` of others."""
     sizes: Any = [list(t.size()) for t in examples]
@@ -502,6 +507,38 @@ def written_by(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator
 def reads_values(op: Any) -> bool:
     """Whether an operator returns no tensor, but what depends on the values of one."""
     return is_operator(op) and torch.Tag.data_dependent_output in op.tags
+
+
+@functools.cache
+def functional_form(op: Any) -> Any:
+    """The operator that computes what an in-place one of PyTorch's writes, where functionalisation does not know it (``polygamma_``);
+    None for all others. Seen: that one alone in 2.11, 2.13."""
+    name = op._schema.name.removeprefix("aten::")
+    if not writes_inputs(op) or op.namespace != "aten" or not name.endswith("_") or name.startswith("_"):
+        return None
+    has_kernel, key = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
+    if any(has_kernel(op.name(), k.name) for k in (key.Functionalize, key.CompositeImplicitAutograd)):
+        return None
+    return getattr(getattr(torch.ops.aten, name[:-1], None), overload_name(op), None)
+
+
+def arguments_by_name(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of an operator by the names its schema gives them."""
+    return dict(zip(argument_names(op), args, strict=False)) | kwargs
+
+
+def method_of(target: Any) -> Any:
+    """The tensor method that an operator called by name (``torch.ops.aten.t_``) is, or the operator itself."""
+    if not isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return target
+    packet = target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    namespace, _, name = packet._qualified_op_name.partition("::")
+    return getattr(torch.Tensor, name, target) if namespace == "aten" else target
+
+
+def without_overload(target: Any) -> Any:
+    """An operator that looks for the overload itself, where ``target`` is one of its overloads."""
+    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
 
 
 def returns_nothing(op: Any) -> bool:

@@ -247,3 +247,11 @@ def test_the_printed_guards_mean_the_key(data):
         c(p, k, flag)
         assert c.cache_info().misses == before + (identity not in seen)
         seen.add(identity)
+
+
+def test_a_bool_tensor_beside_a_bool():
+    """The name of the tensor's dtype must not stand for Python's type."""
+    c = fg.jit(lambda x, mask, flag: torch.where(mask, x, 0.0) * (2 if flag else 1))
+    x, mask = torch.randn(3), torch.tensor([True, False, True])
+    assert torch.equal(c(x, mask, flag=True), torch.where(mask, x, 0.0) * 2)
+    assert torch.equal(c(x, mask, flag=False), torch.where(mask, x, 0.0))

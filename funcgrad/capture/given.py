@@ -16,7 +16,7 @@ from ..errors import MutationError
 from ..graphs import type_text
 from ..histories import has_history, is_stale, with_history_of
 from ..subclasses import is_traced
-from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes
+from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes, without_overload
 from ..trees import flatten
 from .replaced import set_
 from .views import HowGiven, is_dense
@@ -125,6 +125,7 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     """
     rest = {k: v for k, v in kwargs.items() if k != "out"}
     outs = kwargs["out"] if isinstance(kwargs["out"], tuple) else (kwargs["out"],)
+    func = without_overload(func)
     if func in _DRAWS or not all(isinstance(out, FunctionalTensor) for out in outs):
         return func(*args, **kwargs)
     plain, plain_rest = _plain(args), _plain(rest)  # here: what functionalisation has put off is recorded

@@ -26,6 +26,7 @@ from ..torch_private import (
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
+    method_of,
     set_creation_meta,
     unwrap_transform,
 )
@@ -33,6 +34,7 @@ from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .storages import STORAGES, require_memory_unread, storage_of
 from .where import user_line
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ RESTRIDES = {
     if hasattr(owner, name)
 }
 """Functions that change how their argument looks, and the views that look so."""
+
+
+_SWITCHES = {Tensor.requires_grad_, Tensor.retain_grad}
+"""Methods that change how autograd treats a tensor."""
 
 
 WRITES = {
@@ -136,6 +142,9 @@ class Lifter(TorchFunctionMode):
         # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above autograd
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
+        method = method_of(func)
+        if method in RESTRIDES or method in GIVES or method in _SWITCHES:
+            func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
         original = args[0] if args else None
@@ -144,8 +153,11 @@ class Lifter(TorchFunctionMode):
         given = kwargs or {}
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in given.items()}
-        if func in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:
+        if method in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:
             renew_history(args[0])
+        if func in STORAGES and is_traced(args[0]):
+            return storage_of(func, args[0], self._is_over_input(args[0]))
+        require_memory_unread(func)
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
@@ -201,6 +213,13 @@ class Lifter(TorchFunctionMode):
             self._trace.asked_for_gradient.append(real)
             if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
                 raise MetTooLate(real.grad)
+
+    def _is_over_input(self, tensor: Tensor) -> bool:
+        """Whether a tensor looks at the memory of an input, or of a captured tensor."""
+        lineage, own = self._trace.lineage, {id(lifted.functional) for lifted in self._trace.captured.values()}
+        known = self._trace.inputs | own
+        root, _, _ = lineage.path(tensor, lambda t: id(lineage.named(t)) in known, True)
+        return id(lineage.named(root)) in known
 
     def _switch(self, original: Any, tensor: Any, on: bool) -> None:
         """Note an input that is to require grad where it did not, or the other way round."""

@@ -29,7 +29,9 @@ from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
     FunctionalTensor,
+    arguments_by_name,
     from_functional,
+    functional_form,
     is_torchs_own,
     is_transform_wrapper,
     make_functional_mode,
@@ -54,6 +56,7 @@ from .modes import Lifter, Tracer
 from .random_operators import Draws
 from .recorder import Recorder
 from .replaced import replacements_of, replacing
+from .storages import require_data_alone
 from .views import Lineage
 from .where import is_defect, named_error, user_line
 from .writes import Writes
@@ -362,6 +365,7 @@ class Trace(Recorder):
     def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
         one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
+        require_data_alone(op)
         self.draws.require_order(op, args)
         order = self.draws.order_of(op, args)
         if order is not None:
@@ -370,6 +374,10 @@ class Trace(Recorder):
                 target, p = args[0].permute(order), args[1] if len(args) > 1 else 0.5
                 op(target, p.expand_as(args[0]).permute(order) if isinstance(p, Tensor) else p, **kwargs)
             return args[0]
+        form = functional_form(op)
+        if form is not None:
+            with self.functional:
+                return args[0].copy_(form(**arguments_by_name(op, args, kwargs)))
         if op.namespace == "profiler":
             with without_modes():
                 return op(*args, **kwargs)

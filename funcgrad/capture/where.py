@@ -85,6 +85,10 @@ def own_generator(op: object) -> FuncgradError:
     )
 
 
+_NO_MEMORY = ("its data is not allocated yet", "Cannot access data pointer of Tensor", "on an invalid python storage")
+"""What PyTorch says where a tensor without memory is asked for it."""
+
+
 def named_error(error: Exception) -> FuncgradError | None:
     """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
     where = user_line_of(error)
@@ -116,12 +120,13 @@ def named_error(error: Exception) -> FuncgradError | None:
             where=where,
             fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
         )
-    if isinstance(error, RuntimeError) and "its data is not allocated yet" in text:
+    if isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY):
         return DataDependentControlFlowError(
-            "an operation reads the values of a tensor on its way, which are not known while it is traced",
+            "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is traced",
             where=where,
-            fix="pass the values as Python numbers, or compute what depends on them outside",
-        )  # fmt: skip
+            fix="pass the values as Python numbers, compute what depends on them outside, or wrap what reads memory in a "
+            "torch.library.custom_op",
+        )
     if isinstance(error, ValueError) and "Cannot view a tensor with" in text:  # eager PyTorch raises a RuntimeError
         return TraceError(text, where=where, fix="use reshape(), which copies where a view will not do")
     if isinstance(error, RuntimeError) and "as_strided() is non-compositional" in text:

@@ -215,8 +215,9 @@ class _Printer:
     def _step(self, step: Step, value: str) -> str:
         packet, overload = step.op.__name__.split(".")
         item = "" if step.item is None else f"[{step.item}]"
-        if step.op is torch.ops.aten.slice.Tensor and not step.kwargs and 0 <= step.args[0] <= _INDICES:
-            return f"{value}[{':, ' * step.args[0]}{_slice(*step.args[1:])}]"
+        dim, *bounds = step.args or (0,)
+        if step.op is torch.ops.aten.slice.Tensor and not step.kwargs and 0 <= dim <= _INDICES:
+            return f"{value}[{':, ' * dim}{_slice(*bounds)}]"
         if step.op in METHODS and not step.kwargs:
             return f"{value}.{packet}({', '.join(map(self._argument, step.args))}){item}"
         name = self._constant(packet if overload == "default" else f"{packet}_{overload}", direct(step.op))

@@ -423,7 +423,7 @@ def _fields_of(state: Ambient) -> tuple[Any, ...]:
 
 
 def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> str:
-    dtype = str(spec.dtype).removeprefix("torch.")
+    dtype = "bool_" if spec.dtype is torch.bool else str(spec.dtype).removeprefix("torch.")  # bool is Python's
     device = str(spec.device).replace(":", "_")
     constants[dtype], constants[device] = spec.dtype, spec.device
     shape, stride = (f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride))

@@ -1,0 +1,130 @@
+"""Storages of traced tensors: which memory a tensor lies in is known while it is traced, what is in it, and where it is, are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataDependentControlFlowError, FuncgradError, MutationError
+from ..torch_private import storage_identity
+from .where import user_line
+
+_SIZES = frozenset({"nbytes", "size", "__len__"})
+_KNOWN = frozenset({"_cdata", "device", "is_cuda", "is_cpu", "is_sparse"})
+
+
+class TracedStorage:
+    """What ``x.untyped_storage()`` and ``x.storage()`` are in a traced function: an identity and a device; all else raises by name.
+
+    The storage below is none that Python can use: to resize it ends the process.
+    """
+
+    __slots__ = ("_is_input", "_storage", "_unit")
+
+    def __init__(self, storage: Any, is_input: bool, unit: int) -> None:
+        """``unit``: of how many bytes its size is told; ``is_input``: no program knows how much memory lies around an input."""
+        self._storage, self._is_input, self._unit = storage, is_input, unit
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TracedStorage) and storage_identity(self._storage) == storage_identity(other._storage)
+
+    def __hash__(self) -> int:
+        return storage_identity(self._storage)
+
+    def __len__(self) -> int:
+        if self._is_input:
+            raise _refused("nbytes()")
+        return int(self._storage.nbytes()) // self._unit
+
+    size = __len__
+
+    def nbytes(self) -> int:
+        return len(self) * self._unit
+
+    def __getitem__(self, index: Any) -> Any:
+        raise _refused("[…]")
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise _refused("[…] =")
+
+    def __iter__(self) -> Any:
+        raise _refused("iteration")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _KNOWN:
+            return getattr(self._storage, name)
+        if name.startswith("__") or not (hasattr(torch.UntypedStorage, name) or hasattr(torch.TypedStorage, name)):
+            raise AttributeError(f"a storage has no attribute {name!r}")
+        raise _refused(f"{name}()")
+
+
+def _refused(what: str) -> FuncgradError:
+    if what.endswith(("_()", "=")):
+        return MutationError(
+            f"the function changes the storage of a tensor ({what})",
+            where=user_line(),
+            fix="write to the tensor (x.copy_(y), x.zero_()), or do it outside of the function",
+        )
+    if what == "nbytes()":
+        return DataDependentControlFlowError(
+            "the function asked how large the storage of an input is, which may be larger than what the input looks at",
+            where=user_line(),
+            fix="x.numel() * x.element_size()",
+        )
+    return _unknown(f"the storage of a tensor ({what})")
+
+
+def _unknown(what: str) -> DataDependentControlFlowError:
+    return DataDependentControlFlowError(
+        f"the function asked for {what}: there is no memory behind a tensor while it is traced",
+        where=user_line(),
+        fix="compute with torch functions, do it outside of the function, or wrap what reads memory in a torch.library.custom_op",
+    )
+
+
+_MEMORY: dict[Any, str] = {
+    Tensor.data_ptr: "the address of a tensor (data_ptr())",
+    Tensor.__dlpack__: "the memory of a tensor (DLPack)",
+    Tensor.__reduce_ex__: "a pickle of a tensor",
+}
+"""Methods that read the memory of a tensor, and what they ask for."""
+
+
+def require_memory_unread(func: Any) -> None:
+    """Raise for a method that needs the memory of a tensor, or moves it, by name."""
+    if func in _MEMORY:
+        raise _unknown(_MEMORY[func])
+    if func is Tensor.__deepcopy__:
+        raise MutationError(
+            "the function copies a tensor by copy.deepcopy, which copies its memory", where=user_line(), fix="x.clone(), x.detach().clone()"
+        )
+    if func is Tensor.share_memory_ or func is Tensor.pin_memory:
+        raise MutationError(
+            f"the function moves the memory of a tensor ({func.__name__}())", where=user_line(), fix="do it outside of the function"
+        )
+
+
+_MORE_THAN_DATA = {
+    "inductor::resize_storage_bytes_": "resizes the storage of a tensor",
+    "inductor::accumulate_grad_": "sets the gradient of a tensor",
+    "fsdp::set_": "gives a tensor other memory",
+}
+"""Operators of torch's own libraries that change of a tensor what no schema speaks of, and what that is."""
+
+
+def require_data_alone(op: Any) -> None:
+    """Raise for an operator that changes more of a tensor than its elements."""
+    name = op.name()
+    if name in _MORE_THAN_DATA:
+        raise MutationError(f"{name} {_MORE_THAN_DATA[name]}", where=user_line(), fix="call it outside of the function")
+
+
+STORAGES = {Tensor.untyped_storage, Tensor.storage}
+"""Methods that return the storage of a tensor."""
+
+
+def storage_of(func: Any, tensor: Tensor, is_input: bool) -> TracedStorage:
+    """What a method of ``STORAGES`` returns for a traced tensor."""
+    return TracedStorage(tensor.untyped_storage(), is_input, tensor.element_size() if func is Tensor.storage else 1)
