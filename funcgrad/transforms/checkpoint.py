@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -16,9 +16,14 @@ from ..checkpoint_policies import Policy, naming, policy_of
 from ..errors import ArgumentError
 from ..torch_private import draws_random, is_operator, transform_active, writes_inputs
 from ..trees import tree_map
+from .decorator import OMITTED, applied
 
 
-def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
+@overload
+def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]: ...
+@overload
+def checkpoint(*, policy: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+def checkpoint(f: Any = OMITTED, policy: Any = None) -> Any:
     """``f`` whose intermediate values are not kept for backward but computed again, as ``policy`` says.
 
     ``f`` takes and returns pytrees of tensors. ``policy`` is the name of a policy (``"dots_saveable"``), a function of
@@ -27,14 +32,16 @@ def checkpoint(f: Callable[..., Any], policy: Any = None) -> Callable[..., Any]:
     (with ``rng="philox"`` its seed is); in eager PyTorch the generator is set back. Called outside of a compiled function, this is
     ``torch.utils.checkpoint.checkpoint(f, ..., use_reentrant=False)``. Inside a ``torch.func`` transform that is not compiled, ``f``
     is called as it is: torch.func allows no hooks on saved tensors, so the numbers are the same and nothing is computed again.
+    Without ``f`` it is a decorator: ``@fg.checkpoint(policy="dots_saveable")``.
 
     Raises ``OptionError`` for what is no policy, ``ArgumentError`` if ``f`` is no function, and where a policy demands that a value be
     computed again that cannot be (a draw with ``rng="eager"``, an operator with effects) ``PartitionError``.
     """
-    if not callable(f):
-        raise ArgumentError(f"the first argument must be a function, got a {type(f).__name__}", fix="pass the function, not its result")
     chosen = policy_of(policy)
+    return applied(lambda f: _checkpointed(f, chosen), f)
 
+
+def _checkpointed(f: Callable[..., Any], chosen: Policy | None) -> Callable[..., Any]:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if active_trace() is None and transform_active():
             return f(*args, **kwargs)

@@ -7,8 +7,10 @@ table of contents of everything that happens when none does.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -98,6 +100,8 @@ class Compiled:
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
         self.__wrapped__ = definition.root
+        self.__module__ = getattr(definition.root, "__module__", type(self).__module__)
+        self.__qualname__ = getattr(definition.root, "__qualname__", self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self._cache.find(args, kwargs)
@@ -109,6 +113,21 @@ class Compiled:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A compiled method binds like a function."""
         return self if instance is None else _Bound(self, instance)
+
+    # ── copies: the definition and the options come along, programs stay behind ──────────────────────────────────
+
+    def __copy__(self) -> Compiled:
+        return Compiled(self._definition, self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        return Compiled(copy.deepcopy(self._definition, memo), self._options)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """What stands in a module (or in a class of it) under its function's name, as decorated functions do, is pickled by that name."""
+        place: Any = sys.modules.get(self.__module__)
+        for name in self.__qualname__.split("."):
+            place = getattr(place, name, None)
+        return self.__qualname__ if place is self else (Compiled, (self._definition, self._options))
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -327,6 +346,12 @@ class _Bound:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
+        return _Bound(self.__func__, copy.deepcopy(self.__self__, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Bound, (self.__func__, self.__self__)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__func__, name)
