@@ -105,6 +105,10 @@ class PartitionError(FuncgradError, RuntimeError):
     """No split into forward and backward satisfies the tags; both reasons are named."""
 
 
+class ResultError(FuncgradError, TypeError):
+    """The result holds an object that a compiled call cannot return: a tensor hides in it, or each call would have to make it anew."""
+
+
 class RetraceError(FuncgradError, RuntimeError):
     """A call inside ``fg.no_retrace()`` would have compiled; the message says which part of the key differed."""
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ContainerError
-from ..subclasses import is_traced
 
 _DEEP, _MANY = 4, 1000
 """How far from an object, and among how many, a tensor is looked for."""
@@ -73,18 +72,6 @@ def equal(baked: Any, now: Any) -> bool:
         raise ArgumentError(
             f"a {type(now).__name__} is a static value, and cannot be compared: {error}", fix="pass what it holds in a dict or a dataclass"
         ) from error
-
-
-def require_no_traced(leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """Raise ``ContainerError`` for a result that is no pytree and holds a tensor of the trace, which is of no use to anyone."""
-    for value, path in zip(leaves, paths, strict=True):
-        if not isinstance(value, Tensor) and _holds(value, is_traced):
-            kind = type(value).__name__
-            raise ContainerError(
-                f"the function returns a {kind} that holds tensors it computes, and is no pytree",
-                where=f"result{path}",
-                fix=_registering(value),
-            )
 
 
 _PLAIN = (set, frozenset, types.FunctionType, types.GeneratorType, types.MethodType, Iterator)

@@ -25,6 +25,7 @@ from .facts import Facts, naming
 from .inputs import Inputs
 from .origins import GradientOf
 from .outputs import OutputFact, look_at_outputs
+from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
 from .views import Step, take
@@ -81,6 +82,7 @@ class Inner:
             trace.writes.link(tensors)
         args, kwargs = self.inputs.rebuild(seen)
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
+        require_visible(leaves, paths, tree)
         leaves = [trace.named(v) for v in leaves]
         for slot, value in seen.items():
             new = trace.lineage.given(value) if isinstance(value, Tensor) else None
@@ -97,6 +99,7 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
+        require_the_same(leaves, paths, [o.constant for o in self.facts.outputs])
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
         inner_of = {id(inner): slot for slot, tensor in tensors for inner in inner_tensors(tensor)}
         self._require_known_writes(trace, slot_of | inner_of)

@@ -17,6 +17,7 @@ from ..tags import Tag, tag
 from ..torch_private import storage_id
 from .inner import Inner, Ran, inputs_of
 from .regions import whole
+from .results import PLAIN
 from .trace import Trace
 
 
@@ -58,9 +59,15 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     )
     simplify(graph)
     facts = inner.facts.returned
-    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else Constant(v) for o, v in zip(facts, ran.leaves, strict=False))
+    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
     return Joint(graph, Returned(ran.tree, leaves), tuple(symbols.guards()), symbols.floats.names, symbols.of_sizes, trace.wrappings)
+
+
+def _constant(value: Any, inner: Inner) -> Slot | Constant:
+    """A leaf of the result that is no tensor: the very object among the arguments, where it is one of them."""
+    static = () if isinstance(value, PLAIN) else zip(inner.inputs.slots, inner.inputs.leaves, strict=True)
+    return next((slot for slot, leaf in static if leaf is value), Constant(value))
 
 
 def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:

@@ -35,12 +35,12 @@ from .changes import (
     refuse_stores,
 )
 from .facts import Facts, Source, naming
-from .hidden import require_no_traced
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
 from .origins import GradientOf, Unresolved, find_origins
 from .outputs import look_at_outputs
+from .results import hidden_tensor, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
 
@@ -121,8 +121,8 @@ class _DryRun:
                 result = function(*args, **kwargs)
             _require_same(given, names, *flatten((args, kwargs))[::2])
             trace.writes.spread_versions()
-            leaves, _, paths = flatten(result)
-            require_no_traced(leaves, paths)
+            leaves, tree, paths = flatten(result)
+            require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
             self._left = trace.written() if self._replays else None
             facts = self._facts(leaves, paths, root)
@@ -303,6 +303,7 @@ def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any]
         name for name, a, b in zip(names, given, now, strict=False) if a is not b and (isinstance(a, Tensor) or isinstance(b, Tensor))
     ]
     changed += sorted(set(names) ^ set(names_now))
+    changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]
     if changed:
         raise MutationError(
             f"the function stores into a container it was given, at {changed[0]} of (args, kwargs)",

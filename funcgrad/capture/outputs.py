@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..errors import MutationError, UnsupportedTransformError
@@ -30,6 +30,8 @@ class OutputFact:
     requires_grad: bool
     is_leaf: bool
     view: View | None
+    constant: Any = field(default=None, eq=False, repr=False)
+    """A leaf that is no tensor, as this run returned it."""
 
     def __str__(self) -> str:
         kind = "" if self.view is None else (f"is {self.view}" if not self.view.steps else f"view {self.view}")
@@ -82,7 +84,7 @@ def look_at_outputs(
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             found.append(OutputFact(path, type_now(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
         else:
-            found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None))
+            found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None, leaf))
     _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
 

@@ -1,0 +1,165 @@
+"""Leaves of a result that are no tensors: a compiled call returns them as they were when the function was traced.
+
+That is right for immutable values, and for objects that were there before the call. A tensor hidden in an object that is no
+pytree would be the traced one; an object the function makes would be one object for all calls. Both are refused by name.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import gc
+import types
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+
+from ..errors import ResultError, TraceError
+from ..subclasses import is_traced
+from ..trees import Leaf, Tree
+
+_IMMUTABLE = (
+    bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, type, types.ModuleType, enum.Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format, types.CodeType,
+)  # fmt: skip
+"""Values nobody can tell from equal ones but by ``is``."""
+
+PLAIN = (bool, int, float, complex, str, bytes)
+_SYMBOLIC = (SymInt, SymFloat, SymBool)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial)
+_OPAQUE = (types.ModuleType, types.FrameType, types.CodeType, type)
+_AT_MOST = 100_000
+
+_Child = tuple[str, Any]
+
+
+def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:
+    """Raise ``ResultError`` for a tensor of the trace that hides in a leaf of the result, or in what its pytree takes for constant."""
+    for kind, context in contexts(tree):
+        hidden = hidden_tensor(context)
+        if hidden is not None:
+            raise ResultError(
+                f"the function returns a {kind.__name__}, and what its pytree takes for constant holds a tensor: context{hidden}",
+                where="result",
+                fix=f"let the flatten function of {kind.__name__} return the tensor among the children, not in the context",
+            )
+    for leaf, path in zip(leaves, paths, strict=True):
+        hidden = hidden_tensor(leaf)
+        if hidden is not None:
+            raise ResultError(
+                f"the function returns a {type(leaf).__name__}, which is no pytree, and a tensor it computed is in it: "
+                f"result{path}{hidden}",
+                where=f"result{path}",
+                fix=_instead_of(leaf),
+            )
+
+
+def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequence[Any]) -> None:
+    """Raise an error for a leaf that two runs (``first``: the leaves of the other one) made anew and that may change, or is another."""
+    for leaf, path, before in zip(leaves, paths, first, strict=True):
+        if leaf is before or isinstance(leaf, (Tensor, *_SYMBOLIC)):
+            continue
+        if isinstance(leaf, PLAIN) and repr(leaf) != repr(before):
+            raise TraceError(
+                f"the function's result{path} was {before!r} in its first run and is {leaf!r} in its second",
+                where=f"result{path}",
+                fix="make it a pure function of its arguments: no clocks, no counters, no randomness from Python",
+            )
+        if not _is_immutable(leaf):
+            raise ResultError(
+                f"the function makes a {type(leaf).__name__} and returns it: eager PyTorch returns a new one from each call, a "
+                "compiled function would return this one from all of them",
+                where=f"result{path}",
+                fix=_instead_of(leaf),
+            )
+
+
+def hidden_tensor(value: Any) -> str | None:
+    """The path from an object that is no tensor to a tensor of the trace in it; None where none is found."""
+    if isinstance(value, (Tensor, *_SYMBOLIC, *_IMMUTABLE)):
+        return None
+    pending: deque[_Child] = deque([("", value)])
+    seen = {id(value)}
+    alive: list[Any] = []  # what a generator or a property made on the way keeps its identity until the end
+    while pending and len(seen) < _AT_MOST:
+        path, item = pending.popleft()
+        for step, child in _inside(item):
+            if id(child) in seen or isinstance(child, _OPAQUE):
+                continue
+            if is_traced(child) or isinstance(child, _SYMBOLIC):
+                return path + step
+            if not isinstance(child, (Tensor, *_IMMUTABLE)):
+                seen.add(id(child))
+                alive.append(child)
+                pending.append((path + step, child))
+    return None
+
+
+def _inside(value: Any) -> Iterator[_Child]:
+    """What an object holds, by name where it has one; what the garbage collector knows besides (the frame of a generator, say)."""
+    named: list[_Child] = []
+    if isinstance(value, dict):
+        named += ((f"[{k!r}]" if isinstance(k, _IMMUTABLE) else "[…]", v) for k, v in value.items())
+        named += ((".keys()", k) for k in value)
+    elif isinstance(value, (list, tuple, deque)):
+        named += ((f"[{i}]", v) for i, v in enumerate(value))
+    elif isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            named += ((f" closing over {name}", held) for held in gc.get_referents(cell))
+        named += ((f".__defaults__[{i}]", v) for i, v in enumerate(value.__defaults__ or ()))
+        named += ((f".__kwdefaults__[{k!r}]", v) for k, v in (value.__kwdefaults__ or {}).items())
+        yield from named
+        return  # not into its globals
+    elif isinstance(value, functools.partial):
+        named += [(".func", value.func), (".args", value.args), (".keywords", value.keywords)]
+    elif isinstance(value, types.GeneratorType) and value.gi_frame is not None:
+        named += ((f" running with {name}", v) for name, v in value.gi_frame.f_locals.items())
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:
+        named += ((f".{name}", v) for name, v in attributes.items())
+    slots = [n for kind in type(value).__mro__ for n in _names(getattr(kind, "__slots__", ()))]
+    named += ((f".{name}", getattr(value, name)) for name in slots if not name.startswith("__") and hasattr(value, name))
+    known = {id(child) for _, child in named} | {id(attributes)}
+    yield from named
+    yield from (("{…}" if isinstance(value, (set, frozenset)) else " …", v) for v in gc.get_referents(value) if id(v) not in known)
+
+
+def contexts(tree: Tree) -> Iterator[tuple[type, Any]]:
+    """What containers need besides their children to be put together, each with its type."""
+    if not isinstance(tree, Leaf):
+        yield tree.kind, tree.context
+        for child in tree.children:
+            yield from contexts(child)
+
+
+def _names(slots: Any) -> Sequence[str]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _is_immutable(value: Any) -> bool:
+    """Whether a value cannot be changed; a function is taken for one, since it is what it computes that counts."""
+    if isinstance(value, frozenset):
+        return all(map(_is_immutable, value))
+    return isinstance(value, (*_IMMUTABLE, *_FUNCTIONS))
+
+
+def _instead_of(value: Any) -> str:
+    kind = type(value)
+    if isinstance(value, (set, frozenset, deque)):
+        return f"return a list or a tuple: list({kind.__name__}), or make the {kind.__name__} of it outside"
+    if isinstance(value, (types.GeneratorType, Iterator)):
+        return "return what it gives as a list: list(generator)"
+    if isinstance(value, _FUNCTIONS):
+        return "return the tensors, and make the function outside"
+    if isinstance(value, torch.nn.Module):
+        return "make the module outside, or return its parameters: dict(module.named_parameters())"
+    if kind.__module__ == "builtins":
+        return f"return its parts in a tuple, a list or a dict, and make the {kind.__name__} outside"
+    name = kind.__qualname__
+    return (
+        f"register the class: torch.utils._pytree.register_pytree_node({name}, flatten, unflatten), where flatten(value) returns "
+        f"(children, context) and unflatten(children, context) a {name}; or return the tensors themselves"
+    )
