@@ -163,7 +163,7 @@ def test_a_value_that_cannot_be_compared():
     ids=["namespace", "object", "set", "iterator", "function", "nested"],
 )
 def test_a_result_that_is_no_container_and_holds_what_is_computed(wrap):
-    with pytest.raises(fg.ContainerError, match="returns a") as caught:
+    with pytest.raises(fg.ResultError, match="returns a") as caught:
         fg.jit(lambda x: {"a": wrap(x * 2)})(torch.ones(3))
     assert caught.value.where == "result['a']"
 

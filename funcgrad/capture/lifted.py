@@ -30,6 +30,10 @@ class MetTooLate(BaseException):  # a signal the function must not catch, not an
         self.tensor = tensor
 
 
+class GradientsMatter(BaseException):  # a signal, too
+    """Grad mode is off outside the function, which switches it on, or asks whether a tensor requires grad: stand-ins must say."""
+
+
 def require_traceable(tensor: Tensor, where: str | None) -> None:
     """Raise ``UnsupportedTensorError`` for a tensor that can be no input: one that is not dense, a subclass that is no wrapper."""
     kind = type(tensor)

@@ -32,7 +32,7 @@ from ..torch_private import (
 )
 from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
-from .lifted import MetTooLate
+from .lifted import GradientsMatter, MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
 from .storages import STORAGES, require_memory_unread, storage_of
 from .where import user_line
@@ -62,6 +62,9 @@ WRITES = {
     or (name.endswith("_") and not name.endswith("__"))
 }
 """Methods that write to their tensor."""
+
+
+_ABOUT_GRADIENTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", "grad_fn", "is_leaf")}
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -147,6 +150,8 @@ class Lifter(TorchFunctionMode):
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
+        if self._trace.heedless and (torch.is_grad_enabled() or func in _ABOUT_GRADIENTS):
+            raise GradientsMatter
         original = args[0] if args else None
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__")

@@ -61,7 +61,7 @@ def observe(
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
     ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each call (else it has happened).
-    Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out.
+    Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
     """
     known: list[Tensor] = []
     while True:
@@ -91,6 +91,7 @@ class _DryRun:
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
         self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
+        self.trace.heedless = splits and not grad
 
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""

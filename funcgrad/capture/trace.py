@@ -108,6 +108,8 @@ class Trace(Recorder):
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
         self.making_graphs: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        self.heedless = False
+        """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────

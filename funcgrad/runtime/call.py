@@ -52,12 +52,13 @@ def print_call(
     kernel: Runnable,
     root: Any,
     lock: AbstractContextManager[Any],
+    grad: bool,
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
     ``examples`` are the leaves, then the captured tensors, of a call it is for; ``outer`` names what goes in and out of the layers.
     ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other threads.
-    It returns ``MISS`` where the program does not fit.
+    ``grad``: whether what it returns may have a history, even where grad mode is off. It returns ``MISS`` where the program does not fit.
     """
     names = _Names(() if joint.sizes is None else joint.sizes.symbols)
     constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": root}
@@ -85,6 +86,9 @@ def print_call(
     variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
+    if grad and not key.ambient.grad_mode:
+        constants["enable_grad"] = torch.enable_grad
+        layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered += print_effects(facts.state.effects, variables, constants, constant)
     lines += layered
     if facts.state.effects or any(layer.effects for layer in layers):

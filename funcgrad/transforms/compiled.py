@@ -23,10 +23,11 @@ from torch import Tensor
 
 from ..backends.choose import choose_backend
 from ..capture.draws import narrow
-from ..capture.facts import require_sizes_may_vary
+from ..capture.facts import Facts, require_sizes_may_vary
 from ..capture.floats import NotSymbolicError
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
+from ..capture.lifted import GradientsMatter
 from ..capture.observe import observe
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
@@ -48,11 +49,12 @@ from ..runtime.key import aliasing, with_sizes
 from ..runtime.program import Program
 from ..runtime.stages import Stages
 from ..sizes import SizeError
+from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, modes_entered, outside_transforms
 from ..trees import flatten
 from .arguments import take_apart
-from .definition import Definition, name_of
+from .definition import Definition, Untracked, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
 from .splitting import split_joint
 
@@ -242,15 +244,26 @@ class Compiled:
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _observe(self, inputs: Inputs) -> tuple[Definition, bool, Facts, Watch]:
+        """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python state."""
+        definition, grad = self._definition, torch.is_grad_enabled()
+
+        def observed() -> tuple[Facts, Watch]:
+            rng, replays = self._options.rng, definition.replays
+            return observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, rng, replays)
+
+        try:
+            return definition, grad, *observed()
+        except GradientsMatter:
+            definition, grad = Untracked(definition), True
+            return definition, grad, *observed()
+
     def _compile(self, inputs: Inputs) -> Program:
         """flatten → key → observe → layers → capture → tag → partition → lower → schedule → emit → build."""
-        definition, grad = self._definition, torch.is_grad_enabled()
         stages = Stages(self.__name__)
         with stages.progress():
             with stages("observe"):
-                facts, watch = observe(
-                    definition, inputs, grad, definition.root, definition.splits, definition.out_slot, self._options.rng, definition.replays
-                )
+                definition, grad, facts, watch = self._observe(inputs)
                 captured = read_all(facts.captured, dict(inputs.dynamic))
                 key = key_of(inputs, list(captured.items()), facts.histories)
                 if inputs.sizes:
@@ -308,7 +321,7 @@ class Compiled:
                     )
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 examples = [*inputs.leaves, *captured.values()]
-                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, self._effects)
+                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, self._effects, grad)
                 run = build_call(call)
                 if joint.sizes is not None:
                     joint.sizes.close()

@@ -87,6 +87,36 @@ class Plain:
 
 
 @frozen
+class Untracked:
+    """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on again inside, what
+    comes of that is differentiable, as it is for any part of a function."""
+
+    definition: Definition
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self.definition(*args, **kwargs)
+
+    @property
+    def root(self) -> Callable[..., Any]:
+        return self.definition.root
+
+    @property
+    def splits(self) -> bool:
+        return self.definition.splits
+
+    @property
+    def replays(self) -> bool:
+        return self.definition.replays
+
+    def argument_names(self, n: int) -> list[str]:
+        return self.definition.argument_names(n)
+
+    def out_slot(self, path: str) -> Slot:
+        return self.definition.out_slot(path)
+
+
+@frozen
 class Gradient:
     """Reverse-mode gradient of a scalar function; ``order`` says which of ``"value"`` and ``"grads"`` are returned.
 

@@ -1,0 +1,157 @@
+"""Grad mode switched inside a function, on where it is off outside and the other way round: autograd knows results as it does in eager."""
+
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+W = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+
+def on_inside(x):
+    with torch.enable_grad():
+        y = x * W
+    return y
+
+
+def partly(x):
+    a = x * 3
+    with torch.enable_grad():
+        y = x * W
+    return a, y, y * 2, x * W
+
+
+def set_and_reset(x):
+    torch.set_grad_enabled(True)
+    y = x * W
+    torch.set_grad_enabled(False)
+    return y, x * W
+
+
+def off_within_on(x):
+    with torch.enable_grad():
+        y = x * W
+        with torch.no_grad():
+            z = y * 2
+        u = y * z
+    return y, z, u
+
+
+def views(x):
+    with torch.enable_grad():
+        a, b = x.view(2, 1), W[1:]
+    return a, b, x.view(1, 2)
+
+
+def view_before(x):
+    a = x.view(2, 1)
+    with torch.enable_grad():
+        b = a * W
+        c = a.view(2)
+    return a, b, c
+
+
+def derivative(x):
+    with torch.enable_grad():
+        y = (x * W * x).sum()
+        (g,) = torch.autograd.grad(y, [W], create_graph=True)
+    return g, g * 2
+
+
+def written_after(x):
+    with torch.enable_grad():
+        y = x * W
+    y.mul_(2)
+    return y
+
+
+def written_within(x):
+    c = x * 1
+    with torch.enable_grad():
+        c.mul_(W)
+    return c
+
+
+def own_leaf(x):
+    with torch.enable_grad():
+        return torch.ones(2, requires_grad=True) * x
+
+
+def asks(x):
+    return x * (2 if W.requires_grad else 3) * (5 if x.requires_grad else 7)
+
+
+def asks_for_history(x):
+    return x * (2 if (x * 1).grad_fn is None else 3) * (5 if x.is_leaf else 7)
+
+
+def through_a_module(x):
+    layer = torch.enable_grad()(nn.functional.linear)
+    return layer(x, W.expand(2, 2)), nn.functional.linear(x, W.expand(2, 2))
+
+
+FUNCTIONS = [
+    on_inside, partly, set_and_reset, off_within_on, views, view_before, derivative, written_after, written_within, own_leaf, asks,
+    through_a_module,
+]  # fmt: skip
+
+
+def known(t):
+    return t.requires_grad, t.is_leaf, t.grad_fn is None
+
+
+def outcome(function, mode, requires_grad, order):
+    """The results as autograd knows them, and gradients of that order."""
+    x = torch.tensor([3.0, 5.0], requires_grad=requires_grad)
+    leaves = [v for v in (x, W) if v.requires_grad]
+    with mode():
+        results = function(x)
+    results = results if isinstance(results, tuple) else (results,)
+    found = [[known(t), t.tolist()] for t in results]
+    for t, own in zip(results, found, strict=True):
+        gradients = [t] if t.grad_fn is not None else []
+        for _ in range(order):
+            total = sum((g * g).sum() for g in gradients)
+            if not gradients or total.grad_fn is None:
+                break
+            gradients = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+            own.append([g.tolist() for g in gradients])
+    return found
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_grad_mode_inside(function, mode, requires_grad, order):
+    compiled = fg.jit(function)
+    expected = None
+    try:
+        expected = outcome(function, mode, requires_grad, order)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=r".*"):
+            outcome(compiled, mode, requires_grad, order)
+        assert "grad" in str(error)
+    for _ in range(2 if expected else 0):
+        assert outcome(compiled, mode, requires_grad, order) == expected
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("aux", [on_inside, partly, off_within_on])
+def test_grad_mode_inside_a_gradient(aux, mode):
+    def loss(x):
+        out = aux(x)
+        out = out if isinstance(out, tuple) else (out,)
+        return sum((t * t).sum() for t in out), [t.detach() for t in out]
+
+    x = torch.tensor([3.0, 5.0])
+    with mode():
+        found, found_aux = fg.grad_compiled(loss, has_aux=True)(x)
+        expected, expected_aux = torch.func.grad(loss, has_aux=True)(x)
+    torch.testing.assert_close([found, *found_aux], [expected, *expected_aux])
+
+
+def test_a_call_where_nothing_is_switched_on_stays_as_it_was():
+    with torch.no_grad():
+        assert "enable_grad" not in str(fg.jit(lambda x: x * W).program(torch.ones(2)).call)
