@@ -18,6 +18,7 @@ import torch.overrides
 import torch.utils.checkpoint
 
 from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
+from .fast_paths import FORWARDS, fast_path_replacements
 from .outside import cond
 from .regions import checkpointed
 
@@ -45,6 +46,8 @@ _PLACES = (
     _Place(*CAUSAL_MASK, "causal mask"),
     *(_Place(module, name, "seed") for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     *(_Place(torch.Generator, name, "generator seed") for name in ("manual_seed", "seed", "set_offset", "graphsafe_set_state")),
+    _Place(torch.overrides, "has_torch_function", "overridden"),
+    *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "get_state", "get state"),
     _Place(torch.Generator, "set_state", "set state"),
 )
@@ -163,6 +166,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
         "seed": draws.seed,
+        **fast_path_replacements(),
         "generator seed": draws.seed_generator,
         "get state": draws.get_state,
         "set state": draws.set_state,
