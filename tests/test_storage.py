@@ -332,7 +332,6 @@ REFUSED = {
     "a result": (lambda x, y: ((z := x.relu()), setattr(z, "data", y))[0], two_leaves, "a result that requires grad other memory"),
     "resized, given": (lambda x, y: (x.resize_(2), setattr(x, "data", y)), two, "other memory in two ways"),
     "empty, viewed": (lambda x, y: (x.detach(), x.resize_(2))[0], lambda: (torch.ones(0), torch.ones(3)), "memory that lies around it"),
-    "expanded": (lambda x, y: x.expand(2, 3).copy_(x.expand(2, 3)), two, "an expanded tensor to itself"),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
     "twice": (lambda x, y: x.set_(y).resize_(2), two, "resizes other memory that it gave"),
     "leaf under no_grad": (lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x), two_leaves, "that requires grad other memory"),

@@ -9,14 +9,13 @@ from attrs import evolve
 from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
-from ..graphs import is_expanded
 from ..histories import has_history, has_hooks, is_leaf, leaves_below, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import is_wrapper_subclass
 from .facts import Change, Source
 from .forgotten import Forgotten
-from .memory import Overlap, entangled, neighbours
+from .memory import Overlap, entangled, neighbours, overlaps_itself
 from .outputs import OutputFact
 from .stand_ins import Mirrored
 from .trace import Trace
@@ -65,6 +64,8 @@ def changes_of(
         late = slot not in shared and id(tensor) in ever and not own_data
         untouched = (slot not in shared or shared[slot].base not in written) and not own_data and not restrides and ever is in_forward
         moved = untouched and own.how_written(False) == "detached"
+        if own_data == "detached" and slot in families and overlaps_itself(tensor):
+            own_data, moved = None, True  # its memory is written to as that of its base
         if id(tensor) not in done and (own_data or restrides or late or moved):
             yield slot, Change(own_data, restrides, late, moved)
         done.add(id(tensor))
@@ -128,12 +129,11 @@ def refuse(
                 where=str(slot),
                 fix="call it in inference mode, or pass a clone",
             )
-        if id(tensor) in written and is_expanded(tensor):
+        if how == "tracked" and overlaps_itself(tensor):
             raise MutationError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory location: "
-                f"{slot} is expanded",
+                f"the function writes to {slot}, several elements of which are one in memory, what requires grad",
                 where=str(slot),
-                fix="clone() the tensor before performing the operation",
+                fix="write to what it is a view of, or to a clone",
             )
     for group in groups:
         if group.base in changes and group.at_odds:

@@ -7,6 +7,7 @@ strided views overlap is decided exactly (by NumPy's solver of the bounded Dioph
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +26,16 @@ Named = Sequence[tuple[Arg | Captured, Tensor]]
 @frozen
 class BaseOf:
     """How a call finds the memory some of its inputs share: the tensor autograd knows as their base, one of them itself,
-    or (``length`` elements) a flat look at all of their storage."""
+    or (``length`` elements) a flat look at all of their storage; or, of one that overlaps itself, at its ``own`` part of that."""
 
     of: Arg | Captured
     is_itself: bool
     length: int | None = None
+    own: bool = False
 
     def __call__(self, tensor: Tensor) -> Tensor:
         if self.length is not None:
-            return torch.as_strided(tensor.detach(), (self.length,), (1,), 0)
+            return torch.as_strided(tensor.detach(), (self.length,), (1,), tensor.storage_offset() if self.own else 0)
         base = tensor if self.is_itself else view_base(tensor)
         assert base is not None
         return base
@@ -103,15 +105,46 @@ def entangled(named: Named) -> dict[Arg | Captured, Arg | Captured]:
 
 
 def overlaps(named: Named) -> tuple[Overlap, ...]:
-    """For each storage, the distinct objects that overlap with another."""
+    """For each storage, the distinct objects that overlap with another, or with themselves."""
     tensors = dict(named)
     found: list[Overlap] = []
     for group in neighbours(named):
         components = _components([(slot, tensors[slot]) for slot in group])
         # one for each storage: two bases over one would each carry an old copy of what the other writes
-        shared = [pair for component in components if len(component) > 1 for pair in component]
+        shared = [pair for component in components if len(component) > 1 or overlaps_itself(component[0][1]) for pair in component]
         found += [together(shared)] if shared else []
+    grouped = {id(tensors[slot]) for group in neighbours(named) for slot in group}
+    alone = {id(t): (slot, t) for slot, t in reversed(named) if id(t) not in grouped}
+    found += [_with_itself(slot, t) for slot, t in alone.values() if overlaps_itself(t)]
     return tuple(found)
+
+
+def overlaps_itself(t: Tensor | Geometry) -> bool:
+    """Whether several elements are one in memory."""
+    reach = 0
+    for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride if isinstance(t, Geometry) else t.stride(), strict=True) if n > 1):
+        if stride <= reach:  # the smaller dimensions reach so far: it may be, but need not
+            own = t if isinstance(t, Geometry) else Geometry.of(t)
+            return 0 not in own.shape and np.unique(positions(own)).size < own.numel
+        reach += (size - 1) * stride
+    return False
+
+
+def positions(own: Geometry) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where in memory each element is."""
+    found = np.array(own.offset)
+    for size, stride in zip(own.shape, own.stride, strict=True):
+        found = found[..., None] + np.arange(size) * stride
+    return found
+
+
+def _with_itself(slot: Arg | Captured, tensor: Tensor) -> Overlap:
+    """How a tensor that overlaps itself can be had as a view of one that does not."""
+    own = Geometry.of(tensor)
+    memory = Geometry((1 + sum((n - 1) * s for n, s in zip(own.shape, own.stride, strict=True)),), (1,), own.offset, own.dtype)
+    family = Family(slot, None, steps_between(memory, own), ((slot, steps_between(own, own)),))
+    nbytes = memory.numel * tensor.element_size()
+    return Overlap(Base((slot,)), BaseOf(slot, False, memory.numel, own=True), family.views, (family,), nbytes, nbytes, _at_odds([tensor]))
 
 
 def share_elements(a: Tensor, b: Tensor) -> bool:
@@ -151,7 +184,7 @@ def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
     for slot, t in members:
         families.setdefault(id(family_of(t)), []).append((slot, t))
     kin: tuple[Family, ...] = ()
-    if len(families) == 1:
+    if len(families) == 1 and not overlaps_itself(family_of(tensors[0])):
         _, found, geometry, views = _base_of(members)
     else:
         # all of the storage: what is cut out of a part of it might not be a combination of slices

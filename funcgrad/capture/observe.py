@@ -285,6 +285,7 @@ class _DryRun:
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]])
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
+        groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         return Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,

@@ -26,7 +26,7 @@ from ..torch_private import (
     to_functional,
     without_modes,
 )
-from .memory import Overlap, neighbours, together
+from .memory import Overlap, neighbours, overlaps_itself, together
 from .trace import Trace
 from .views import Geometry, steps_between, take
 
@@ -122,8 +122,10 @@ def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -
     plain = [(slot, t) for slot, t in named if not is_wrapper_subclass(t)]
     for group in neighbours(plain):  # type: ignore[arg-type]
         found |= _mirror_together(trace, together([(slot, reals[slot]) for slot in group]), reals, grad)
-    for _, tensor in named:
-        if id(tensor) not in found:
+    for slot, tensor in named:
+        if id(tensor) not in found and not is_wrapper_subclass(tensor) and overlaps_itself(tensor):
+            found |= _mirror_together(trace, together([(slot, tensor)]), reals, grad)  # type: ignore[list-item]
+        elif id(tensor) not in found:
             found[id(tensor)] = mirror_alone(trace, tensor, grad)
     return found
 
@@ -201,5 +203,5 @@ def _look(stand_in: Tensor, base: Tensor, real: Tensor) -> Tensor:
     own = Geometry.of(real)
     steps = steps_between(Geometry.of(base), own)
     if steps is None or base.dtype != real.dtype:
-        return stand_in.as_strided(own.shape, own.stride, own.offset)  # it may be looked at; a write to a view of it is refused
+        return stand_in.as_strided(own.shape, own.stride, own.offset)  # it may be looked at; a write to memory around it is refused
     return take(stand_in, steps)

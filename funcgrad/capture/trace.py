@@ -56,6 +56,7 @@ from .modes import Lifter, Tracer
 from .random_operators import Draws
 from .recorder import Recorder
 from .replaced import replacements_of, replacing
+from .scattered import strided
 from .storages import require_data_alone
 from .views import Lineage
 from .where import is_defect, named_error, user_line
@@ -383,6 +384,13 @@ class Trace(Recorder):
         if op.namespace == "profiler":
             with without_modes():
                 return op(*args, **kwargs)
+        if op is torch.ops.aten.as_strided.default and is_traced(args[0]):
+            with self.functional:
+                look = strided(self.lineage, self.reals if self.graph is None else None, op, args, kwargs)
+            return NotImplemented if look is None else look
+        if self.writes.scatters(op, args, kwargs):
+            with self.functional:
+                return self.writes.scatter(op, args, kwargs)
         if writes_inputs(op) and not is_torchs_own(op):
             return self._custom_write(op, args, kwargs)
         if not returns_nothing(op) or writes_inputs(op):

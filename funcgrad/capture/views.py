@@ -103,7 +103,8 @@ class Geometry:
 def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     """The view ops that lead from a base to a tensor that looks at part of its memory, or None where there are none.
 
-    Never ``as_strided``: it cannot be undone functionally once other views are taken of its result.
+    Slices where they do it; windows (``unfold``) of its flat memory where elements overlap, or strides interlock. Never ``as_strided``,
+    which goes by how a value lies in memory: what is computed in its place lies otherwise.
     """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
         return (Step(torch.ops.aten.alias.default, ()),)
@@ -118,6 +119,7 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     flat = [] if len(base.shape) == 1 else [Step(torch.ops.aten.view.default, ((-1,),))]
     steps = (_slices_of_flat(base.numel, start, strides) if base.is_contiguous else None) or None
     steps = _slices(base, start, strides) if steps is None else flat + steps
+    steps = _windows(base, start, strides) if steps is None else steps
     if steps is None or member.numel == 0:
         return None
     order = sorted(range(len(dims)), key=lambda k: dims[k])
@@ -178,6 +180,20 @@ def _slices(base: Geometry, start: int, strides: _Strides) -> list[Step] | None:
     if found != list(slices):
         steps.append(Step(torch.ops.aten.permute.default, (tuple(found.index(d) for d in slices),)))
     return steps
+
+
+def _windows(base: Geometry, start: int, strides: _Strides) -> list[Step] | None:
+    """From what is dense: a window for each index of a dimension, as long as the smaller ones reach."""
+    order = sorted(range(len(base.shape)), key=lambda d: (base.stride[d], base.shape[d]), reverse=True)
+    dense = Geometry(tuple(base.shape[d] for d in order), tuple(base.stride[d] for d in order), 0, base.dtype)
+    reach = [sum((n - 1) * s for n, s in strides[k:]) + 1 for k in range(len(strides) + 1)]
+    if not dense.is_contiguous or start < 0 or start + reach[0] > base.numel:
+        return None
+    steps = [] if order == list(range(len(order))) else [Step(torch.ops.aten.permute.default, (tuple(order),))]
+    steps += [] if len(order) == 1 else [Step(torch.ops.aten.view.default, ((-1,),))]
+    steps.append(Step(torch.ops.aten.slice.Tensor, (0, start, start + reach[0])))
+    steps += [Step(torch.ops.aten.unfold.default, (k, reach[k + 1], stride)) for k, (_, stride) in enumerate(strides)]
+    return [*steps, Step(torch.ops.aten.select.int, (len(strides), 0))]
 
 
 def take(tensor: Tensor, steps: Sequence[Step]) -> Tensor:

@@ -14,6 +14,7 @@ from ..histories import bump_version, family_of, version_of
 from ..slots import Slot
 from ..subclasses import inner_tensors
 from ..torch_private import (
+    FunctionalTensor,
     from_functional,
     mutation_count,
     replace_value,
@@ -25,7 +26,8 @@ from ..torch_private import (
     written_by,
 )
 from .memory import share_elements
-from .outside import FILLS, rewrite
+from .outside import rewrite
+from .scattered import is_not_undone, root_of, write
 from .views import Geometry, Lineage, is_dense
 from .where import user_line
 
@@ -41,6 +43,8 @@ class Writes:
         self.custom_functions = 0
         self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
+        self._scattering = False
+        self._written: list[tuple[Tensor, Geometry]] = []
         self._memory: Mapping[Slot, Tensor] | None = None
         self._counts: dict[Slot, int] = {}
 
@@ -51,11 +55,13 @@ class Writes:
         op, args, kwargs = self._rewritten(op, args, kwargs)
         if writes_inputs(op) and view_kind(op) is None:
             self.note(op, args, kwargs)
+            roots = [root_of(self._lineage, t) for t in written_by(op, args, kwargs) if isinstance(t, FunctionalTensor)]
+            self._written = [(root, Geometry.of(root)) for root in roots if not root.is_contiguous() and is_dense(root)]
         return op, args, kwargs
 
     def after(self) -> None:
         """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are told, the offset."""
-        for tensor, place in self._placed:
+        for tensor, place in (*self._placed, *self._written):
             value = from_functional(tensor)
             if self.first_run and (value.stride(), value.storage_offset()) != (place.stride, place.offset):
                 last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True))
@@ -73,27 +79,26 @@ class Writes:
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None
-        if target is not None and args and target is args[0] and is_expanded(target):
-            if op is torch.ops.aten.copy_.default and _is_same_look(target, args[1]):
-                raise MutationError("the function copies an expanded tensor to itself", where=user_line(), fix="leave it as it is")
-            if op not in FILLS:
-                raise RuntimeError(
-                    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-                    "Please clone() the tensor before performing the operation."
-                )
-            # to write to an expanded tensor, functionalisation would sum over it: fill what was expanded
-            return op, (self._before_expand(target, op), *args[1:]), kwargs
-        if target is not None and self.first_run:
+        if target is not None and self.first_run and not self._scattering:
             _refuse_as_eager(op, target, args)
         return rewrite(op, args, kwargs)
 
-    def _before_expand(self, tensor: Tensor, op: Any) -> Tensor:
-        while is_expanded(tensor):
-            taken = self._lineage.source(tensor)
-            if taken is None or taken[1].op is not torch.ops.aten.expand.default:
-                raise MutationError(f"{op} fills a view of an expanded tensor", where=user_line(), fix="fill what was expanded")
-            tensor = taken[0]
-        return tensor
+    def scatters(self, op: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call writes to a view that functionalisation cannot undo: ``scatter`` makes it otherwise."""
+        return writes_inputs(op) and view_kind(op) is None and is_not_undone(self._lineage, op, args, kwargs)
+
+    def scatter(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """Make such a call."""
+        written = list(written_by(op, args, kwargs))
+        if self.first_run and not is_expanded(written[0]):
+            _refuse_as_eager(op, written[0], args)
+        self.note(op, args, kwargs)
+        self._scattering = True
+        try:
+            write(self._lineage, op, args, kwargs)
+        finally:
+            self._scattering = False
+        return written[0] if len(op._schema.returns) == 1 else tuple(written) or None
 
     def run_custom_function(self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is."""
@@ -155,19 +160,19 @@ def _count(tensor: Tensor) -> int:
     return sum(map(mutation_count, inner_tensors(tensor)))
 
 
-def _is_same_look(a: Tensor, b: Tensor) -> bool:
-    return storage_id(a) == storage_id(b) and Geometry.of(a) == Geometry.of(b)
-
-
 def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
     """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its order."""
-    for other in (a for a in others if isinstance(a, Tensor) and a is not target):
-        if storage_id(other) == storage_id(target) and _partly_overlap(target, other):
+    name = what.__name__.split(".")[0].removesuffix("_")
+    for other in (t for value in others for t in tensors_in(value)):
+        if storage_id(other) != storage_id(target) or (name in _FILLING and other.numel() == 1):
+            continue
+        is_same = other is target or Geometry.of(other) == Geometry.of(target)
+        if name not in _UNCHECKED and (_partly_overlap(target, other) or (is_same and name in _ELSEWHERE)):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
                 "Please clone() the tensor before performing the operation."
             )
-        if storage_id(other) == storage_id(target) and Geometry.of(other) != Geometry.of(target) and share_elements(other, target):
+        if (not is_same or name in _UNCHECKED) and share_elements(other, target):
             raise MutationError(
                 f"{target_text(what)} writes to memory it reads elsewhere: the result depends on the order in which it goes",
                 where=user_line(),
@@ -175,16 +180,41 @@ def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
             )
 
 
+_FILLING = {"fill", "masked_fill", "index_fill"}
+"""What reads the one value it writes before it writes."""
+
+_ELSEWHERE = {
+    "index_put", "index_copy", "index_add", "index_reduce", "scatter", "scatter_add", "scatter_reduce", "put", "gather", "index_select",
+    "take", "cat", "stack",
+}  # fmt: skip
+"""What eager PyTorch does not let read any of what it writes to, the same element of it neither."""
+
+_UNCHECKED = {
+    "masked_scatter", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "matmul", "sum", "nansum", "mean", "prod", "amax",
+    "amin", "max", "min", "any", "all", "argmax", "argmin", "var", "std", "norm", "linalg_vector_norm", "logsumexp",
+}  # fmt: skip
+"""What reads other elements than the one it writes, and goes on where it has written to them."""
+
+
 def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
     """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads what it
     overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
-    refuse_overlap(op, target, args)
+    first = op._schema.arguments[0].alias_info
+    is_method = first is not None and first.is_write
+    if not (op is torch.ops.aten.index_put_.default and _is_masked_fill(*args[1:])):
+        refuse_overlap(op, target, args[1:] if is_method else args)
     if op in _PRODUCTS and not target.is_complex():
         with without_modes(), without_function_modes():
             wide = torch.result_type(*(_shell(a) if isinstance(a, Tensor) else a for a in args[:2]))
         if not torch.can_cast(wide, target.dtype):
             wide_name, name = (str(d).removeprefix("torch.").capitalize() for d in (wide, target.dtype))
             raise RuntimeError(f"result type {wide_name} can't be cast to the desired output type {name}")
+
+
+def _is_masked_fill(indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> bool:
+    """Whether eager PyTorch fills where a mask says so (``x[mask] = value``): it reads the value before it writes."""
+    masks = [i for i in indices if i is not None]
+    return values.numel() == 1 and not accumulate and len(masks) == 1 and masks[0].dtype in (torch.bool, torch.uint8)
 
 
 def _shell(tensor: Tensor) -> Tensor:

@@ -188,7 +188,9 @@ class _Printer:
             self.lines.append(f"{name} = {of}._base")
         else:
             self._constants["as_strided"] = torch.as_strided
-            self.lines.append(f"{name} = as_strided({of}.detach(), ({found.length},), (1,), 0)")
+            self.lines.append(
+                f"{name} = as_strided({of}.detach(), ({found.length},), (1,), {f'{of}.storage_offset()' if found.own else 0})"
+            )
         return name
 
     def _take(self, slot: Slot, view: View) -> None:

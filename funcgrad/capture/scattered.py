@@ -1,0 +1,182 @@
+"""Writes through views that functionalisation cannot undo: ``as_strided``, ``unfold`` and ``expand``.
+
+Such a view is taken anew, by slices, of the tensor all of whose memory it looks at (its *root*), and written to there. Where there
+are no such slices, a copy is written to, and put back element by element. Where several elements of a view are one in memory, what
+fills them fills that one; any other write to them is refused: by eager PyTorch, or, where that goes on, by name, since the result
+depends on the order in which it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from ..errors import AliasContractError, MutationError
+from ..graphs import is_expanded, target_text, tensors_in
+from ..torch_private import storage_id, written_by
+from .memory import overlaps_itself, positions
+from .outside import FILLS
+from .views import Geometry, Lineage, steps_between, take
+from .where import user_line
+
+aten = torch.ops.aten
+
+_NOT_UNDONE = (aten.as_strided.default, aten.unfold.default, aten.expand.default)
+
+_MASKED = {
+    aten.masked_fill_.Scalar, aten.masked_fill_.Tensor, aten.index_fill_.int_Scalar, aten.index_fill_.int_Tensor,
+    aten.index_put_.default,
+}  # fmt: skip
+"""What eager PyTorch lets write to several elements that are one in memory; here: where all that are written get one value."""
+
+
+def root_of(lineage: Lineage, tensor: Tensor) -> Tensor:
+    """The tensor of the trace that a view was taken of in the first place: it looks at all of its memory."""
+    return lineage.path(tensor, lambda _: False, through=True)[0]
+
+
+def strided(lineage: Lineage, reals: Mapping[int, Tensor] | None, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """``as_strided``, by views of the root, which can be undone; None where there are none. ``reals`` (in the first run) are what
+    tensors of the trace stand for: out of their memory, eager PyTorch's error is raised."""
+    tensor, size, stride, *rest = (*args, *kwargs.values())
+    start = tensor.storage_offset() if rest in ([], [None]) else rest[0]
+    root = root_of(lineage, tensor)
+    if not all(type(n) is int for n in (*root.shape, *root.stride(), *size, *stride, start)):
+        return None
+    if reals is not None:
+        known = lineage.path(tensor, lambda t: id(t) in reals, through=True)[0]
+        _require_room(reals.get(id(known), known), size, stride, start)
+    look = _look(root, Geometry(tuple(size), tuple(stride), start, tensor.dtype))
+    if look is not None:
+        lineage.note(op, args, kwargs, look)
+    return look
+
+
+def _require_room(tensor: Tensor, size: Sequence[int], stride: Sequence[int], start: int) -> None:
+    room = tensor.untyped_storage().nbytes()
+    needed = (start + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * tensor.element_size()
+    if 0 not in size and needed > room:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {start}, and itemsize {tensor.element_size()} "
+            f"requiring a storage size of {needed} are out of bounds for storage of size {room}"
+        )
+
+
+def is_not_undone(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call writes to a view that functionalisation cannot undo, or to several elements that are one in memory."""
+    return any(_is_not_undone(lineage, target) for target in written_by(op, args, kwargs))
+
+
+def _is_not_undone(lineage: Lineage, target: Tensor) -> bool:
+    while (taken := lineage.source(target)) is not None:
+        if taken[1].op in _NOT_UNDONE:
+            return True
+        target = taken[0]
+    return is_expanded(target)
+
+
+def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Carry out a call for which ``is_not_undone``, by writes that functionalisation can undo."""
+    replaced: dict[int, Tensor] = {}
+    copies: list[tuple[Tensor, Tensor, list[Tensor]]] = []
+    for target in written_by(op, args, kwargs):
+        if not _is_not_undone(lineage, target):
+            continue
+        own, root = Geometry.of(target), root_of(lineage, target)
+        if is_expanded(target) or overlaps_itself(own):
+            _fill(root, target, op, args)
+            return
+        look = _sliced(root, own)
+        if look is None:
+            look = target.clone()
+            copies.append((look, root, _indices(root, own)))
+        replaced[id(target)] = look
+    op(*(replaced.get(id(a), a) for a in args), **{k: replaced.get(id(v), v) for k, v in kwargs.items()})
+    for copy, root, indices in copies:
+        aten.index_put_.default(root, indices, copy)
+
+
+def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
+    """A write to elements several of which are one in memory."""
+    own = Geometry.of(target)
+    if op is aten.copy_.default and storage_id(target) == storage_id(args[1]) and Geometry.of(args[1]) == own:
+        return  # eager PyTorch leaves it as it is
+    if not is_expanded(target) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)):
+        raise MutationError(
+            f"{target_text(op)} writes to memory that overlaps itself what requires grad: "
+            "in the backward pass, the result depends on the order in which it goes",
+            where=user_line(),
+            fix="write to what it is a view of, or to a clone",
+        )
+    value, hit = _filled(target, op, args)
+    repeated = [d for d, (n, s) in enumerate(zip(own.shape, own.stride, strict=True)) if n > 1 and s == 0]
+    once = evolve(own, shape=tuple(1 if d in repeated else n for d, n in enumerate(own.shape)))
+    if hit is not None and repeated:
+        hit = hit.any(repeated, keepdim=True)
+    look = None if overlaps_itself(once) else _sliced(root, once)
+    if look is None and hit is not None:
+        mask = torch.zeros(root.shape, dtype=torch.int32, device=root.device)
+        hit = aten.index_put_.default(mask, _indices(root, once), hit.int(), True) > 0
+    if hit is not None:
+        (root if look is None else look).masked_fill_(hit, value)
+    elif look is not None:
+        look.fill_(value)
+    else:
+        value = value.to(root.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=root.dtype, device=root.device)
+        aten.index_put_.default(root, _indices(root, once), value)
+
+
+def _filled(target: Tensor, op: Any, args: Sequence[Any]) -> tuple[Any, Tensor | None]:
+    """The one value that a call writes, and where (a bool for each element; None: everywhere). Raises where it writes several."""
+    if op in FILLS:
+        return (0 if op is aten.zero_.default else args[1]), None
+    if op in _MASKED and not (op is aten.index_put_.default and (args[2].numel() != 1 or args[3:] == (True,))):
+        *where, value = args[1:3] if op is aten.index_put_.default else args[1:]
+        is_hit = torch.zeros(target.shape, dtype=torch.bool, device=target.device)
+        return (value.reshape(()) if isinstance(value, Tensor) else value), op(is_hit, *where, _true_like(value))
+    if op is aten.copy_.default and args[1].numel() == 1 and not is_expanded(target):
+        return args[1].reshape(()), None
+    if is_expanded(target) and op not in _MASKED:
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+    raise MutationError(
+        f"{target_text(op)} writes to memory that overlaps itself: the result depends on the order in which it goes",
+        where=user_line(),
+        fix="write to what it is a view of, or to a clone",
+    )
+
+
+def _true_like(value: Any) -> Any:
+    return torch.ones_like(value, dtype=torch.bool) if isinstance(value, Tensor) else True
+
+
+def _look(root: Tensor, own: Geometry) -> Tensor | None:
+    steps = steps_between(Geometry.of(root), own)
+    return None if steps is None else take(root, steps)
+
+
+def _sliced(root: Tensor, own: Geometry) -> Tensor | None:
+    steps = steps_between(Geometry.of(root), own)
+    return None if steps is None or any(step.op in _NOT_UNDONE for step in steps) else take(root, steps)
+
+
+def _indices(root: Tensor, own: Geometry) -> list[Tensor]:
+    """Which elements of the root, by its dimensions, are those of a look at its memory. Raises where some are none."""
+    base = Geometry.of(root)
+    memory, looked_at = positions(base).ravel(), positions(own)
+    order = memory.argsort()
+    at = np.searchsorted(memory, looked_at, sorter=order).clip(max=memory.size - 1)
+    if (memory[order[at]] != looked_at).any():
+        raise AliasContractError(
+            "the function writes to memory around a tensor it looks at (as_strided)",
+            where=user_line(),
+            fix="pass the tensor all of whose memory it looks at, and take the view of that",
+        )
+    return [torch.tensor(i.tolist(), device=root.device) for i in np.unravel_index(order[at], base.shape)]
