@@ -1,6 +1,7 @@
-"""``python -m tests.laws.fuzz N [FIRST] [plain]``: N random programs, eager against compiled, on all cores.
+"""``python -m tests.laws.fuzz N [FIRST] [plain | strided]``: N random programs, eager against compiled, on all cores.
 
-``plain`` ones hold no statements that give a tensor other memory, nor any that only leaves have (``.grad``, ``.backward()``).
+``plain`` ones hold no statements that give a tensor other memory, nor any that only leaves have (``.grad``, ``.backward()``); ``strided``
+ones look at memory by strides and expand, besides. A run fails if a program differs, or if more are refused by name than were.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from collections.abc import Mapping
 
 import torch
 
-from .programs import KINDS, PLAIN, report
+from .programs import KINDS, PLAIN, STRIDED, report
+from .refusals import CEILINGS, STRIDED_CEILINGS, above
+
+ALL = {"": (KINDS, CEILINGS), "plain": (PLAIN, CEILINGS), "strided": (STRIDED, STRIDED_CEILINGS)}
 
 
 def _check(kinds: Mapping[tuple[str, ...], int], seed: int) -> tuple[str | None, Counter[str]]:
@@ -25,7 +29,7 @@ def _check(kinds: Mapping[tuple[str, ...], int], seed: int) -> tuple[str | None,
     return report(seed, refused, kinds), refused
 
 
-def main(n: int, first: int, kinds: Mapping[tuple[str, ...], int]) -> int:
+def main(n: int, first: int, kinds: Mapping[tuple[str, ...], int], ceilings: Mapping[str, float]) -> int:
     start, failed, refused = time.time(), 0, Counter[str]()
     check = functools.partial(_check, kinds)
     with multiprocessing.Pool(maxtasksperchild=500) as pool:
@@ -41,11 +45,13 @@ def main(n: int, first: int, kinds: Mapping[tuple[str, ...], int]) -> int:
                 print(f"{done} programs, {failed} differences, {time.time() - start:.0f} s", file=sys.stderr, flush=True)
     print(f"{n} programs from seed {first}: {failed} differences, {time.time() - start:.0f} s; {refused.total()} refused by name")
     for reason, count in refused.most_common():
-        print(f"{count:6} … {reason} …")
-    return int(failed > 0)
+        print(f"{count:6} ({count / n:.2%}) … {reason} …")
+    more = above(refused, n, ceilings)
+    print("\n".join(more))
+    return int(failed > 0 or bool(more))
 
 
 if __name__ == "__main__":
-    plain = sys.argv[-1] == "plain"
-    n, first = [*map(int, sys.argv[1 : len(sys.argv) - plain]), 0][:2]
-    sys.exit(main(n, first, PLAIN if plain else KINDS))
+    kind = sys.argv[-1] if sys.argv[-1] in ALL else ""
+    n, first = [*map(int, sys.argv[1 : len(sys.argv) - bool(kind)]), 0][:2]
+    sys.exit(main(n, first, *ALL[kind]))

@@ -20,6 +20,8 @@ from torch import Tensor
 
 import funcgrad as fg
 
+from .refusals import reason_of
+
 
 class Count(torch.autograd.Function):
     """Writes to a buffer in forward and in backward."""
@@ -80,6 +82,10 @@ INPUTS = (
     "base[:4]", "base[2:6]", "base[4:]", "base[1:7:2]", "base.view(4, 2)", "base.view(2, 4)[:, 1:3]", "base.view(2, 4).t()", "base",
     "base.detach()[:3]", "base.unbind(0)[1]", "base.view(2, 4).unbind(0)[1]", "base[:5].view(5)",
 )  # fmt: skip
+OVERLAPPING = (
+    "base.as_strided((3, 2), (1, 1))", "base.as_strided((2, 2), (2, 3), 1)", "base.unfold(0, 3, 2)", "base[1:4].expand(2, 3)",
+    "base[:4].view(2, 2).unsqueeze(1).expand(2, 2, 2)", "base.as_strided((4,), (2,))",
+)  # fmt: skip
 OTHERS = (
     "torch.arange(4.) + 1", "(torch.arange(6.) / 4).view(2, 3)", "torch.ones(3, requires_grad=True)",
     "torch.ones(4, requires_grad=True) * 2",
@@ -121,19 +127,30 @@ MEMORY = (
     "{x}.data = {y}.detach() * 2", "{x}.data = {y}", "{x}.set_({y})", "{x}.set_({y} * 2)", "{x}.resize_({x}.numel() // 2)",
     "{x}.resize_(9).zero_()", "{x}.resize_as_({y}).copy_({y})", "torch.mul({y}, 2, out={x})", "torch.cumsum({y}.detach(), 0, out={x})",
 )  # fmt: skip
-REFUSED = (
-    "(.backward() inside, .grad =, requires_grad_())", "off (requires_grad_())", "which would go on through the history", "other memory",
-    "to memory that lies around", "computed outside (.grad =)", "and asks for its gradient", "returns a leaf it made itself",
-    "of an input that is a view itself", "writes to memory it reads elsewhere", "fills a view of an expanded tensor",
-    "copies an expanded tensor to itself", "to a transposed layout", "that goes to a leaf it made itself",
-    "that was computed or used, under no_grad", "that it made the gradient of",
+STRIDES = (
+    "{x}.as_strided((2, 2), (1, 2))", "{x}.as_strided((3,), (2,))", "{x}.as_strided((2, 3), (1, 1))", "{x}.as_strided((2, 2), (2, 3), 1)",
+    "{x}.as_strided({x}.shape, {x}.stride())", "{x}.as_strided((), ())", "{x}.as_strided((2, 1, 2), (2, 1, 0))", "{x}.unfold(0, 2, 1)",
+    "{x}.unfold(0, 2, 2)", "{x}.unfold(-1, 1, 1)", "{x}.expand(2, *{x}.shape)", "{x}.expand(2, *{x}.shape)[0]",
+    "{x}.expand(2, *{x}.shape)[:, :1]", "{x}.unsqueeze(-1).expand(*{x}.shape, 2)", "{x}[0]", "{x}[:, 0]", "{x}[::2]", "{x}.diagonal()",
 )  # fmt: skip
-"""What says that a statement of these two kinds, beside others of the program, is not carried out: see ``docs/errors.md``."""
+"""Views whose elements are several in one place, or lie where no slices lead."""
+ELSEWHERE = (
+    "{x}[1:].copy_({x}[:-1])", "{x}[1:] = {x}[:-1]", "{x}.add_({x}.t())", "{x}.copy_({x})",
+    "{x}[1::2].copy_({x}[::2][:{x}[1::2].shape[0]])",
+    "{x}.masked_fill_({x} > 0.5, {y}.mean())", "{x}.masked_fill_({x} > 0.5, 2)", "{x}.index_fill_(0, torch.tensor([0]), 3)",
+    "{x}[torch.tensor([0])] = 1.0", "{x}[torch.tensor([0])] *= 2", "{x}.fill_({y}.mean())", "{x}.mul_({x})", "{x}.add_({y})",
+    "{x}.copy_({y})",
+    "{x}.index_put_((torch.tensor([0]),), {y})", "{x}.as_strided((2,), (1,)).mul_(3)", "{x}.add_({x}.flip(0))",
+    "{x}.view(-1)[1:].sub_({y}.sum())",
+)  # fmt: skip
+"""Writes to several elements that are one in memory, or to what is read elsewhere."""
 RESTRIDES = ("{x}.t_()", "{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.transpose_(0, -1)", "{x}.unsqueeze_(-1)")
 KINDS = {VIEWS: 6, VALUES: 6, WRITES: 8, RESTRIDES: 2, LEAVES: 2, MEMORY: 1}
 """How often each kind of statement is drawn."""
 PLAIN = {kind: KINDS[kind] for kind in (VIEWS, VALUES, WRITES, RESTRIDES)}
 """Views, values and writes alone: of these, next to none is refused."""
+STRIDED = {**PLAIN, STRIDES: 6, ELSEWHERE: 6}
+"""Such with memory that overlaps itself, too; so do inputs."""
 
 
 @attrs.frozen
@@ -183,11 +200,12 @@ def generate(seed: int, kinds: Mapping[tuple[str, ...], int] = KINDS) -> Program
     """The program of a seed."""
     r = random.Random(seed)
     inputs: list[str] = []
+    of_base = INPUTS if STRIDES not in kinds else (*INPUTS, *OVERLAPPING)
     for i in range(r.randint(1, 4)):
         if inputs and r.random() < 0.15:
             inputs.append(f"x{r.randrange(i)}")
         else:
-            inputs.append(r.choice(INPUTS if r.random() < 0.6 else OTHERS))
+            inputs.append(r.choice(of_base if r.random() < 0.6 else OTHERS))
     base = r.choice(BASES)
     program = Program(base, tuple(inputs), (), tuple(f"x{i}" for i in range(len(inputs))))
     variables = [f"x{i}" for i in range(len(inputs))]
@@ -233,7 +251,7 @@ def run(program: Program | Case, transform: Callable[[Callable[..., Any]], Calla
     setup, f = program.functions()
     inputs, base = setup()
     for t in inputs if nudge else ():
-        t.data.mul_(1 + nudge)
+        t.data[tuple(slice(1 if stride == 0 else None) for stride in t.stride())].mul_(1 + nudge)
     seen = Seen()
     before = [_data(t) for t in inputs]
     leaves = _leaves([*inputs, base])
@@ -319,8 +337,8 @@ def _leaves(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def refusal(found: Seen) -> str | None:
-    """What of ``REFUSED`` a compiled function says it does not carry out."""
-    return next((reason for reason in REFUSED if found.error is not None and reason in found.error), None)
+    """Why a compiled function says that it does not carry something out."""
+    return None if found.error is None else reason_of(found.error)
 
 
 def difference(expected: Seen, found: Seen) -> str | None:

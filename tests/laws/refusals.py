@@ -1,0 +1,68 @@
+"""What compiled functions say of random programs that they do not carry out, and of how many programs they may say it.
+
+A refusal by name where eager PyTorch runs is no difference, but it is counted: a run fails in which a reason is given more often than
+it was. The figures may only shrink. What a refusal says that is not named here is a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+CEILINGS: dict[str, float] = {
+    # of leaves and histories
+    "which would go on through the history": 287,
+    "that is computed outside (.grad =), or has it retained": 248,
+    "(.backward() inside, .grad =, requires_grad_())": 41,
+    "that was computed or used, under no_grad": 35,
+    "or gives it other memory, and asks for its gradient": 24,
+    "of an input that is a view itself": 18,
+    "and switches requires_grad (requires_grad_()) of it": 10,
+    "returns a leaf it made itself": 10,
+    "switches requires_grad off (requires_grad_())": 2,
+    "that it made the gradient of": 1,
+    "that goes to a leaf it made itself": 1,
+    # of other memory
+    "gives a tensor with a history other memory": 171,
+    "other memory (.data =, set_, resize_, out=) and": 118,
+    "other memory of another kind": 118,
+    "gives a view that requires grad other memory": 99,
+    "resizes a tensor in place to memory that lies around it": 61,
+    "gives a view other memory, or a tensor for the second time": 43,
+    "gives a result that requires grad other memory": 14,
+    "gives a tensor that requires grad other memory (out=)": 12,
+    "gives a view other memory (.data =), and what it is a view of a history": 3,
+    "resizes other memory that it gave a tensor": 2,
+    "gives a tensor other memory in two ways": 2,
+    "to a transposed layout": 1,
+    # of memory that overlaps
+    "writes to memory it reads elsewhere": 1,
+    "writes to memory that overlaps itself": 1,
+    "writes to memory around a tensor": 1,
+    "several elements of which are one in memory, what requires grad": 1,
+}
+"""Part of what a refusal says → of how many programs in 10,000 it is said at most."""
+
+STRIDED_CEILINGS = CEILINGS | {
+    "writes to memory it reads elsewhere": 150,
+    "writes to memory that overlaps itself": 400,
+    "writes to memory around a tensor": 50,
+    "several elements of which are one in memory, what requires grad": 200,
+}
+"""The same for programs that are made to overlap."""
+
+
+def reason_of(error: str) -> str | None:
+    """The reason that a refusal gives; None for any other error."""
+    return next((reason for reason in CEILINGS if reason in error), None)
+
+
+def above(refused: Mapping[str, int], n: int, ceilings: Mapping[str, float] = CEILINGS) -> list[str]:
+    """What is refused more often than it may be in ``n`` programs: by more than four standard deviations of what is chance."""
+    counts = {"any of them": sum(refused.values()), **refused}
+    allowed = {"any of them": sum(ceilings.values()), **ceilings}
+    return [
+        f"{count} of {n} programs are refused, {expected:.1f} may be: … {reason} …"
+        for reason, count in counts.items()
+        if count > (expected := allowed.get(reason, 0) * n / 10_000) + 4 * math.sqrt(max(expected, 1))
+    ]
