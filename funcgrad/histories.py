@@ -5,6 +5,7 @@ Asking a view for its history may raise (its base was written to where that is f
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,6 +63,13 @@ def is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError:  # see made_by_python
         return False
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """``tensor.grad``, without the warning that what is no leaf has one only where somebody sets it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tensor.grad
 
 
 def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:

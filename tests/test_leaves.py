@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from closeness import assert_rounded
-from laws.programs import CountBackward
+from laws.programs import Case, CountBackward, difference, run
 from torch import nn
 
 import funcgrad as fg
@@ -384,10 +384,58 @@ def overlapping():
     return base[:4], base[2:]
 
 
+def given_to_what_is_computed(x, y):
+    x.grad = y * 2
+    return x * 1, x.grad
+
+
+def taken_from_what_is_computed(x, y):
+    x.grad = None
+    return (x * y,)
+
+
+def given_and_written_to(x, y):
+    x.grad = y
+    x.mul_(2)
+    return x * 1, y
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("f", [given_to_what_is_computed, taken_from_what_is_computed, given_and_written_to])
+def test_what_is_computed_outside_is_given_a_gradient(f):
+    case, compiled = Case(lambda: (leaf() * 2, values()), f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_a_program_for_a_leaf_is_none_for_what_is_computed():
+    def f(x):
+        (x * x).sum().backward()
+        return x.detach() * 2
+
+    compiled, x = fg.jit(f), leaf()
+    compiled(leaf())
+    with pytest.raises(fg.MutationError, match="go on through the history of x"):
+        compiled(x * 1)
+    assert x.grad is None
+
+
+def test_a_program_for_what_is_computed_is_none_for_a_leaf():
+    def f(x, y):
+        x.grad = y * 2
+        return x * 1
+
+    compiled, x, y = fg.jit(f), leaf(), values()
+    compiled(leaf() * 1, y)
+    assert compiled.explain_miss(x, y) == "x: is a leaf"
+    compiled(x, y)
+    assert_rounded(x.grad, y * 2)
+
+
 REFUSED = {
     "history": (lambda x, y: (x * y).sum().backward(), lambda: (leaf() * 2, values()), "go on through the history of x"),
     "hooks": (lambda x, y: (x * y).sum().backward(), lambda: (hooked(), values()), "hooks of it would have to run"),
-    "computed": (lambda x, y: setattr(x, "grad", y), lambda: (leaf() * 2, values()), "computed outside"),
     "retained": (lambda x, y: x.retain_grad(), lambda: (leaf() * 2, values()), "has it retained"),
     "overlap": (lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2, overlapping, "writes to one that overlaps with it"),
     "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0], lambda: (leaf(False), values()), "asks for its gradient"),

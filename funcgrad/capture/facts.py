@@ -81,6 +81,8 @@ class Facts(Shown):
     """The inputs whose ``.grad`` is another in the end: a new tensor (True), or none."""
     gradless: tuple[Source, ...]
     """The inputs whose ``.grad`` the function asked for, or set: they have none before."""
+    leaves: Mapping[Source, bool]
+    """The inputs whose ``.grad`` the function asked for or set, and whether they are leaves: else, they are computed outside."""
     switches: Mapping[Source, tuple[bool, ...]]
     """The inputs for which the function called ``requires_grad_()``, and what leaves them as it does: ``True`` if they come to
     require grad, so that what is computed meanwhile has a history; ``False`` if they do not in the end."""
@@ -105,7 +107,8 @@ class Facts(Shown):
     def is_leaf(self, slot: Slot) -> bool:
         """Whether the function does to an input what can only be done to a leaf, so that it must be one in the trace."""
         had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)
-        return had or slot in self.gradients or slot in self.switches or (slot in self.gradless and self.change_of(slot) is not None)
+        asked = slot in self.gradients or (slot in self.gradless and self.change_of(slot) is not None)
+        return had or slot in self.switches or (asked and self.leaves[slot])  # type: ignore[index]
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""

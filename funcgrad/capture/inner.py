@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..checkpoint_policies import Policy
 from ..errors import TraceError
-from ..histories import is_leaf, with_history_of
+from ..histories import gradient_of, is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, Stored
 from ..subclasses import inner_tensors
@@ -123,13 +123,15 @@ class Inner:
             if slot not in stored:
                 raise TraceError(f"the function stores {slot.name} in one of two runs", where=slot.name, fix=_PURE)
             return trace.named(stored[slot] if self.splits else stored[slot].detach())  # type: ignore[no-any-return]
-        return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(seen[slot.of].grad)
+        return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(gradient_of(seen[slot.of]))
 
     def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
         """What this run leaves as gradients, the dry run must have seen."""
         for slot, value in seen.items():
-            if isinstance(value, Tensor) and is_leaf(value):
-                found = None if value.grad is before.get(slot) else value.grad is not None
+            given = slot in self.facts.gradients
+            if isinstance(value, Tensor) and (given or is_leaf(value)):
+                now = gradient_of(value)
+                found = None if now is before.get(slot) and not given else now is not None
                 if found != self.facts.gradients.get(slot):
                     raise TraceError(
                         f"the function sets the gradient of {slot} in one of two runs",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import type_text
-from ..histories import bump_version, is_leaf, renew_history
+from ..histories import bump_version, gradient_of, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     TRACER_SLOT,
@@ -154,7 +154,7 @@ class Lifter(TorchFunctionMode):
             raise GradientsMatter
         original = args[0] if args else None
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
-            self._ask_for_gradient(original, func.__name__ == "__get__")
+            self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
         given = kwargs or {}
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in given.items()}
@@ -197,14 +197,14 @@ class Lifter(TorchFunctionMode):
         finally:
             self._trace.checks = None
 
-    def _ask_for_gradient(self, tensor: Any, reads: bool) -> None:
+    def _ask_for_gradient(self, tensor: Any, reads: bool, retains: bool) -> None:
         """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
         real = self._trace.reals.get(id(tensor), tensor)
         if is_traced(real):
             return
-        if not real.is_leaf and (real.retains_grad or not reads):
+        if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
             raise MutationError(
-                f"the function sets the gradient of a tensor {type_text(real)} that is computed outside (.grad =), or has it retained",
+                f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has it retained",
                 where=user_line(),
                 fix="do it outside: x.retain_grad() before the call",
             )
@@ -214,10 +214,12 @@ class Lifter(TorchFunctionMode):
                 where=user_line(),
                 fix="ask for the gradient before",
             )
-        if real.is_leaf:
+        if not real.is_leaf and not reads:
+            self._trace.given_gradient.append(real)
+        else:
             self._trace.asked_for_gradient.append(real)
-            if self._trace.graph is None and real.grad is not None and id(real.grad) not in self._trace.captured:
-                raise MetTooLate(real.grad)
+        if self._trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in self._trace.captured:
+            raise MetTooLate(real.grad)
 
     def _is_over_input(self, tensor: Tensor) -> bool:
         """Whether a tensor looks at the memory of an input, or of a captured tensor."""

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
-from ..histories import has_history, is_leaf, python_node_below
+from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Written
@@ -199,13 +199,14 @@ class _DryRun:
     def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
         """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run starts again."""
         found: dict[Source, Tensor | None] = {}
+        given = {id(t) for t in self.trace.given_gradient}
         for slot, real in named:
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
-            now = own.seen.grad if is_leaf(own.seen) else None
+            now = gradient_of(own.seen) if is_leaf(own.seen) or id(real) in given else None
             known = None if before is None else self._mirrored.get(id(before))
             if before is not None and known is None and now is not None:
                 raise MetTooLate(before)
-            if now is not (None if known is None else known.seen):
+            if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
                 if now is not None and self.trace.lineage.restrides(now):
                     raise MutationError(
@@ -216,8 +217,14 @@ class _DryRun:
         return found
 
     def _gradless(self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]) -> tuple[Source, ...]:
-        asked = {id(self.trace.reals.get(id(t), t)) for t in self.trace.asked_for_gradient}
-        return tuple(slot for slot, real in named if (id(real) in asked or slot in gradients) and (not real.is_leaf or real.grad is None))
+        asked = {id(t) for t in self.trace.asked_for_gradient}
+        found = [(slot, real) for slot, real in named if id(real) in asked or (slot in gradients and real.is_leaf)]
+        return tuple(slot for slot, real in found if gradient_of(real) is None)
+
+    def _leaves(self, named: Sequence[tuple[Source, Tensor]], *asked: Iterable[Source]) -> dict[Source, bool]:
+        """The inputs that may have a gradient in the eyes of the function, and whether they are leaves."""
+        found = {*self._gradless(named, {}), *itertools.chain(*asked)}
+        return {slot: real.is_leaf for slot, real in named if slot in found}
 
     def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, tuple[bool, ...]]:
         """What to call ``requires_grad_`` with, if anything: before what is computed is, and in the end. (See ``Facts.switches``.)"""
@@ -290,7 +297,8 @@ class _DryRun:
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
             {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
-            {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients), switches,
+            {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
+            self._leaves(named, gradients, read), switches,
             self.trace.draws.met, State(stores=tuple(kept)),
         )  # fmt: skip
 

@@ -101,6 +101,7 @@ class Trace(Recorder):
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
         self.asked_for_gradient: list[Tensor] = []
+        self.given_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
         self.forgotten = Forgotten()
         self.checks: str | None = None

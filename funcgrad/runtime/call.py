@@ -84,6 +84,7 @@ def print_call(
         checks = [f"    if not ({c}): {otherwise}{_comment(c, joint)}" for c in conditions]
         lines += ["try:", *checks, f"except (ArithmeticError, ValueError): {otherwise}"]
     variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
+    lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
     if grad and not key.ambient.grad_mode:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
+from ..histories import gradient_of
 from ..slots import Arg, Captured
 from ..subclasses import with_inner
 from ..torch_private import is_wrapper_subclass
@@ -53,7 +54,9 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
         found += [Difference(b.where, f"{b} no longer holds", "sizes" if sizes.issuperset(b.symbols) else "") for b in broken]
         known = dict(inputs.tensors) | dict(captured)
-        found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if known[slot].grad is not None]
+        changed = [slot for slot, is_leaf in program.facts.leaves.items() if known[slot].is_leaf is not is_leaf]
+        found += [Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed]
+        found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if gradient_of(known[slot]) is not None]
     return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in captured}))
 
 

@@ -298,7 +298,11 @@ def _is_leaf(t: Tensor) -> bool | str:
 
 
 def _gradient_itself(t: Tensor) -> Tensor | None:
-    return t.grad if _is_leaf(t) is True else None
+    if _is_leaf(t) == "raises":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is no leaf, and has one only where somebody set it
+        return t.grad
 
 
 def _gradient(t: Tensor) -> Tensor | None:

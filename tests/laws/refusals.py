@@ -12,7 +12,7 @@ from collections.abc import Mapping
 CEILINGS: dict[str, float] = {
     # of leaves and histories
     "which would go on through the history": 287,
-    "that is computed outside (.grad =), or has it retained": 248,
+    "that is computed outside, and has it retained": 1,
     "(.backward() inside, .grad =, requires_grad_())": 41,
     "that was computed or used, under no_grad": 35,
     "or gives it other memory, and asks for its gradient": 24,
