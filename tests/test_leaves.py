@@ -400,6 +400,22 @@ def given_and_written_to(x, y):
     return x * 1, y
 
 
+def given_beside_a_write_to_its_memory(x, y):
+    x.grad = x.detach() * 2
+    x[:1].mul_(3)
+    return x * 1, y
+
+
+def test_a_view_that_is_written_to_is_given_a_gradient():
+    def make():
+        base = leaf() * 2
+        return base[:2], base[1:]
+
+    case, compiled = Case(make, given_beside_a_write_to_its_memory), fg.jit(given_beside_a_write_to_its_memory)
+    assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+    assert found.error is None, found.error
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("f", [given_to_what_is_computed, taken_from_what_is_computed, given_and_written_to])
 def test_what_is_computed_outside_is_given_a_gradient(f):

@@ -167,9 +167,10 @@ def refuse_leaves(
     """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
     tensors = dict(named)
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
+    computed = {slot for slot in gradients if not tensors[slot].is_leaf}  # set, and nothing else: no gradient arrives there
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
-        faults = ["writes to one that overlaps with it"] if slot in together else []
+        faults = ["writes to one that overlaps with it"] if slot in together and slot not in computed else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
         faults += ["gives it other memory"] if slot in stores else []
         tracked = changes.get(slot, Change()).data == "tracked"
@@ -183,7 +184,7 @@ def refuse_leaves(
                 fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
 
-    for changed, change in changes.items() if gradients or read else ():
+    for changed, change in changes.items() if gradients.keys() - computed or read else ():
         if change.data == "tracked" and not isinstance(changed, Base) and view_base(tensors[changed]) is not None:
             raise MutationError(  # the history of a view that is written to does not outlive a backward pass
                 f"the function writes to {changed}, a view, what requires grad, and sets a gradient (.backward() inside, .grad =, "
