@@ -92,7 +92,7 @@ class Case:
     tensors: tuple[Tensor, ...]
 
 
-_UNSUITED = (
+UNSUITED = (
     "rand", "bernoulli", "normal", "dropout", "multinomial", "poisson", "cauchy", "exponential", "geometric", "rrelu", "fractional",
     "attention", "empty", "quantize", "qparams", "constrain_range", "int8",
 )  # fmt: skip
@@ -105,7 +105,7 @@ def operators() -> Iterator[Case]:
     x, y, z = torch.randn(3, 4), torch.randn(3, 4), torch.rand(3, 4) + 0.5
     for op in aten_overloads():
         name = str(op).removeprefix("aten.")
-        if writes_inputs(op) or draws_random(op) or name.startswith("_") or any(part in name for part in _UNSUITED):
+        if writes_inputs(op) or draws_random(op) or name.startswith("_") or any(part in name for part in UNSUITED):
             continue
         given: list[Any] = []
         numbers: list[int] = []
@@ -139,7 +139,7 @@ def functions() -> Iterator[Case]:
     """Functions of PyTorch's own database of samples, with a number of a sample in the place of which others are put."""
     common_utils.extract_test_fn = lambda: None  # looks through all modules, for each sample
     for info in op_db:
-        if torch.float32 not in info.supported_dtypes("cpu") or any(part in info.name for part in _UNSUITED) or info.name.startswith("_"):
+        if torch.float32 not in info.supported_dtypes("cpu") or any(part in info.name for part in UNSUITED) or info.name.startswith("_"):
             continue
         torch.manual_seed(0)
         seen: set[str] = set()
@@ -163,7 +163,7 @@ def _in_place_of(op: Any, leaves: list[Any], spec: Any, at: int) -> Callable[...
     return call
 
 
-_REFUSALS = (fg.DataDependentControlFlowError, fg.DataDependentShapeError, fg.UnsupportedTensorError)
+REFUSALS = (fg.DataDependentControlFlowError, fg.DataDependentShapeError, fg.UnsupportedTensorError)
 
 
 def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | None:
@@ -173,7 +173,7 @@ def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | Non
     for i, v in enumerate(values):
         expected = outcome(lambda: case.function(v, *case.tensors))
         found = outcome(lambda: compiled(v, *case.tensors))
-        if i == 0 and isinstance(found, Raised) and type(found.error) in _REFUSALS:
+        if i == 0 and isinstance(found, Raised) and type(found.error) in REFUSALS:
             return None  # refused by name: it reads values of tensors, or is of another layout
         text = difference(found, expected)
         if text is not None:
