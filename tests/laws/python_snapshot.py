@@ -12,6 +12,7 @@ import enum
 import functools
 import inspect
 import itertools
+import logging
 import random
 import types
 import weakref
@@ -115,6 +116,8 @@ class Snapshot:
             return f"Random {hash(value.getstate())}", []
         if isinstance(value, np.random.Generator):
             return f"Generator {value.bit_generator.state}", []
+        if isinstance(value, logging.Logger):
+            return f"Logger {value.name} {value.level}", []  # its manager knows all loggers of the process
         if isinstance(value, itertools.count):
             return repr(value), []
         if isinstance(value, _BUILTIN):
