@@ -30,6 +30,10 @@ MOST_COMPILES = 12
 CEILINGS: dict[str, float] = {
     "refused: MutationError: the function stores a tensor": 0.06,
     "warns: UnresolvedCaptureWarning": 0.03,
+    "refused: MutationError: the function stores a new": 0.06,
+    "refused: ImpureFunctionError: the function draws from …": 0.05,
+    "refused: TraceError: the function used another outside": 0.03,
+    "warns: UnwatchedStateWarning": 0.02,
     "compiles more than 12 times, as its world changes": 0.08,
     # what is not carried out yet, by what differs: to go down to nothing
     "differs: state": 0.38,

@@ -215,6 +215,7 @@ class Outcome:
     detail: str = ""
     step: int = 0
     compiles: int = 0
+    """How often its calls compiled."""
     worlds: int = 0
     """How many different ones its calls found: what it mentions of them, and its arguments."""
     again: int | None = None
@@ -262,7 +263,7 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
         if step.key is not None:
             again = step.step if again is None and step.compiles and step.key in seen else again
             seen += [] if step.key in seen or step.error else [step.key]
-    compiles = sum(s.compiles for s in compiled.steps)
+    compiles = sum(step.compiles for step in compiled.steps if step.key is not None)
     return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
 
 
