@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from ..generators import own_draws
 from ..graphs import Graph, call_text, device_of, value_of, where_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower
@@ -116,7 +117,7 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
     if device_of(graph).type != "cpu":
         calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks]
         raise error("\n  ".join([f"{what}, in one of", *calls]))
-    with torch.random.fork_rng(devices=()), torch.no_grad():
+    with own_draws(), torch.no_grad():
         graph.run(*inputs)
     raise error(what)
 

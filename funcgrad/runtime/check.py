@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from ..backends.backend import Backend, Runnable
 from ..errors import VerificationError
+from ..generators import own_draws
 from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
 from ..sizes import hint
 from ..slots import Saved, Slot, Tangent
@@ -36,14 +37,13 @@ def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs:
         pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
         outs: list[tuple[Slot, Any]] = [(Saved(n.name), n) for n in nodes]
         every = copy_nodes(graph, graph.fx.nodes, pairs, outs, graph.name)
-        state = torch.get_rng_state()
         with torch.no_grad():
-            expected = every.run(*values)
-            torch.set_rng_state(state)
-            found = backend.build(backend.emit(backend.schedule(backend.lower(every))))(*values)
-            torch.set_rng_state(state)
-            results = runnable(list(values)) if graph.is_boxed else runnable(*values)
-            torch.set_rng_state(state)
+            with own_draws():  # the same for each of them
+                expected = every.run(*values)
+            with own_draws():
+                found = backend.build(backend.emit(backend.schedule(backend.lower(every))))(*values)
+            with own_draws():
+                results = runnable(list(values)) if graph.is_boxed else runnable(*values)
         for node, a, b in zip(nodes, found, expected, strict=True):
             if isinstance(b, Tensor):
                 _require_close(graph, node, a, b)
@@ -60,7 +60,7 @@ def _made_up(slot: Slot, node: fx.Node) -> Any:
         raise VerificationError(
             f"the input {slot} is not known before the call, so this program cannot be verified", fix="unset FUNCGRAD_VERIFY"
         )
-    return torch.randn([hint(n) for n in fake.shape]).to(fake.dtype)
+    return torch.randn([hint(n) for n in fake.shape], generator=torch.Generator()).to(fake.dtype)
 
 
 def _require_close(graph: Graph, node: fx.Node, found: Tensor, expected: Tensor) -> None:

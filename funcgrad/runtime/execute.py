@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ..backends.backend import Runnable
 from ..capture.views import Step, take
+from ..errors import UnsupportedTransformError
+from ..generators import OwnDraws, own_draws, state_of
 from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_wrapper_subclass, versions_kept
@@ -66,8 +68,8 @@ class Differentiable:
     """Whether an output is a subclass: the zeros autograd makes for one that nothing depends on would be plain."""
     pullback: Pullback
     refused: Exception | None
-    draws: bool
-    """Whether forward draws random numbers: a derivative that runs it again must draw the same."""
+    draws: tuple[torch.device, ...]
+    """Where forward draws random numbers: a derivative that runs it again must draw the same."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.restrided_leaves:
@@ -80,10 +82,11 @@ class Differentiable:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
-        ctx.generator = torch.get_rng_state() if program.draws else None
+        ctx.generators = {device: state_of(device) for device in program.draws}
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
+        ctx.generators_then = {device: state_of(device) for device in program.draws}
         for i in program.bumps:
             bump_version(inputs[i])
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
@@ -126,10 +129,13 @@ class _Apply(torch.autograd.Function):
             _require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
             places = program.gradient_inputs
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
-            with torch.random.fork_rng(enabled=program.draws):
-                if program.draws:
-                    torch.set_rng_state(ctx.generator)
-                gradients = program.pullback([None if given is None else given() for given in ctx.given], values, tangents)
+            given = [None if one is None else one() for one in ctx.given]
+            if program.draws:
+                with own_draws(ctx.generators, ctx.generators_then) as own:
+                    gradients = program.pullback(given, values, tangents)
+                _require_same_draws(own)
+            else:
+                gradients = program.pullback(given, values, tangents)
         else:
             laid_out = [layout(t) for layout, t in zip(program.tangents, tangents, strict=True)]
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
@@ -193,6 +199,15 @@ def _write(target: Tensor, value: Tensor) -> None:
         if size > 1 and stride == 0:  # expanded: written once
             target, value = target.narrow(d, 0, 1), value.narrow(d, 0, 1)
     target.copy_(value)
+
+
+def _require_same_draws(own: OwnDraws) -> None:
+    if own.not_passed:
+        raise UnsupportedTransformError(
+            "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a second derivative",
+            where="the backward pass that is differentiated (create_graph=True)",
+            fix='compile with rng="philox", or draw in one thread at a time',
+        )
 
 
 def _require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:

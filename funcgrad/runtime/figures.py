@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,14 +17,20 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
-from ..capture.origins import GradientOf
-from ..graphs import is_view, memory_of, value_of
+from ..capture.inputs import Inputs
+from ..generators import own_draws
+from ..graphs import is_random, is_view, memory_of, value_of
+from ..histories import bump_version
+from ..layers.stack import inner_signature, inner_values
 from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops
 from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
 from ..sizes import hint
-from ..torch_private import host_allocations, is_operator
+from ..slots import Final, Signature
+from ..subclasses import Wrapping, inner_tensors
+from ..torch_private import draws_random, host_allocations, is_operator
 from ..trees import flatten, unflatten
+from .execute import Differentiable
 from .program import Program
 
 
@@ -100,7 +108,7 @@ def _workspace(node: fx.Node) -> int:
         made_up = [v.filled(pivots) if isinstance(v, _Outline) else v for v in leaves]
         args, kwargs = unflatten(made_up, structure)
         try:
-            with torch.random.fork_rng(), torch.no_grad():
+            with own_draws() if draws_random(op) else contextlib.nullcontext(), torch.no_grad():
                 peak = _allocated(lambda: op(*args, **kwargs))
         except Exception:  # it refuses the numbers: what it takes is not known
             peak = 0
@@ -132,6 +140,8 @@ def _outline(value: Any) -> Any:
 
 
 _workspaces: dict[str, int] = {}
+_one_profile = threading.Lock()
+"""Of two profiles at a time, one has no events."""
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
@@ -146,28 +156,54 @@ def _allocated(call: Callable[[], Any]) -> int:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-    allocated = host_allocations(call)
+    with _one_profile:
+        allocated = host_allocations(call)
     on_gpu = torch.cuda.max_memory_allocated() - before if torch.cuda.is_available() else 0
     peak = max(itertools.accumulate(allocated), default=0)
     return max(0, peak, on_gpu)
 
 
-def measured_peak(program: Program, inputs: Sequence[Any], call: Callable[[], Any]) -> int:
-    """Run a call and, where the program has a backward half, its backward pass with respect to ``inputs`` and what is captured."""
-    wrt = [
-        t
-        for t in (*inputs, *(c.read({}) for c in program.facts.captured if not isinstance(c.origin, GradientOf)))
-        if isinstance(t, Tensor) and t.requires_grad
-    ]
+def measured_peak(program: Program, outer: Signature, inputs: Inputs) -> int:
+    """Run the kernel of a program, and its backward half if it has one, on copies of what a call with these inputs gives it: nothing of the
+    caller's is written to, and the generators are not drawn from."""
+    around = tuple(layer for layer in program.layers if not layer.context)
+    signature, kernel = inner_signature(outer, around), program.call.names["kernel"]
+    moves = kernel.watched_inputs if isinstance(kernel, Differentiable) else ()
+    for layer in reversed(program.layers):
+        if layer.context:
+            kernel = layer(kernel)
+    values = [_copy(v) for v in inner_values(outer, around, inputs, program.facts)]
+    wrt = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
 
     def both() -> Any:
-        result = call()
-        roots = [t for t in flatten(result)[0] if isinstance(t, Tensor) and t.requires_grad]
+        result = [v for slot, v in zip(signature.outs, kernel(*values), strict=True) if not isinstance(slot, Final)]
+        for i, times in moves:  # what else is returned would be written back
+            for _ in range(times):
+                bump_version(values[i])
+        roots = [t for t in result if isinstance(t, Tensor) and t.requires_grad]
         if len(program.schedule) == 1 or not roots:
             return result
         return result, torch.autograd.grad(roots, wrt, [torch.ones_like(t) for t in roots], allow_unused=True)
 
-    return peak_bytes(both)
+    draws = any(is_random(node) for node in program.joint.graph.fx.nodes)
+    with own_draws() if draws else contextlib.nullcontext():
+        return peak_bytes(both)
+
+
+def _copy(value: Any) -> Any:
+    """A leaf with the numbers of a tensor, in memory of its own, where they lie as they do there."""
+    if not isinstance(value, Tensor):
+        return value
+    with torch.no_grad():
+        wrapping = Wrapping.of(value)
+        if wrapping is not None:
+            made = wrapping.build(map(_copy, inner_tensors(value)))
+        elif value.is_conj() or value.is_neg() or not value.numel():
+            made = value.clone()
+        else:
+            extent = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+            made = value.as_strided((extent,), (1,)).clone().as_strided(value.shape, value.stride())
+    return made.detach().requires_grad_(value.requires_grad)
 
 
 # ── operations and bytes ─────────────────────────────────────────────────────────────────────────────────────────

@@ -33,6 +33,7 @@ from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning, RetraceError
+from ..generators import outside_own_draws
 from ..graphs import Graph, verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
 from ..options import ENVIRONMENT, Options, log
@@ -150,9 +151,11 @@ class Compiled:
         return saved_values(self.__name__, program.joint, program.partition)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryUse:
-        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one."""
+        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on copies of what it
+        reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
-        measured = measured_peak(program, flatten((args, kwargs))[0], lambda: self(*args, **kwargs))
+        inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+        measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
         return MemoryUse(self.__name__, program.partition.saved_bytes, predicted_peak(program.schedule), measured)
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
@@ -208,7 +211,7 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        with modes_entered():
+        with modes_entered(), outside_own_draws():
             program = self._compile_with_symbols(inputs)
         self._cache.add(program)
         log(2, program.key)

@@ -20,7 +20,7 @@ from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError, UnsupportedTransformError
-from ..graphs import Graph, Joint, is_random, is_view, lying, pass_of, restrict, value_of
+from ..graphs import Graph, Joint, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
@@ -161,7 +161,7 @@ def differentiable(
         makes_zeros=any(layout.wrapping is not None for layout in tangents),
         pullback=derivative,
         refused=refused,
-        draws=any(is_random(n) for n in joint.graph.fx.nodes),
+        draws=tuple({t.device for n in graphs[0].fx.nodes if is_random(n) for t in tensors_in(value_of(n))}),
     )
 
 

@@ -1,0 +1,128 @@
+"""Draws from generators of one's own, where operators would draw from the default ones: these are never put back, as other threads draw
+from them, too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .torch_private import TorchDispatchMode, argument_names, draws_random, is_operator, modes_entered, overload_name, without_modes
+
+_CPU = torch.device("cpu")
+_drawing: ContextVar[OwnDraws | None] = ContextVar("funcgrad_own_draws", default=None)
+
+
+def state_of(device: torch.device) -> Tensor:
+    """The state of the generator that operators draw from now, on a device."""
+    own = _drawing.get()
+    return (_default(device) if own is None else own.generator(device)).get_state()
+
+
+@contextlib.contextmanager
+def own_draws(
+    states: Mapping[torch.device, Tensor] | None = None, passing: Mapping[torch.device, Tensor] | None = None
+) -> Iterator[OwnDraws]:
+    """Inside, random operators draw from generators of their own, which begin in these states, as they would from the default ones. Those
+    in ``passing`` they should pass; the others are ``not_passed``."""
+    own = OwnDraws(states or {}, passing or {})
+    token = _drawing.set(own)
+    try:
+        with modes_entered(), own:
+            yield own
+    finally:
+        _drawing.reset(token)
+
+
+class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives random operators a generator."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, states: Mapping[torch.device, Tensor], passing: Mapping[torch.device, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.not_passed = dict(passing)
+        self._generators: dict[torch.device, torch.Generator] = {}
+        for device, state in states.items():
+            self.generator(device).set_state(state)
+            self._pass(device)
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """The one that is drawn from on a device."""
+        return self._generators.setdefault(device, torch.Generator(device))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not is_operator(func) or not draws_random(func):
+            return func(*args, **kwargs)
+        device = _device_of(args, kwargs)
+        if device.type == "meta":  # there is nothing to draw
+            return func(*args, **kwargs)
+        out = self._drawn(device, func, args, kwargs)
+        self._pass(device)
+        return out
+
+    def _pass(self, device: torch.device) -> None:
+        state = self.not_passed.get(device)
+        if state is not None and torch.equal(self.generator(device).get_state(), state):
+            del self.not_passed[device]
+
+    def _drawn(self, device: torch.device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        own, named = self.generator(device), _with_generator(func)
+        if named is not None:
+            given = dict(zip(argument_names(func), args, strict=False)) | kwargs
+            if given.get("generator") is not None:
+                return func(*args, **kwargs)
+            return named(**given | {"generator": own})
+        if func is torch.ops.aten.native_dropout.default and device == _CPU:
+            return _dropout(own, *args, **kwargs)
+        if device == _CPU:  # none of them draws there
+            return func(*args, **kwargs)
+        default = _default(device)
+        before = default.get_state()  # on a GPU some name no generator: for one call, the default one is in the state of our own
+        default.set_state(own.get_state())
+        try:
+            out = func(*args, **kwargs)
+            own.set_state(default.get_state())
+        finally:
+            default.set_state(before)
+        return out
+
+
+def _default(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[device.index]
+
+
+def outside_own_draws() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no mode is there that gives operators a generator: a trace begins below it."""
+    return contextlib.nullcontext() if _drawing.get() is None else without_modes()
+
+
+def _device_of(args: Any, kwargs: Mapping[str, Any]) -> torch.device:
+    """Where a call draws."""
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+    device = tensors[0].device if kwargs.get("device") is None and tensors else torch.device(kwargs.get("device") or _CPU)
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+@functools.cache
+def _with_generator(op: Any) -> Any:
+    """The overload that takes a generator, beside the arguments of this one; None if there is none."""
+    wanted = {*argument_names(op), "generator"}
+    overloads = (getattr(op.overloadpacket, name) for name in (overload_name(op), *op.overloadpacket.overloads()))
+    return next((o for o in overloads if set(argument_names(o)) == wanted), None)
+
+
+def _dropout(generator: torch.Generator, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """``native_dropout`` on a CPU."""
+    if train is False or not input.numel():
+        return torch.ops.aten.native_dropout.default(input, p, train)  # type: ignore[no-any-return] # draws nothing
+    mask = torch.empty_like(input, dtype=torch.bool).bernoulli_(1 - p, generator=generator)
+    return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
