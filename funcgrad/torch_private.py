@@ -106,6 +106,11 @@ def transform_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+ASKS_BASE: Any = torch.Tensor._base.__get__  # type: ignore[union-attr]
+ASKS_HISTORY: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
+ASKS_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]
+"""What a function mode is called for where the code says ``x._base`` and ``x._version``."""
+
 STORAGE_ID = "{}.untyped_storage()._cdata"
 """``storage_id`` of a variable, as Python."""
 

@@ -93,7 +93,7 @@ def through_a_module(x):
 
 FUNCTIONS = [
     on_inside, partly, set_and_reset, off_within_on, views, view_before, derivative, written_after, written_within, own_leaf, asks,
-    through_a_module,
+    asks_for_history, through_a_module,
 ]  # fmt: skip
 
 

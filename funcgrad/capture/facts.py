@@ -15,6 +15,7 @@ from .inputs import CapturedTensor
 from .memory import Overlap
 from .origins import GradientOf, Origin
 from .outputs import OutputFact
+from .questions import Asked
 from .views import HowGiven, Step
 
 Source = Arg | Captured
@@ -88,6 +89,8 @@ class Facts(Shown):
     require grad, so that what is computed meanwhile has a history; ``False`` if they do not in the end."""
     draws: bool
     """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
+    asked: tuple[Asked, ...]
+    """What it asked of inputs that decides nothing in a graph: whether they are leaves, views, parameters; their attributes."""
     state: State
     """What it reads of Python state, and what it writes to it."""
     also: tuple[tuple[Place, Source], ...] = ()

@@ -32,8 +32,8 @@ def fast_path_replacements() -> dict[str, Callable[..., Any]]:
     in eager PyTorch."""
     with_masks = False
 
-    def overridden(original: Callable[[Any], bool], arguments: Any) -> bool:
-        return not with_masks and original(arguments)
+    def overridden(original: Callable[[Any], bool], args: Any) -> bool:
+        return not with_masks and original(args)
 
     def noting_masks(kind: Any) -> Callable[..., Any]:
         signature = inspect.signature(_ORIGINALS[kind])

@@ -71,6 +71,7 @@ class Inner:
                 seen[captured.origin.slot].grad = seen[captured.slot]
             else:
                 trace.bind(captured.read({}), seen[captured.slot])
+        trace.questions.known = _answers(self.facts, seen)
         gradients = {slot: value.grad for slot, value in seen.items() if isinstance(value, Tensor) and is_leaf(value)}
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None
@@ -194,6 +195,15 @@ def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:
     assert steps is not None, "an overlap without such views is refused when it is written to"
     with torch.enable_grad():
         return take(tensor, steps)
+
+
+def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]:
+    """What the dry run answered to questions, by the tensors that are asked now."""
+    found: dict[int, dict[str, Any]] = {}
+    for asked in facts.asked:
+        if asked.again is not NotImplemented:
+            found.setdefault(id(seen[asked.slot]), {})[asked.question] = asked.again
+    return found
 
 
 def _kind(output: OutputFact) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import GradientsMatter, MetTooLate
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .questions import QUESTIONS, refuse_unknowable
 from .storages import STORAGES, require_memory_unread, storage_of
 from .where import user_line
 
@@ -153,11 +154,14 @@ class Lifter(TorchFunctionMode):
         if self._trace.heedless and (torch.is_grad_enabled() or func in _ABOUT_GRADIENTS):
             raise GradientsMatter
         original = args[0] if args else None
+        refuse_unknowable(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
         given = kwargs or {}
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in given.items()}
+        if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
+            return answer
         if method in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):

@@ -40,6 +40,7 @@ from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
 from .origins import GradientOf, Unresolved, find_origins
 from .outputs import look_at_outputs
+from .questions import require_bare
 from .results import hidden_tensor, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
@@ -251,6 +252,7 @@ class _DryRun:
     def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
         captured, named = self._named(root)
         refuse_backward(named, self._mirrored)
+        require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
         gradients, switches = self._gradients(named), self._switches(named)
         groups, lineage = overlaps(_plain(named)), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
@@ -298,8 +300,8 @@ class _DryRun:
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
             {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
-            self._leaves(named, gradients, read), switches,
-            self.trace.draws.met, State(stores=tuple(kept)),
+            self._leaves(named, gradients, read), switches, self.trace.draws.met,
+            tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
         )  # fmt: skip
 
 

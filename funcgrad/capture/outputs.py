@@ -7,11 +7,14 @@ from typing import Any
 
 from attrs import field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
+from torch.nn import Parameter
 
-from ..errors import MutationError, UnsupportedTransformError
+from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
 from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, view_base
 from ..slots import Arg, Base, Captured, Slot
+from .questions import set_by_function
+from .results import hidden_tensor
 from .views import DETACH, Lineage, Step, View, When, detaches
 
 
@@ -32,6 +35,10 @@ class OutputFact:
     view: View | None
     constant: Any = field(default=None, eq=False, repr=False)
     """A leaf that is no tensor, as this run returned it."""
+    is_parameter: bool = False
+    """Whether the function made an ``nn.Parameter`` of it."""
+    attributes: tuple[tuple[str, Any], ...] = field(default=(), eq=False)
+    """What it gave a tensor it made besides."""
 
     def __str__(self) -> str:
         kind = "" if self.view is None else (f"is {self.view}" if not self.view.steps else f"view {self.view}")
@@ -82,7 +89,14 @@ def look_at_outputs(
                 )
             of_input = view is not None and is_untold(now) and id(view_base(now)) in slot_of
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
-            found.append(OutputFact(path, type_now(now), True, (view is None or view.computed) and has_history(now), own_leaf, view))
+            made = id(leaf) not in slot_of
+            attributes = tuple(set_by_function(leaf).items()) if made else ()
+            requires_grad = (view is None or view.computed) and has_history(now)
+            is_parameter = made and isinstance(leaf, Parameter)
+            _require_plain(attributes, path)
+            found.append(
+                OutputFact(path, type_now(now), True, requires_grad, own_leaf, view, is_parameter=is_parameter, attributes=attributes)
+            )
         else:
             found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None, leaf))
     _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
@@ -140,6 +154,16 @@ def _views(
                 has_history(now) and not is_dead_end(now),
             )
     return views, list(intermediates.values())
+
+
+def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
+    for name, value in attributes:
+        if isinstance(value, Tensor) or hidden_tensor(value) is not None:
+            raise ResultError(
+                f"the function returns a tensor with an attribute that holds a tensor it computed: result{path}.{name}",
+                where=f"result{path}.{name}",
+                fix="return both",
+            )
 
 
 def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:

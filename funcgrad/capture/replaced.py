@@ -20,6 +20,7 @@ import torch.utils.checkpoint
 from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
 from .fast_paths import FORWARDS, fast_path_replacements
 from .outside import cond
+from .questions import ABSENT
 from .regions import checkpointed
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ _PLACES = (
     _Place(*CAUSAL_MASK, "causal mask"),
     *(_Place(module, name, "seed") for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     *(_Place(torch.Generator, name, "generator seed") for name in ("manual_seed", "seed", "set_offset", "graphsafe_set_state")),
+    _Place(torch.Tensor, "__getattr__", "attribute"),
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "get_state", "get state"),
@@ -91,7 +93,7 @@ def _begin() -> None:
             made: dict[int, Any] = {}
             for place in _PLACES:
                 before = vars(place.owner).get(place.name)
-                original = getattr(place.owner, place.name) if before is None else before
+                original = getattr(place.owner, place.name, _no_attribute) if before is None else before
                 now = made.setdefault(id(original), _dispatching(place.key, original))  # what was one function is one (torch._dynamo asks)
                 set_attribute(place.owner, place.name, now)
                 _there.append((place, before, now))
@@ -110,6 +112,10 @@ def _end() -> None:
                 else:
                     set_attribute(place.owner, place.name, before)
             _there.clear()
+
+
+def _no_attribute(tensor: torch.Tensor, name: str) -> Any:
+    raise AttributeError(f"'{type(tensor).__name__}' object has no attribute '{name}'", name=name, obj=tensor)
 
 
 def _dispatching(key: str, original: Any) -> Any:
@@ -149,6 +155,10 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
     """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)`` there."""
     checkpoint, draws = checkpointed(trace.within), trace.draws
 
+    def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
+        value = trace.questions.attribute(tensor, name)
+        return original(tensor, name) if value is ABSENT else value
+
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with trace.lifting(), trace.making_graphs():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
             return original(*args, **kwargs)
@@ -166,6 +176,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
         "seed": draws.seed,
+        "attribute": attribute,
         **fast_path_replacements(),
         "generator seed": draws.seed_generator,
         "get state": draws.get_state,

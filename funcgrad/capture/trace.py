@@ -53,6 +53,7 @@ from .forgotten import Forgotten
 from .known import Known
 from .lifted import Lifted, require_traceable
 from .modes import Lifter, Tracer
+from .questions import Questions
 from .random_operators import Draws
 from .recorder import Recorder
 from .replaced import replacements_of, replacing
@@ -104,6 +105,7 @@ class Trace(Recorder):
         self.given_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
         self.forgotten = Forgotten()
+        self.questions = Questions(lambda: self.reals)
         self.checks: str | None = None
         self.refused: Exception | None = None
         self.inside_subclass = False
@@ -246,6 +248,7 @@ class Trace(Recorder):
                     fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
                 )
             require_traceable(real, user_line())
+            self.questions.require_no_base(real)
             self.bind(real, self._stand_in_for(real), user_line())
         return self.captured[id(real)].functional
 

@@ -30,8 +30,14 @@ _FLOATS = os.path.join("capture", "floats.py")
 """Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too."""
 
 
-def _is_user_file(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
+    """Whether a source file is neither torch's nor funcgrad's."""
     return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
+
+
+def asked_by_us(depth: int = 2) -> bool:
+    """Whether funcgrad's own code, ``depth`` frames up, makes the call that is looked at, not the function."""
+    return sys._getframe(depth).f_code.co_filename.startswith(_HERE)
 
 
 def short_name(filename: str) -> str:
@@ -44,7 +50,7 @@ def user_line() -> str | None:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if _is_user_file(code.co_filename):
+        if is_user_file(code.co_filename):
             return f"{short_name(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -52,7 +58,7 @@ def user_line() -> str | None:
 
 def user_line_of(error: BaseException) -> str | None:
     """``file:line in function: source`` of the caller's innermost line an error passed through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
     if not frames:
         return None
     last = frames[-1]

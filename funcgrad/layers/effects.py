@@ -85,7 +85,32 @@ class DeadEnd:
         return f"{self.target}: requires grad, to no end"
 
 
-Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad | DeadEnd
+@frozen
+class MakeParameter:
+    """An output becomes an ``nn.Parameter``, as the function made it."""
+
+    target: Slot
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return f"{self.target} = Parameter({self.target}, {self.requires_grad})"
+
+
+@frozen(eq=False)
+class SetAttribute:
+    """An output gets an attribute that torch does not know."""
+
+    target: Slot
+    name: str
+    value: object
+
+    def __str__(self) -> str:
+        return f"{self.target}.{self.name} = {self.value!r}"
+
+
+Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad | DeadEnd | MakeParameter | SetAttribute
+LAST = (RequireGrad, DeadEnd, MakeParameter, SetAttribute)
+"""What is done to outputs when all else is done, in this order for each."""
 
 
 @frozen

@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..capture.facts import Facts
 from ..capture.views import View
 from ..slots import Signature, Slot
-from .effects import DeadEnd, RequireGrad
+from .effects import DeadEnd, Effect, MakeParameter, RequireGrad, SetAttribute
 from .layer import Layer, replaced
 
 
@@ -14,10 +14,14 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     """Inner outputs are neither inputs nor views of inputs, and autograd need not know that any two share memory."""
     slots = dict(zip(signature.outs, (o for o in facts.outputs if o.is_dynamic), strict=True))
     views: dict[Slot, View] = {slot: output.view for slot, output in slots.items() if output.view is not None}
-    leaves = tuple(RequireGrad(slot) for slot, output in slots.items() if output.is_leaf and (slot not in views or views[slot].steps))
+    made = {slot: output for slot, output in slots.items() if slot not in views or views[slot].steps}  # the others are another one
+    parameters = tuple(MakeParameter(slot, output.is_leaf) for slot, output in made.items() if output.is_parameter)
+    leaves = tuple(RequireGrad(slot) for slot, output in made.items() if output.is_leaf and not output.is_parameter)
+    attributes = tuple(SetAttribute(slot, name, value) for slot, output in made.items() for name, value in output.attributes)
     ends = tuple(DeadEnd(slot) for slot, o in slots.items() if o.requires_grad and not o.is_leaf and slot not in views)
     ends = () if facts.differentiable else ends
-    if not views and not leaves and not ends:
+    if not views and not leaves and not ends and not parameters and not attributes:
         return None
     outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
-    return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=(*leaves, *ends))
+    effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *attributes)
+    return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=effects)

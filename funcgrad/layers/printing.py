@@ -19,7 +19,20 @@ from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import METHODS, below_autograd, direct, versions_kept
-from .effects import CopyBack, DeadEnd, Drawn, Effect, Recipe, RequireGrad, Restride, SetGradient, SetStorage, Wrapped
+from .effects import (
+    LAST,
+    CopyBack,
+    Drawn,
+    Effect,
+    MakeParameter,
+    Recipe,
+    RequireGrad,
+    Restride,
+    SetAttribute,
+    SetGradient,
+    SetStorage,
+    Wrapped,
+)
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -89,7 +102,7 @@ def print_layers(
             if slot in views and slot in layer.recover and views[slot].when == "after":
                 printer.make(slot, views[slot])
         for effect in layer.effects:
-            if not isinstance(effect, (RequireGrad, DeadEnd)):
+            if not isinstance(effect, LAST):
                 printer.effect(effect, effect.target in quiet)
     for slot, view in views.items():
         if view.when == "last":
@@ -99,7 +112,7 @@ def print_layers(
     printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
     for layer in layers:
         for effect in layer.effects:
-            if isinstance(effect, (RequireGrad, DeadEnd)) and not _is_early(effect, outer):
+            if isinstance(effect, LAST) and not _is_early(effect, outer):
                 printer.effect(effect, False)
     return printer.lines
 
@@ -267,6 +280,11 @@ class _Printer:
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
+        elif isinstance(effect, MakeParameter):
+            self._constants["Parameter"] = torch.nn.Parameter
+            self.lines.append(f"{target} = Parameter({target}, {effect.requires_grad})")
+        elif isinstance(effect, SetAttribute):
+            self.lines.append(f"{target}.{effect.name} = {self._argument(effect.value)}")
         else:
             self._constants["with_dead_end"] = with_dead_end
             self.lines.append(f"{target} = with_dead_end({target})")

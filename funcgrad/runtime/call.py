@@ -197,7 +197,7 @@ class _Chains:
 
 
 _DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")
-_PREFIXES = ("static_", "type_", "tensor_", "constant_", "op_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
+_PREFIXES = ("static_", "type_", "tensor_", "constant_", "asked_", "op_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
 """Beginnings of the names of constants; a leaf of such a name gets another one."""
 
 
@@ -207,7 +207,7 @@ class _Names:
     def __init__(self, taken: Iterable[str]) -> None:
         own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of with_dead_end"
-        own += " overwrite Size bool_"
+        own += " overwrite Size bool_ absent still_answers Parameter"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 

@@ -11,10 +11,12 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
+from ..capture.facts import Facts
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
+from ..capture.questions import answer_of
 from ..histories import gradient_of
-from ..slots import Arg, Captured
+from ..slots import Captured
 from ..subclasses import with_inner
 from ..torch_private import is_wrapper_subclass
 from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
@@ -23,16 +25,18 @@ from .program import Program
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
 
 
-def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], written: Iterable[Arg | Captured]) -> CallKey:
-    """The key of a call with these inputs, of a function that closes over ``captured`` and writes to ``written``."""
+def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: Facts) -> CallKey:
+    """The key of a call with these inputs, of a function that closes over ``captured`` and does what facts say."""
     paths = tuple(slot.path for slot in inputs.slots)
     leaves = tuple(spec_of(leaf, path) for leaf, path in zip(inputs.leaves, paths, strict=True))
     outer = [leaf for leaf in inputs.leaves if isinstance(leaf, Tensor)] + [t for _, t in captured]
     tensors = [t for one in outer for t in with_inner(one)]
     specs = tuple((str(slot), spec_of(t, str(slot))) for slot, t in captured)
     values = dict(zip(inputs.slots, inputs.leaves, strict=True)) | dict(captured)
-    histories = tuple((str(slot), history(values[slot])) for slot in written if isinstance(values.get(slot), Tensor))
-    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories)
+    histories = tuple((str(slot), history(values[slot])) for slot in facts.histories if isinstance(values.get(slot), Tensor))
+    known = [(a, values[a.slot]) for a in facts.asked if isinstance(values.get(a.slot), Tensor)]
+    asked = tuple((str(a.slot), a.question, answer_of(a.question, t)) for a, t in known)
+    return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories, asked)
 
 
 def why_not(program: Program, inputs: Inputs) -> list[Difference]:
@@ -46,7 +50,7 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         else:
             found.append(Difference(str(c.slot), f"is no tensor any more: {tensor!r}"))
     if not found:
-        key = key_of(inputs, captured, program.facts.histories)
+        key = key_of(inputs, captured, program.facts)
         found += explain(program.key, key)
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}

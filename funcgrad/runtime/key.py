@@ -15,14 +15,13 @@ from attrs import evolve, fields, frozen
 from torch import Tensor
 
 from ..capture.autocast import Autocast, autocast_now
-from ..capture.hidden import equal
 from ..capture.inputs import Symbolic
 from ..capture.memory import history
+from ..capture.questions import ABSENT
 from ..errors import ArgumentError
 from ..histories import family_of
 from ..show import Doc, Shown, Table
 from ..sizes import Sizes
-from ..state.guards import compared_fields
 from ..torch_private import (
     STORAGE_ID,
     dispatch_bits,
@@ -34,6 +33,7 @@ from ..torch_private import (
     storage_id,
 )
 from ..trees import Tree, differences
+from .holds import holds, still_answers
 
 Dim = int | str
 """A size or a stride; where it is symbolic, as Python over the symbols' names."""
@@ -147,7 +147,7 @@ class CallKey(Shown):
 
     ``aliasing`` says which tensors (arguments, then captured) are one object or share memory, where in it they lie, and whether
     autograd knows (``aliasing``): programs for inputs that alias differently are different programs. ``histories`` is how
-    autograd knows the tensors the function writes to.
+    autograd knows the tensors the function writes to, ``asked`` what the function asked of tensors besides (``capture/questions.py``).
     """
 
     names: tuple[str, ...]
@@ -158,6 +158,7 @@ class CallKey(Shown):
     aliasing: tuple[tuple[Any, ...], ...]
     ambient: Ambient
     histories: tuple[tuple[str, str], ...] = ()
+    asked: tuple[tuple[str, str, Any], ...] = ()
 
     def doc(self) -> Doc:
         specs = [*zip(self.paths, self.leaves, strict=True), *self.captured]
@@ -204,22 +205,6 @@ def spec_of(value: Any, path: str) -> LeafSpec:
             f"a NumPy {type(value).__name__} is neither a tensor nor a static value", where=path, fix="convert it: torch.from_numpy(x)"
         )
     return StaticSpec.of(value)
-
-
-def holds(baked: Any, now: Any) -> bool:
-    """Whether a value that a trace baked in is still the same: of the same type and equal, in containers and in the fields of dataclasses
-    and attrs classes, too. NaN is NaN, 0.0 is not -0.0."""
-    if baked is now:
-        return True
-    if type(baked) is not type(now):
-        return False
-    if isinstance(baked, (float, complex)):
-        return repr(baked) == repr(now)
-    if isinstance(baked, (list, tuple)):
-        return len(baked) == len(now) and all(map(holds, baked, now))
-    if isinstance(baked, dict):
-        return holds([*baked.items()], [*now.items()])
-    return equal(baked, now) and all(holds(getattr(baked, name), getattr(now, name)) for name in compared_fields(type(baked)))
 
 
 def _copied(value: Any) -> Any:
@@ -274,6 +259,11 @@ def explain(old: CallKey, new: CallKey) -> list[Difference]:
         found.append(Difference("aliasing", "other inputs share memory than before"))
     known = dict(new.histories)
     found += [Difference(path, f"was {was}, now {known[path]}") for path, was in old.histories if known.get(path, was) != was]
+    answers = {(path, question): answer for path, question, answer in new.asked}
+    for path, question, was in old.asked:
+        now_is = answers.get((path, question), was)
+        if not still_answers(was, now_is):
+            found.append(Difference(path, f"{question.format('it')} was {was!r}, now {now_is!r}"))
     for attribute in fields(Ambient):
         x, y = getattr(old.ambient, attribute.name), getattr(new.ambient, attribute.name)
         if x != y:
@@ -383,6 +373,10 @@ def print_guards(
     for where, known in key.histories:
         constants["history"] = history
         lines.append(f"if history({named[where]}) != {known!r}: {otherwise}")
+    for i, (where, question, answer) in enumerate(key.asked):
+        constants |= {f"asked_{i}": answer, "absent": ABSENT, "still_answers": still_answers}
+        expression = f"({question.format(named[where])})"
+        lines.append(f"if {expression} is not asked_{i} and not still_answers(asked_{i}, {expression}): {otherwise}")
     if len(tensors) > 1:
         memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
         constants["family_of"] = family_of

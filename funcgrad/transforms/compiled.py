@@ -268,7 +268,7 @@ class Compiled:
             with stages("observe"):
                 definition, grad, facts, watch = self._observe(inputs)
                 captured = read_all(facts.captured, dict(inputs.dynamic))
-                key = key_of(inputs, list(captured.items()), facts.histories)
+                key = key_of(inputs, list(captured.items()), facts)
                 if inputs.sizes:
                     require_sizes_may_vary(facts)
             with stages("layers"):

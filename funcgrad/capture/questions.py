@@ -1,0 +1,211 @@
+"""What a function asks of a tensor besides its values, dtype, sizes and strides: where it lies, whether it is a view, its attributes.
+
+A stand-in answers as the real tensor does, and the question becomes part of the key: a tensor of which the answer is another
+one is for another program. What a program cannot know (an address, a version counter) is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import SymInt, Tensor, nn
+
+from ..errors import MutationError, UnsupportedTensorError
+from ..histories import has_history
+from ..slots import Arg, Captured
+from ..subclasses import is_traced
+from ..torch_private import (
+    ASKS_BASE,
+    ASKS_HISTORY,
+    ASKS_VERSION,
+    FunctionalTensor,
+    is_wrapper_subclass,
+    without_function_modes,
+    without_modes,
+)
+from .where import asked_by_us, is_user_file, user_line
+
+_COPIES = {Tensor.__reduce_ex__, Tensor.__deepcopy__}
+
+
+_OF_STAND_INS = {"elem", "_is_param", "_inference_mode_base"}
+"""Attributes that stand-ins have themselves."""
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+"""The value of an attribute that a tensor does not have."""
+
+_IS_PARAMETER = "type({}).__name__"
+"""What is asked by ``isinstance(x, nn.Parameter)``."""
+_HISTORY = "{0}.grad_fn and {0}.grad_fn.name()"
+_METHODS = ("storage_offset", "is_shared", "is_pinned", "_is_view")
+_PROPERTIES = ("is_leaf", "retains_grad", "output_nr")
+QUESTIONS: dict[Any, str] = {
+    **{getattr(Tensor, name): f"{{}}.{name}()" for name in _METHODS},
+    **{getattr(Tensor, name).__get__: f"{{}}.{name}" for name in _PROPERTIES},
+    ASKS_BASE: "{}._base is None",
+    ASKS_HISTORY: _HISTORY,
+}
+"""Functions that ask something of a tensor, each with the question as Python over it."""
+
+_OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", "{}._is_view()", "{}._base is None"}
+"""Questions that a stand-in is not like the real tensor in."""
+
+_UNKNOWABLE = {
+    Tensor.data_ptr: ("the address of a tensor (data_ptr())", "compare tensors with `is`; ask for addresses outside of the function"),
+    ASKS_VERSION: ("the version counter of a tensor (_version)", "ask for it outside of the function"),
+    Tensor.__reduce_ex__: (
+        "for a tensor to be copied by the copy module, or pickled",
+        "write x.clone(), or x.detach()",
+    ),
+    Tensor.__deepcopy__: ("for a deep copy of a tensor", "write x.detach().clone()"),
+}
+
+
+@frozen(eq=False)
+class _History:
+    """Stands for the ``grad_fn`` of an input: the graph it belongs to lies outside, and is another one in the next call."""
+
+    known_as: str
+
+    @staticmethod
+    def called(name: str | None) -> _History | None:
+        return None if name is None else _History(name)
+
+    def name(self) -> str:
+        return self.known_as
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedTensorError(
+            f"the function looks into the history of an input (grad_fn.{name})", where=user_line(), fix="look at it outside of the function"
+        )
+
+
+@frozen(eq=False)
+class Asked:
+    """A question to an input, and the answer; ``again``: what the next run is told, if the answer was the same throughout the first."""
+
+    slot: Arg | Captured
+    question: str
+    answer: Any
+    again: Any
+
+
+def answer_of(question: str, tensor: Tensor) -> Any:
+    """What a tensor answers."""
+    return eval(question.format("t"), {"t": tensor, "absent": ABSENT})
+
+
+@define(eq=False)
+class Questions:
+    """The questions of one run. ``known`` are answers by the identity of the tensor the function has, for the run after the first."""
+
+    reals: Callable[[], Mapping[int, Tensor]]
+    asked: dict[tuple[int, str], list[Any]] = field(factory=dict)
+    """By the identity of the real tensor."""
+    known: dict[int, dict[str, Any]] = field(factory=dict)
+    bases: set[int] = field(factory=set)
+
+    def answer(self, func: Any, original: Any, stand_in: Any) -> Any:
+        """The answer of an input; ``NotImplemented`` for any other tensor, which answers itself."""
+        if asked_by_us(3):
+            return NotImplemented
+        question = QUESTIONS[func]
+        known = self.known.get(id(stand_in), {})
+        if question in known:
+            if func == ASKS_BASE:
+                return None if known[question] else stand_in  # whatever it is, it is no None
+            return _History.called(known[question]) if func == ASKS_HISTORY else known[question]
+        real = self.reals().get(id(original)) if is_traced(original) else original
+        if question == "{}.storage_offset()" and real is None:
+            for other in self.reals().values():  # a view of any of them: where it lies goes by where that lies
+                self._note(other, question, NotImplemented)
+        if real is None or is_wrapper_subclass(real) or self.known:
+            return NotImplemented
+        if func == ASKS_HISTORY:  # it may have got one since, in the function
+            same = has_history(stand_in) == has_history(real)
+            name = self._note(real, question, answer_of(question, real) if same else NotImplemented)
+            return _History.called(name) if same else NotImplemented
+        if question not in _OF_THE_REAL:
+            return NotImplemented if isinstance(now := func(stand_in), SymInt) else self._note(real, question, now)
+        with without_modes(), without_function_modes():
+            answer = self._note(real, question, answer_of(question, real))
+        if func != ASKS_BASE:
+            return answer
+        base = func(real)
+        if base is not None:
+            self.bases.add(id(base))
+        return base
+
+    def attribute(self, tensor: Tensor, name: str) -> Any:
+        """The value of an attribute that torch does not know, or ``ABSENT``."""
+        if name.startswith("__"):
+            return ABSENT
+        known = self.known.get(id(tensor), {})
+        question = _IS_PARAMETER if name == "_is_param" else f"{{}}.__dict__.get({name!r}, absent)"
+        if question in known:
+            return known[question]
+        real = self.reals().get(id(tensor)) if is_traced(tensor) else tensor
+        if real is None or self.known:
+            return ABSENT
+        if name == "_is_param":
+            return ABSENT if real is tensor else self._note(real, question, True if isinstance(real, nn.Parameter) else ABSENT)
+        value = real.__dict__.get(name, ABSENT)
+        if name == "_is_buffer" or not name.startswith("_") or is_user_file(sys._getframe(2).f_code.co_filename):
+            self._note(real, question, value)
+        return value
+
+    def require_no_base(self, real: Tensor) -> None:
+        """What an input is a view of may be compared with None, not computed with: the next call's is another one."""
+        if id(real) in self.bases:
+            raise UnsupportedTensorError(
+                "the function uses the tensor that an input is a view of (_base)", where=user_line(), fix="pass it as an argument"
+            )
+
+    def _note(self, real: Tensor, question: str, answer: Any) -> Any:
+        self.asked.setdefault((id(real), question), []).append(answer)
+        return answer
+
+    def of(self, slot: Arg | Captured, real: Tensor) -> Iterator[Asked]:
+        """What was asked of one input. Attributes that a captured tensor has are read without the trace seeing it."""
+        for (key, question), answers in self.asked.items():
+            if key == id(real):
+                same = all(a is answers[0] or a == answers[0] for a in answers)
+                yield Asked(slot, question, answer_of(question, real), answers[0] if same else NotImplemented)
+        if isinstance(slot, Captured) and not is_wrapper_subclass(real):
+            for name, value in vars(real).items():
+                if not name.startswith("_") and name != "persistent":
+                    yield Asked(slot, f"{{}}.__dict__.get({name!r}, absent)", value, NotImplemented)
+
+
+def set_by_function(tensor: Tensor) -> dict[str, Any]:
+    """The attributes that the function gave a tensor of the trace. What a wrapper subclass has, its class gave it."""
+    if not isinstance(tensor, FunctionalTensor):
+        return {}
+    return {name: value for name, value in vars(tensor).items() if name not in _OF_STAND_INS}
+
+
+def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor]]) -> None:
+    """Raise ``MutationError`` for an attribute that the function set of an argument, by the identity of the real tensor."""
+    for slot, real in named:
+        for name in set_by_function(inputs[id(real)]) if not is_wrapper_subclass(real) else ():
+            raise MutationError(
+                f"the function sets an attribute of a tensor it was given: {slot}.{name}",
+                where=str(slot),
+                fix="set it outside, or return what it is set to",
+            )
+
+
+def refuse_unknowable(func: Any) -> None:
+    """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
+    if func in _UNKNOWABLE and (func in _COPIES or is_user_file(sys._getframe(2).f_code.co_filename)):
+        what, fix = _UNKNOWABLE[func]
+        raise UnsupportedTensorError(f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix)

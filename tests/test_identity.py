@@ -1,0 +1,235 @@
+"""What a tensor answers about itself inside a compiled function: as in eager PyTorch, or part of the key, or refused by name."""
+
+import copy
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+QUESTIONS = {
+    "is a parameter": lambda t: isinstance(t, nn.Parameter),
+    "is a buffer": lambda t: isinstance(t, nn.Buffer),
+    "is a tensor": lambda t: (isinstance(t, torch.Tensor), torch.is_tensor(t), issubclass(type(t), torch.Tensor)),
+    "is a float tensor": lambda t: (isinstance(t, torch.FloatTensor), t.type()),
+    "is a leaf": lambda t: t.is_leaf,
+    "has a history": lambda t: (t.grad_fn is None, t.grad_fn and t.grad_fn.name()),
+    "requires grad": lambda t: t.requires_grad,
+    "retains grad": lambda t: t.retains_grad,
+    "gradient": lambda t: t.grad is None if t.is_leaf else None,
+    "offset": lambda t: t.storage_offset(),
+    "layout in memory": lambda t: (t.stride(), t.is_contiguous(), t.dim_order(), t.layout),
+    "inference": lambda t: t.is_inference(),
+    "shared": lambda t: (t.is_shared(), t.is_pinned()),
+    "output number": lambda t: t.output_nr,
+    "base": lambda t: t._base is None,
+    "view": lambda t: t._is_view(),
+    "bytes": lambda t: (t.element_size(), t.nbytes, t.numel(), len(t)),
+    "kind": lambda t: (t.device, t.dtype, t.is_cpu, t.is_meta, t.is_sparse, t.is_quantized, t.is_nested, t.is_neg(), t.is_conj()),
+    "identity": lambda t: (t is t, hash(t) == hash(t), {t: 1}[t], weakref.ref(t)() is t, id(t) == id(t)),
+    "attributes": lambda t: (getattr(t, "tag", None), hasattr(t, "tag"), hasattr(t, "other")),
+}
+
+
+class Module(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.weight.tag = "decay"
+        self.own = nn.Buffer(torch.ones(3))
+        self.register_buffer("other", torch.ones(3))
+
+
+MODULE = Module()
+CAPTURED = torch.ones(3)
+CAPTURED_VIEW = torch.ones(10)[4:7]
+
+
+def arguments():
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.tag = 1
+    leaf = torch.ones(3, requires_grad=True)
+    computed = leaf * 2
+    return {
+        "plain": torch.ones(3),
+        "parameter": parameter,
+        "leaf": leaf,
+        "computed": computed,
+        "view": torch.ones(10)[2:5],
+        "transposed": torch.ones(3, 2).t()[0],
+        "view of a leaf": torch.ones(10, requires_grad=True)[2:5],
+        "second of two": (leaf * 3).repeat(2).split(3)[1],
+        "buffer": nn.Buffer(torch.ones(3)),
+    }
+
+
+def asked_of(tensors):
+    """All tensors there are in a function: what it was given, captured, makes, and views of these."""
+    weight = MODULE.weight
+    known = {**tensors, "captured": CAPTURED, "captured view": CAPTURED_VIEW, "weight": weight, "own": MODULE.own, "other": MODULE.other}
+    plain, leaf = tensors["plain"], tensors["leaf"]
+    made = {"sum": plain + 1, "tracked": leaf * 2, "row": (leaf * 2)[None], "detached": weight.detach(), "new": nn.Parameter(torch.ones(3))}
+    views = {f"{name}[1:]": t[1:] for name, t in known.items()}
+    return known | made | views
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_tensors_answer_as_in_eager(question, grad):
+    answers = []
+
+    def function(tensors):
+        answers.append({name: QUESTIONS[question](t) for name, t in asked_of(tensors).items()})
+        return sum(t.sum() for t in tensors.values())
+
+    given = [arguments() for _ in range(3)]
+    compiled = fg.jit(function, backend="aten")
+    with torch.set_grad_enabled(grad):
+        function(given[0])
+        compiled(given[1])
+        compiled(given[2])
+    expected, *found = answers
+    assert len(found) == 2  # the dry run and the recorded one
+    different = {name: (expected[name], [a[name] for a in found]) for name in expected if any(a[name] != expected[name] for a in found)}
+    assert not {name: v for name, v in different.items() if not (question in ("base", "view") and name.endswith("[1:]"))}
+    assert not different
+
+
+def tagged(tag):
+    x = torch.ones(3)
+    x.tag = tag
+    return x
+
+
+SEVERAL = {
+    "is a leaf": [torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True) * 1],
+    "is a parameter": [torch.ones(3, requires_grad=True), nn.Parameter(torch.ones(3))],
+    "is a buffer": [torch.ones(3), nn.Buffer(torch.ones(3))],
+    "offset": [torch.ones(3), torch.ones(9)[2:5], torch.ones(9)[4:7]],
+    "view": [torch.ones(3), torch.ones(9)[2:5]],
+    "base": [torch.ones(3), torch.ones(9)[2:5]],
+    "output number": [torch.ones(6, requires_grad=True).split(3)[0], torch.ones(6, requires_grad=True).split(3)[1]],
+    "attributes": [torch.ones(3), tagged(1), tagged(2), tagged("a")],
+}
+
+
+@pytest.mark.parametrize("question", SEVERAL)
+def test_another_answer_is_another_program(question):
+    def function(x):
+        return x * {str(QUESTIONS[question](t)): n for n, t in enumerate(SEVERAL[question], 2)}.get(str(QUESTIONS[question](x)), 1)
+
+    ask = QUESTIONS[question]
+    factors = {str(ask(t)): float(n) for n, t in enumerate(SEVERAL[question], 2)}
+    compiled = fg.jit(lambda x: x * factors[str(ask(x))], backend="aten")
+    for x in [*SEVERAL[question], *SEVERAL[question]]:
+        torch.testing.assert_close(compiled(x), x * factors[str(ask(x))])
+    assert compiled.cache_info().currsize == len(SEVERAL[question])
+    compiled = fg.jit(lambda x: x * 2, backend="aten")
+    for x in SEVERAL[question]:
+        compiled(x)
+    assert compiled.cache_info().currsize <= 2, "what is not asked is not part of the key"
+
+
+def test_an_offset_of_a_view_goes_by_that_of_the_argument():
+    compiled = fg.jit(lambda x: x * x[1:].storage_offset(), backend="aten")
+    for x in (torch.ones(3), torch.ones(9)[4:7], torch.ones(3)):
+        torch.testing.assert_close(compiled(x), x * x[1:].storage_offset())
+
+
+@pytest.mark.parametrize("name", ["tag", "other"])
+def test_attributes_of_captured_tensors_are_watched(name):
+    w = torch.ones(3)
+    w.tag = 2.0
+    compiled = fg.jit(lambda x: x * w * getattr(w, name, 7.0), backend="aten")
+    for value in (2.0, 3.0, 3.0, 4.0):
+        setattr(w, name, value)
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3) * value)
+    delattr(w, name)
+    torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3) * 7)
+
+
+def test_a_second_derivative_hears_what_the_first_run_heard():
+    def function(x):
+        return x * x * x * (2 if x.is_leaf else 3) * (5 if isinstance(x, nn.Parameter) else 7)
+
+    def third(f):
+        x = nn.Parameter(torch.tensor([1.0, 2.0]))
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+        return h
+
+    torch.testing.assert_close(third(fg.jit(function)), third(function))
+
+
+UNKNOWABLE = {
+    "data_ptr": lambda x: x * (x.data_ptr() % 2),
+    "_version": lambda x: x * x._version,
+    "copied by the copy module": lambda x: copy.copy(x) * 2,
+    "deep copy": lambda x: copy.deepcopy(x) * 2,
+    "_base": lambda x: x._base * 2,
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWABLE)
+def test_what_cannot_be_known_is_refused(what):
+    with pytest.raises(fg.UnsupportedTensorError, match=what):
+        fg.jit(UNKNOWABLE[what])(torch.ones(9)[2:5])
+
+
+def test_an_attribute_set_of_an_argument_is_refused():
+    def function(x):
+        x.tag = 3
+        return x * 2
+
+    with pytest.raises(fg.MutationError, match=r"x\.tag"):
+        fg.jit(function)(torch.ones(3))
+
+
+# ── parameters and attributes in results ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_parameters_come_back_as_parameters(grad):
+    outside = nn.Parameter(torch.ones(2))
+
+    def function(p, x):
+        made = nn.Parameter(x * 2)
+        return p, outside, made, [made], nn.Parameter(torch.zeros(3), requires_grad=False), nn.Parameter(p), nn.Parameter(x), x * 2
+
+    def look(results, p, x):
+        flat = [*results[:3], *results[3], *results[4:]]
+        kinds = [(type(t), t.requires_grad, t.is_leaf, t.tolist()) for t in flat]
+        where = [[t is o for o in (p, outside, *flat)] + [t.data_ptr() == o.data_ptr() for o in (p, x)] for t in flat]
+        return kinds, where
+
+    p, x = nn.Parameter(torch.ones(2)), torch.tensor([1.0, 2.0])
+    with torch.set_grad_enabled(grad):
+        compiled = fg.jit(function, backend="aten")
+        for _ in range(2):
+            assert look(compiled(p, x), p, x) == look(function(p, x), p, x)
+
+
+def test_a_made_tensor_keeps_what_the_function_gave_it():
+    def function(x):
+        y = x * 2
+        y.scale, y.name_of_it = 2, "y"
+        return y, nn.Buffer(x + 1)
+
+    compiled = fg.jit(function)
+    for _ in range(2):
+        y, buffer = compiled(torch.ones(3))
+        assert (y.scale, y.name_of_it) == (2, "y")
+        assert isinstance(buffer, nn.Buffer)
+        assert buffer.persistent
+
+
+def test_a_tensor_hidden_in_an_attribute_is_refused():
+    def function(x):
+        y = x * 2
+        y.source = x + 1
+        return y
+
+    with pytest.raises(fg.ResultError, match=r"result\.source"):
+        fg.jit(function)(torch.ones(3))
