@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from closeness import assert_rounded
 
 import funcgrad as fg
-from funcgrad.generators import own_draws, state_of
+from funcgrad.generators import mark_of, own_draws, state_of
 from funcgrad.runtime.figures import peak_bytes
 
 CPU = torch.device("cpu")
@@ -41,10 +41,10 @@ def test_own_draws_are_those_of_the_default_generator_in_that_state(name, grad):
     with torch.set_grad_enabled(grad):
         torch.manual_seed(5)
         start = torch.get_rng_state()
-        expected, after = DRAWS[name](X), torch.get_rng_state()
+        expected, after, mark = DRAWS[name](X), torch.get_rng_state(), mark_of(CPU)
         torch.manual_seed(9)
         default = torch.get_rng_state()
-        with own_draws({CPU: start}, {CPU: after}) as own:
+        with own_draws({CPU: start}, {CPU: mark}) as own:
             found, found_after = DRAWS[name](X), state_of(CPU)
         assert torch.equal(found, expected) and torch.equal(found_after, after) and not own.not_passed
         assert torch.equal(torch.get_rng_state(), default)

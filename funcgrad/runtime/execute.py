@@ -18,7 +18,7 @@ from torch import Tensor
 from ..backends.backend import Runnable
 from ..capture.views import Step, take
 from ..errors import UnsupportedTransformError
-from ..generators import OwnDraws, own_draws, state_of
+from ..generators import OwnDraws, mark_of, own_draws, state_of
 from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_wrapper_subclass, versions_kept
@@ -86,7 +86,7 @@ class _Apply(torch.autograd.Function):
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
-        ctx.generators_then = {device: state_of(device) for device in program.draws}
+        ctx.generators_then = {device: mark_of(device) for device in program.draws}
         for i in program.bumps:
             bump_version(inputs[i])
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
