@@ -18,7 +18,7 @@ from ..graphs import type_text
 from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Written
+from ..state.effects import Store, Written
 from ..state.guards import Guard, Place
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
@@ -132,9 +132,9 @@ class _DryRun:
             self.watch.close()
             written = trace.written()
             written.undo()
-        state = self._state(written, arguments)
+        facts = evolve(facts, state=self._state(written, arguments))
         also, others = self._other_places(facts)
-        return evolve(facts, state=evolve(state, guards=(*state.guards, *others)), also=also)
+        return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also)
 
     def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
         """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no inputs."""
@@ -143,7 +143,10 @@ class _DryRun:
         first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
         held = [(p, t) for p, t in self.watch.tensors.values() if p.identity not in first and p.read() is t]
         also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
-        return also, tuple(Guard(place, weakref.ref(t), "tensor") for place, t in held if id(t) not in slot_of)
+        stored = {effect.place.identity for effect in facts.state.effects if isinstance(effect, Store)}  # another one after each call
+        unused = [(place, t) for place, t in held if id(t) not in slot_of]
+        renewed = {id(t) for place, t in unused if place.identity in stored}
+        return also, tuple(Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused)
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""

@@ -317,7 +317,7 @@ class Trace(Recorder):
         """What the function has written to Python state by now."""
         assert self.watch is not None
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
-        return Written(self.watch, self.watch.follow(), lambda tensor: reals.get(id(tensor), tensor))
+        return Written(self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor))
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

@@ -28,7 +28,7 @@ UNSEEN = {"globals", "locals", "eval", "exec", "open", "input"}
 @frozen
 class Use:
     """One use of a name: the constants it is subscripted by, then what happens: ``"read"``, ``"grow"`` (a container is added to),
-    ``"store"`` (an item is replaced or deleted), ``"count"`` (a number is increased by a constant in place)."""
+    ``"store"`` (an item is replaced), ``"count"`` (a number is increased by a constant in place)."""
 
     keys: tuple[Hashable, ...]
     then: str
@@ -36,13 +36,15 @@ class Use:
 
 @frozen
 class Mentions:
-    """What a code object, nested ones included, mentions. ``strings`` are its constants: they may name attributes or keys."""
+    """What a code object, nested ones included, mentions. ``strings`` are its constants: they may name attributes or keys.
+    ``stored`` are globals, ``assigned`` attributes that it writes to."""
 
     globals: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
     strings: frozenset[str] = frozenset()
     stored: frozenset[str] = frozenset()
+    assigned: frozenset[str] = frozenset()
     uses: Mapping[str, frozenset[Use]] = {}
 
     @property
@@ -62,7 +64,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
         for name, own in part.uses.items():
             uses.setdefault(name, set()).update(own)
     merged = {name: frozenset(own) for name, own in uses.items()}
-    fields = ("globals", "imports", "attributes", "strings", "stored")
+    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned")
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
@@ -70,7 +72,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
     steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
-    found: dict[str, set[str]] = {"globals": set(), "imports": set(), "attributes": set(), "stored": set()}
+    found: dict[str, set[str]] = {"globals": set(), "imports": set(), "attributes": set(), "stored": set(), "assigned": set()}
     uses: dict[str, set[Use]] = {}
     for at, step in enumerate(steps):
         kind = _kind(step.opname)
@@ -83,12 +85,21 @@ def mentions(code: types.CodeType) -> Mentions:
     return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
 
 
+_STORES = {
+    "IMPORT_NAME": "imports",
+    "STORE_GLOBAL": "stored",
+    "DELETE_GLOBAL": "stored",
+    "STORE_ATTR": "assigned",
+    "DELETE_ATTR": "assigned",
+}
+
+
 def _kind(opname: str) -> str | None:
     if opname in _GLOBAL:
         return "globals"
     if opname in _ATTRIBUTE:
         return "attributes"
-    return {"IMPORT_NAME": "imports", "STORE_GLOBAL": "stored", "DELETE_GLOBAL": "stored"}.get(opname)
+    return _STORES.get(opname)
 
 
 def _is_names(constant: object) -> bool:
@@ -110,7 +121,7 @@ def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
     while rest.ops(0) in _CONSTANT and rest.at(1) is not None and _subscripts(rest.at(1)):  # type: ignore[arg-type]
         keys.append(_hashable(rest.value(0)))
         rest = rest.after(2)
-    if rest.ops(0) in _CONSTANT and rest.ops(1) in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+    if rest.ops(0) in _CONSTANT and rest.ops(1) == "STORE_SUBSCR":
         return Use((*keys, _hashable(rest.value(0))), "store")
     if rest.ops(0) in _CONSTANT and rest.ops(1) == rest.ops(2) == "COPY" and rest.ops(4) in _CONSTANT and rest.ops(8) == "STORE_SUBSCR":
         third, fifth = rest.at(3), rest.at(5)

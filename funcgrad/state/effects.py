@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import enum
+import gc
+import os
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from ..errors import MutationError
 from ..slots import Stored
+from ..subclasses import is_traced
 from ..trees import Tree, flatten, print_unflatten
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Place, is_plain
@@ -157,6 +160,8 @@ class Written:
             self._place(place, before, place.read())
         for kind, had in watch.classes.items():
             self._class(kind, had)
+        self._environment()
+        self._back.extend(cache.cache_clear for cache in watch.caches if _keeps_traced(cache))
 
     def undo(self) -> None:
         """Everything is as it was before the run. The first thing that cannot be replayed is raised (``MutationError``)."""
@@ -222,6 +227,9 @@ class Written:
         if self._real(now) is before:
             return
         self._watch.written.add(id(place.owner))
+        if place.kind == "context":
+            self._refused.append((place.name, "a value"))
+            return
         if now is MISSING:
             self.effects.append(Store(place, None))
             return
@@ -239,6 +247,13 @@ class Written:
         for name in {*had, *(k for k in kind.__dict__ if not k.startswith("__"))}:
             self._place(Place("class", kind, name, f"{kind.__name__}.{name}"), had.get(name, MISSING), kind.__dict__.get(name, MISSING))
 
+    def _environment(self) -> None:
+        before, now = self._watch.variables, dict(os.environ)
+        for name in before.keys() | now.keys() if before != now else ():
+            if before.get(name) != now.get(name):
+                self._back.append(lambda name=name: _put_variable(name, before.get(name)))  # type: ignore[misc]
+                self._refused.append((f"os.environ[{name!r}]", "a value"))
+
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _real(self, value: Any) -> Any:
@@ -249,6 +264,9 @@ class Written:
         leaves, tree, paths = flatten(value, is_leaf=self._is_kept)
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
+            if isinstance(leaf, torch.nn.Parameter) and self._known(leaf) is leaf and is_traced(leaf):
+                self._refused.append((f"{name}{path}", "a parameter it makes"))
+                return None
             if isinstance(leaf, Tensor):
                 slot = Stored(f"{name}{path}")
                 self.stores[slot] = leaf
@@ -274,6 +292,20 @@ def _is_copied(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
     return type(value) in (set, collections.deque) and all(map(is_plain, value))
+
+
+def _keeps_traced(cache: Any) -> bool:
+    """Whether a ``functools.lru_cache`` holds a tensor of a trace."""
+    held = [v for v in gc.get_referents(cache) if v is not cache.__dict__ and not isinstance(v, (type, types.FunctionType))]
+    values = [v for item in held for v in (item.values() if type(item) is dict else [item])]
+    return any(is_traced(leaf) for value in values for leaf in flatten(value)[0])
+
+
+def _put_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def refill(container: Any, items: Any) -> None:

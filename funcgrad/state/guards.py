@@ -57,13 +57,14 @@ def same(was: Any, now: Any) -> bool:
     return is_plain(was) and bool(was == now)
 
 
-def holds_tensors(value: Any) -> bool:
-    """Whether a builtin container holds a tensor, at any depth."""
+def holds_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
+    """Whether a builtin container holds a tensor, at any depth; not one that holds itself."""
     if isinstance(value, Tensor):
         return True
-    if type(value) is dict:
-        return all(type(k) in (str, int) for k in value) and any(map(holds_tensors, value.values()))
-    return (type(value) is list or isinstance(value, tuple)) and any(map(holds_tensors, value))
+    is_dict = type(value) is dict and all(type(k) in (str, int) for k in value)
+    if id(value) in within or not (is_dict or type(value) is list or isinstance(value, tuple)):
+        return False
+    return any(holds_tensors(item, (*within, id(value))) for item in (value.values() if is_dict else value))
 
 
 def shape_of(container: Any) -> tuple[Any, ...]:
@@ -196,6 +197,7 @@ _WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
     "class": lambda owner, key, value: setattr(owner, key, value),
     "slot": lambda owner, key, value: object.__setattr__(owner, key, value),
     "cell": lambda owner, key, value: setattr(owner, "cell_contents", value),
+    "context": lambda owner, key, value: owner.set(value),
 }
 _DELETE: dict[str, Callable[[Any, Any], None]] = {
     "item": lambda owner, key: operator.delitem(owner, key),
@@ -213,6 +215,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "like items": like_items,
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
+    "a tensor": lambda was, now: isinstance(now, Tensor),
     "shape": lambda was, now: was == shape_of(now),
 }
 
@@ -220,8 +223,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 @frozen(eq=False)
 class Guard:
     """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only where it holds nothing;
-    ``"tensor"``: only where it holds what the weak reference ``value`` leads to; ``"shape"``: a container of this ``shape_of``.
-    """
+    ``"tensor"``: only where it holds what the weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container
+    of this ``shape_of``."""
 
     place: Place
     value: Any
@@ -266,6 +269,8 @@ class Guard:
             return f"{now} is not {value}"
         if self.how == "shape":
             return f"{constant(shape_of)}({now}) != {value}"
+        if self.how == "a tensor":
+            return f"not isinstance({now}, {constant(Tensor)})"
         if self.how == "tensor":
             return f"{now} is not {value}()"
         if self.how == "equal":
@@ -280,6 +285,8 @@ class Guard:
 
     def explain(self) -> str:
         """What was there, and what is there now."""
+        if self.how in ("tensor", "a tensor", "shape"):
+            return "is another tensor" if self.how == "tensor" else f"is {_shown(self.place.read())}"
         return f"was {_shown(self.value)}, now {_shown(self.place.read())}"
 
 

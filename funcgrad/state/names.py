@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import types
 from typing import Any
 
 import torch
@@ -51,6 +52,11 @@ def found_on(kind: type, name: str) -> tuple[type | None, Any]:
         if name in c.__dict__:
             return c, c.__dict__[name]
     return None, None
+
+
+def slots_of(kind: type) -> list[str]:
+    """The attributes of a class's instances that no dict holds."""
+    return [name for c in kind.__mro__ for name, value in c.__dict__.items() if isinstance(value, types.MemberDescriptorType)]
 
 
 def joined(name: str, attribute: str) -> str:

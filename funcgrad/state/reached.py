@@ -6,13 +6,15 @@ Globals, cells and the items of builtin containers are read without any hook; th
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
 import enum
 import functools
+import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from .code import Mentions, mentions
+from .code import Mentions, mentions, together
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
-from .impure import GENERATORS, Generator, global_generators, is_iterator
-from .names import LIBRARIES, SITE, attributes_of, is_inert, is_library, item_name, joined, package
+from .impure import GENERATORS, Generator, global_generators, is_iterator, refuse_iterator
+from .names import LIBRARIES, SITE, attributes_of, is_inert, is_library, item_name, joined, package, slots_of
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
@@ -43,6 +45,10 @@ class Met:
     before: Any
     name: str
     of: Any = None
+
+
+def _accessors(value: Any) -> tuple[Any, ...]:
+    return (value.fget, value.fset, value.fdel) if isinstance(value, property) else ()
 
 
 class Reached:
@@ -67,7 +73,13 @@ class Reached:
         """The identities of containers that were written to."""
         self._generators: list[Generator] = []
         self._of_everybody = global_generators()
-        self._iterators: list[str] = []
+        self._pending: list[tuple[types.FunctionType, str]] = []
+        self._said: set[str] = set()
+        self.caches: list[Any] = []
+        """Functions with a ``functools.lru_cache``."""
+        self.variables = dict(os.environ)
+        """The environment, which may be written to."""
+        self._is_closed = False
         self._places: dict[int, list[Place]] = {}
 
     def _name(self, value: Any) -> str:
@@ -82,7 +94,7 @@ class Reached:
             self.tensors.setdefault(place.identity, (place, value))
             return
         if is_iterator(value):
-            self._iterators.append(place.name)
+            raise refuse_iterator(place.name)  # before it goes on
         if holds_tensors(value) and place.kind != "itself":
             self._structure(place, value)
             return
@@ -103,7 +115,10 @@ class Reached:
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, types.ModuleType, Reached)):
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, Reached)):
+            return
+        if isinstance(value, types.ModuleType):
+            self._own_module(value, name)
             return
         if id(value) in self._known:
             if name not in self._names[id(value)]:
@@ -113,6 +128,13 @@ class Reached:
         self._names[id(value)] = [name]
         if isinstance(value, GENERATORS):
             self._generators.append(Generator.of(value, name))
+            return
+        if isinstance(value, types.FunctionType):  # one after the other: code that mentions code goes deep
+            self._pending.append((value, name))
+            if len(self._pending) == 1:
+                for function, called in self._pending:
+                    self._function(function, called)
+                self._pending.clear()
             return
         for kinds, follow in _FOLLOW:
             if isinstance(value, kinds):
@@ -143,6 +165,11 @@ class Reached:
         self.see(method.__self__, "self" if not name else name.rpartition(".")[0] or "self")
         self.see(method.__func__, name)
 
+    def _cache(self, cache: Any, name: str) -> None:
+        """A function that keeps its results: those of the trace are no others'."""
+        self.caches.append(cache)
+        self.see(cache.__wrapped__, name)
+
     def _bound(self, method: Any, name: str) -> None:
         """A method of a C object, ``log.append``: what it is bound to."""
         if not isinstance(method.__self__, (types.ModuleType, type)):
@@ -157,9 +184,18 @@ class Reached:
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
             if not is_library(c) and c not in self.classes:
                 self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
+                self._functions_of(c, self._said)
         if not is_library(kind) and issubclass(kind, torch.autograd.Function):
             for method in ("forward", "backward", "setup_context", "vmap", "jvp"):
                 self.see(getattr(kind, method), f"{kind.__name__}.{method}")
+
+    def _functions_of(self, kind: type, names: Set[str]) -> None:
+        """Functions that may be read through a class (``super().forward``, ``Config.scale``): before they run, as they may write."""
+        for name in names & kind.__dict__.keys():
+            function = kind.__dict__[name]
+            for part in (getattr(function, "__func__", getattr(function, "func", function)), *_accessors(function)):
+                if isinstance(part, types.FunctionType):
+                    self.see(part, f"{kind.__name__}.{name}")
 
     def _array(self, array: np.ndarray[Any, Any], name: str) -> None:
         if array.dtype != object:
@@ -172,7 +208,9 @@ class Reached:
             self.see(value, f"{name}[{key!r}]")
 
     def _variable(self, variable: contextvars.ContextVar[Any], name: str) -> None:
-        self._value(Place("context", variable, None, name), variable.get(None))
+        place = Place("context", variable, None, name)
+        self.cells[id(variable)] = place, variable.get(None)
+        self._value(place, variable.get(None))
 
     def _any_container(self, container: Any, name: str) -> None:
         self._container(container, name)
@@ -187,24 +225,31 @@ class Reached:
             self.cells.setdefault(id(cell), (place, value))
             if value is not MISSING and variable != "__class__":
                 self._value(place, value)
-        if function.__defaults__:
-            self._defaults(function, function.__defaults__)
-        for key, default in (function.__kwdefaults__ or {}).items():
-            self._value(Place("item", function.__kwdefaults__, key, key), default)
         if hasattr(function, "__wrapped__"):
             self.see(function.__wrapped__, name)
         if package(function.__globals__.get("__name__")) in LIBRARIES:
             return
+        if function.__defaults__:
+            self._defaults(function, function.__defaults__)
+        for key, default in (function.__kwdefaults__ or {}).items():
+            self._value(Place("item", function.__kwdefaults__, key, key), default)
         if function.__dict__.keys() - {"__wrapped__"}:
             self._namespace(function, name)
         self._codes[code] = function
         said, own = mentions(code), not code.co_filename.startswith(SITE)
+        new = (said.attributes | said.strings) - self._said
+        self._said |= new
+        for kind in list(self.classes):
+            self._functions_of(kind, new)
         for variable in said.stored:
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
         for variable in sorted(said.globals):
+            place = Place("item", function.__globals__, variable, variable)
             if variable in function.__globals__:
-                self._mentioned(Place("item", function.__globals__, variable, variable), said, own)
+                self._mentioned(place, said, own)
+            elif not hasattr(builtins, variable):
+                self._guard(Guard.absent(place))
         for module in sorted(said.imports):
             if module in sys.modules:
                 self._module(sys.modules[module], said, module, own)
@@ -236,9 +281,24 @@ class Reached:
 
     def _module(self, module: types.ModuleType, said: Mentions, name: str, own: bool) -> None:
         if package(module.__name__) not in LIBRARIES:
+            self._own_module(module, name)
+            if said.by_name:
+                for attribute in sorted(filter(str.isidentifier, said.strings - vars(module).keys())):
+                    self._guard(Guard.absent(Place("item", vars(module), attribute, f"{name}.{attribute}")))
+                said = together([said, Mentions(attributes=said.strings)])
             for attribute in sorted((said.attributes | said.globals) & vars(module).keys()):
                 if not attribute.startswith("__"):
                     self._mentioned(Place("item", vars(module), attribute, f"{name}.{attribute}"), said, own)
+
+    def _own_module(self, module: types.ModuleType, name: str) -> None:
+        """A module of the caller's own, which may be written to."""
+        if package(module.__name__) in LIBRARIES or str(getattr(module, "__file__", "")).startswith(SITE) or id(vars(module)) in self.met:
+            return
+        self._known[id(vars(module))] = vars(module)
+        self._names[id(vars(module))] = [name]
+        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(vars(module), dict(vars(module)), name, module)
+        for attribute in sorted(self._said & vars(module).keys()):
+            self.see(vars(module)[attribute], joined(name, attribute))
 
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
@@ -247,13 +307,16 @@ class Reached:
                 self.see(value.__wrapped__, name)
             return
         own = attributes_of(value)
-        if not can_be_hooked(kind) or (held := hook(kind)) is None:
+        if self._is_closed or not can_be_hooked(kind) or (held := hook(kind)) is None:
             if own is not None and package(kind.__module__) != "torch":
                 self._namespace(value, name)
             return
         self._hooks.append(held)
         if own is not None:
             self.met.setdefault(id(own), Met(own, dict(own), name, value))
+        for slot in slots_of(kind):
+            place = Place("slot", value, slot, joined(name, slot))
+            self.slots.setdefault((id(value), slot), (place, place.read()))
         self._class(kind, name)
         if isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
@@ -275,6 +338,8 @@ class Reached:
         self.met.setdefault(id(own), met)
         self._late.setdefault(id(own), met)
         for attribute, child in list(own.items()):
+            if attribute in self._said and is_iterator(child):
+                raise refuse_iterator(joined(name, attribute))
             if attribute != "__wrapped__":
                 self.see(child, joined(name, attribute))
 
@@ -296,7 +361,6 @@ class Reached:
 
 
 _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
-    (types.FunctionType, Reached._function),
     (types.MethodType, Reached._method),
     (functools.partial, Reached._partial),
     ((types.BuiltinMethodType, types.MethodWrapperType), Reached._bound),
@@ -305,6 +369,6 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (contextvars.ContextVar, Reached._variable),
     (np.ndarray, Reached._array),
     (CONTAINERS, Reached._any_container),
-    (functools._lru_cache_wrapper, lambda watch, value, name: watch.see(value.__wrapped__, name)),
+    (functools._lru_cache_wrapper, Reached._cache),
 )
 """What is looked at of a value, by its type; the first that fits."""

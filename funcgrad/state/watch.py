@@ -8,11 +8,13 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 from __future__ import annotations
 
 import collections
+import inspect
 import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,7 +25,7 @@ from ..errors import UnwatchedStateWarning
 from .code import Mentions, builtins_in, mentions, together
 from .guards import MISSING, Guard, Place, is_plain
 from .hooks import can_be_hooked, hooked_environment, listening, unhook
-from .impure import refuse_iterator, require_no_draw, warn_of_clocks
+from .impure import require_no_draw, warn_of_clocks
 from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
 from .reached import CONTAINERS, Met, Reached
 
@@ -38,9 +40,14 @@ class Watch(Reached):
     def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
         super().__init__()
         self._stack = ExitStack()
-        self.see(root, "")
-        for name, value in arguments:
-            self._argument(value, name)
+        self._root = root
+        try:
+            self.see(root, "")
+            for name, value in arguments:
+                self._argument(value, name)
+        except BaseException:
+            self.close()
+            raise
 
     # ── around the run ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,23 +60,20 @@ class Watch(Reached):
         self._stack.close()
 
     def close(self) -> None:
-        """Take all hooks away."""
+        """Take all hooks away; none is set any more."""
+        self._is_closed = True
         while self._hooks:
             unhook(self._hooks.pop())
 
-    def follow(self) -> Mentions:
-        """Look at the functions that are read through classes; returns what all code that was reached mentions."""
-        while self._see_functions_of_classes():
-            pass
-        return self.said
-
     def finish(self) -> None:
         """Guard what was mentioned but not heard of, when all code that was reached is known."""
-        said = self.follow()
+        said = self.said
         for met in list(self._late.values()):
             self._guard_container(met, said)
+        names = said.attributes | said.strings | said.assigned
         for kind in list(self.classes):
-            self._guard_class(kind, said.attributes | said.strings)
+            self._guard_class(kind, names)
+        self._guard_unchanged(said)
         for key, places in self._places.items():
             if key in self.written and key in self.met:  # what is written to must be the very container
                 for place in places:
@@ -79,8 +83,6 @@ class Watch(Reached):
     def require_pure(self) -> None:
         """``ImpureFunctionError`` for what would be the same on each call, and is not in eager PyTorch."""
         require_no_draw(self._generators, self._of_everybody, self.said, self._codes.values())
-        if self._iterators:
-            raise refuse_iterator(self._iterators[0])
 
     @property
     def said(self) -> Mentions:
@@ -191,23 +193,26 @@ class Watch(Reached):
 
     # ── what is guarded when all code is known ───────────────────────────────────────────────────────────────────
 
-    def _see_functions_of_classes(self) -> int:
-        """Functions that are read through a class (``super().forward``, ``Config.scale``); how many were new."""
-        known, said = len(self._codes), self.said
-        for kind in list(self.classes):
-            for name in (said.attributes | said.strings) & kind.__dict__.keys():
-                function = kind.__dict__[name]
-                function = getattr(function, "__func__", getattr(function, "fget", getattr(function, "func", function)))
-                if isinstance(function, types.FunctionType):
-                    self.see(function, f"{kind.__name__}.{name}")
-        return len(self._codes) - known
-
-    def _guard_class(self, kind: type, names: frozenset[str]) -> None:
-        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone."""
+    def _guard_class(self, kind: type, names: Set[str]) -> None:
+        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone. What its
+        metaclass has, it must go on to lack."""
         for name in names & kind.__dict__.keys():
             value = kind.__dict__[name]
             if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
+        for meta in inspect.getmro(type(kind)):
+            for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
+                self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
+
+    def _guard_unchanged(self, said: Mentions) -> None:
+        """What code may write to, and left as it was: where it is another, the write is one."""
+        for place, before in self.globals.values():
+            self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
+        for met in list(self.met.values()):
+            if met.of is not None:
+                for name in said.assigned & met.before.keys():
+                    if is_plain(met.before[name]):
+                        self._guard(Guard.of(Place("item", met.container, name, joined(met.name, name)), met.before[name]))
 
     def _guard_container(self, met: Met, said: Mentions) -> None:
         container, names = met.container, self._names[id(met.container)]
@@ -216,7 +221,7 @@ class Watch(Reached):
                 if name in said.attributes | said.strings and name != "__wrapped__":
                     self._value(Place("item", container, name, joined(met.name, name)), value)
             return
-        keys = self._keys(names, said)
+        keys = self._keys(names, isinstance(container, (list, collections.deque)), said)
         if keys is not None and not isinstance(container, (set, frozenset)):
             for key in keys:
                 place = Place("item", container, key, item_name(met.name, key))
@@ -238,22 +243,23 @@ class Watch(Reached):
         if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
             self._guard(Guard.contents(container, met.before, met.name))
 
-    def _keys(self, names: Sequence[str], said: Mentions) -> set[Any] | None:
-        """The constant keys by which all code that was reached reads a container that has these names; None if some reads it otherwise."""
+    def _keys(self, names: Sequence[str], grows: bool, said: Mentions) -> set[Any] | None:
+        """The constant keys by which all code that was reached reads, or replaces items of, a container that has these names; None if some
+        reads it otherwise. ``grows``: what is added to it in place is found by comparison."""
         found: set[Any] = set()
         for name in names:
             base, path = taken_apart(name)
             uses = said.uses.get(base)
-            if path is None or not uses:
+            if path is None or not uses or (said.by_name and base in said.strings):
                 return None
             for use in uses:
                 n = len(path)
                 if use.keys[:n] != path[: len(use.keys)]:
                     continue
                 if len(use.keys) > n:
-                    if not (len(use.keys) == n + 1 and use.then in ("store", "count")):
+                    if not (len(use.keys) == n + 1 and use.then == "count"):
                         found.add(use.keys[n])
-                elif use.then != "grow" or len(use.keys) < n:
+                elif use.then != "grow" or len(use.keys) < n or not grows:
                     return None
         return found
 
@@ -261,18 +267,27 @@ class Watch(Reached):
         """Name, once for each function, what no guard can watch."""
         for value, name in self.unwatched.values():
             what = f"{len(value):,} items of {name}" if isinstance(value, CONTAINERS) else f"{name} (a {type(value).__name__})"
-            _warn_once(f"{what} cannot be watched: a change of it between calls is not noticed")
+            _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
+        if self.caches and "cache_info" in said.attributes | said.strings:
+            _warn_once(
+                self._root, "the function asks for cache_info() of a functools.lru_cache: it is as it was when the function was traced"
+            )
         warn_of_clocks(self._codes.values())
         namespaces = [function.__globals__ for function in self._codes.values()]
         for space in namespaces[:1]:
             for name in builtins_in(said.unseen, space):
-                _warn_once(f"the function calls {name}(): what it reads by it cannot be watched, and is as it was when it was traced")
+                _warn_once(
+                    self._root, f"the function calls {name}(): what it reads by it cannot be watched, and is as it was when it was traced"
+                )
 
 
-_warned: set[str] = set()
+_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
+def _warn_once(root: Any, message: str) -> None:
+    """A warning that comes once for each function."""
+    function = getattr(root, "__func__", root)
+    said = _warned.setdefault(function if isinstance(function, types.FunctionType) else type(function), set())
+    if message not in said:
+        said.add(message)
         warnings.warn(message, UnwatchedStateWarning, stacklevel=2)
