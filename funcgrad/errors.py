@@ -93,6 +93,10 @@ class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
 
 
+class UnsupportedOperatorError(FuncgradError, RuntimeError):
+    """The function calls an operator of functions (``while_loop``, ``scan``, ``flex_attention``) that is not compiled yet."""
+
+
 class TraceError(FuncgradError, RuntimeError):
     """Two traces of one function did not agree: it captured other tensors, or returned another structure."""
 

@@ -460,9 +460,18 @@ def modes_entered() -> Iterator[None]:
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+DYNAMO = "torch._dynamo"
+"""The package whose errors tell of code that torch.compile does not compile."""
+
+
 def is_operator(target: Any) -> bool:
     """Whether a call's target is an operator overload (``aten.mul.Tensor``), not a Python function."""
     return isinstance(target, torch._ops.OpOverload)
+
+
+def operator_of_functions(target: Any) -> str | None:
+    """The name of a higher-order operator; None for anything else."""
+    return str(target.name()) if isinstance(target, torch._ops.HigherOrderOperator) else None  # type: ignore[no-untyped-call]
 
 
 def is_pointwise(target: Any) -> bool:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
@@ -51,6 +55,43 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
             where=where or user_line(),
             fix="pass plain tensors: x.as_subclass(torch.Tensor)",
         )
+
+
+_MAKES = {
+    "sparse": ("a sparse tensor", "compute with dense tensors (index_put, scatter_add, sparse=False), or make it sparse outside"),
+    "quantize_per": ("a quantized tensor", "torch.fake_quantize_per_tensor_affine, or quantize the result outside"),
+    "quantized_tensor": ("a quantized tensor", "torch.fake_quantize_per_tensor_affine, or quantize the result outside"),
+    "to_mkldnn": ("a tensor with layout torch._mkldnn", "leave it dense"),
+    "nested": ("a nested tensor", "pad it: torch.nn.utils.rnn.pad_sequence, with a mask"),
+}
+"""Words in the names of operators that make, or work on, tensors that are not dense; what those are, and what to do instead."""
+
+
+@functools.cache
+def _made_by(op: Any) -> tuple[str, str] | None:
+    name = op.name().removeprefix("aten::")
+    if op.namespace != "aten" or name.startswith(("fake_", "_fake_", "is_")):
+        return None
+    return next((made for word, made in _MAKES.items() if word in name), None)
+
+
+def require_dense(op: Any) -> None:
+    """Raise ``UnsupportedTensorError`` for an operator that makes a tensor that is not dense: functionalisation cannot wrap it."""
+    made = _made_by(op)
+    if made is not None:
+        what, fix = made
+        raise UnsupportedTensorError(f"the function makes {what} ({op}), which is not compiled", where=user_line(), fix=fix)
+
+
+def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
+    """Raise ``UnsupportedTensorError`` where an operator made a tensor that is not dense (a sparse gradient), whatever its name."""
+    for result in results:
+        if result.layout is not torch.strided:
+            raise UnsupportedTensorError(
+                f"{op} makes a tensor with layout {result.layout}, which is not compiled",
+                where=user_line(),
+                fix="ask for a dense one (sparse=False), or do it outside of the function",
+            )
 
 
 def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CapturedTransformError, MutationError, TraceError
-from ..graphs import type_text
+from ..graphs import tensors_in, type_text
 from ..histories import bump_version, gradient_of, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
@@ -32,8 +32,8 @@ from ..torch_private import (
 )
 from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
-from .lifted import GradientsMatter, MetTooLate
-from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS
+from .lifted import GradientsMatter, MetTooLate, require_dense_results
+from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator
 from .questions import QUESTIONS, refuse_unknowable
 from .storages import STORAGES, require_memory_unread, storage_of
 from .where import user_line
@@ -82,6 +82,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._trace = trace
         self.tracer = self
         self.tensor_tracker = NoReplays()
+        self.enable_thunkify = False  # asked for where a subclass with symbolic sizes is made (a jagged tensor)
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -99,6 +100,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         if func is torch.ops.higher_order.cond:
             return trace.choice(*args)
+        require_compiled_operator(func)
         try:
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
@@ -121,6 +123,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
             with trace.fakes:
                 out = FAKE_RESULTS[func](*args, **kwargs)
+        require_dense_results(func, tensors_in(out))
         trace.known.note(func, args, kwargs, out)
         if trace.graph is not None:
             trace.record(func, args, kwargs, out)
@@ -166,7 +169,10 @@ class Lifter(TorchFunctionMode):
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
+        if func is Tensor.register_post_accumulate_grad_hook:
+            self._require_own(args[0])
         require_memory_unread(func)
+        require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
@@ -225,10 +231,22 @@ class Lifter(TorchFunctionMode):
         if self._trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in self._trace.captured:
             raise MetTooLate(real.grad)
 
+    def _given(self) -> set[int]:
+        """The identities of what stands for inputs and captured tensors."""
+        return self._trace.inputs | {id(lifted.functional) for lifted in self._trace.captured.values()}
+
+    def _require_own(self, tensor: Tensor) -> None:
+        """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens outside."""
+        if id(self._trace.lineage.named(tensor)) in self._given():
+            raise MutationError(
+                "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
+                where=user_line(),
+                fix="register it outside of the function",
+            )
+
     def _is_over_input(self, tensor: Tensor) -> bool:
         """Whether a tensor looks at the memory of an input, or of a captured tensor."""
-        lineage, own = self._trace.lineage, {id(lifted.functional) for lifted in self._trace.captured.values()}
-        known = self._trace.inputs | own
+        lineage, known = self._trace.lineage, self._given()
         root, _, _ = lineage.path(tensor, lambda t: id(lineage.named(t)) in known, True)
         return id(lineage.named(root)) in known
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedTensorError
-from ..torch_private import unwrap_transform
+from ..torch_private import operator_of_functions, unwrap_transform
 from ..trees import Tree, flatten, require_same, unflatten
-from .where import user_line
+from .where import unsupported_operator, user_line
 
 
 def cond(in_branch: Callable[[], Any], pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
@@ -37,6 +37,26 @@ def cond(in_branch: Callable[[], Any], pred: Any, true_fn: Callable[..., Any], f
     outs = torch.ops.higher_order.cond(pred, flat(true_fn), flat(false_fn), tuple(leaves))
     require_same(structures[0], structures[-1], "result", "the branches of torch.cond return different structures")
     return unflatten(outs, structures[0])
+
+
+_CALLS = {"cond", "wrap", "wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_quant", "out_dtype"}
+"""Higher-order operators that are carried out: ``cond``, and those that a trace sees through."""
+
+_INSTEAD = {
+    "while_loop": "a Python loop of as many steps",
+    "scan": "a Python loop over the slices, and torch.stack",
+    "map_impl": "torch.vmap, or a Python loop and torch.stack",
+    "invoke_subgraph": "a call of the function itself",
+    "strict_mode": "a call of the function itself",
+    "flex_attention": "torch.nn.functional.scaled_dot_product_attention",
+}
+
+
+def require_compiled_operator(func: Any) -> None:
+    """Raise ``UnsupportedOperatorError`` for a higher-order operator that no trace carries out: its functions would be lost."""
+    name = operator_of_functions(func)
+    if name is not None and name not in _CALLS:
+        raise unsupported_operator(f"the function calls the higher-order operator {name}", _INSTEAD.get(name, "what it computes in torch"))
 
 
 VALUE_CHECKS: dict[Any, str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}

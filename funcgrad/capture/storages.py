@@ -21,7 +21,7 @@ class TracedStorage:
     The storage below is none that Python can use: to resize it ends the process.
     """
 
-    __slots__ = ("_is_input", "_storage", "_unit")
+    __slots__ = ("__weakref__", "_is_input", "_storage", "_unit")
 
     def __init__(self, storage: Any, is_input: bool, unit: int) -> None:
         """``unit``: of how many bytes its size is told; ``is_input``: no program knows how much memory lies around an input."""

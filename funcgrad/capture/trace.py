@@ -51,7 +51,7 @@ from .autocast import backward_under
 from .floats import NotSymbolicError
 from .forgotten import Forgotten
 from .known import Known
-from .lifted import Lifted, require_traceable
+from .lifted import Lifted, require_dense, require_traceable
 from .modes import Lifter, Tracer
 from .questions import Questions
 from .random_operators import Draws
@@ -373,6 +373,7 @@ class Trace(Recorder):
         """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
         one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
         require_data_alone(op)
+        require_dense(op)
         self.draws.require_order(op, args)
         order = self.draws.order_of(op, args)
         if order is not None:

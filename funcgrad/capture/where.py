@@ -16,8 +16,10 @@ from ..errors import (
     FuncgradError,
     MutationError,
     TraceError,
+    UnsupportedOperatorError,
     UnsupportedTensorError,
 )
+from ..torch_private import DYNAMO as _DYNAMO
 from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -91,6 +93,13 @@ def own_generator(op: object) -> FuncgradError:
     )
 
 
+def unsupported_operator(what: str, instead: str, where: str | None = None) -> FuncgradError:
+    """For an operator that takes functions, and is not compiled."""
+    return UnsupportedOperatorError(
+        f"{what}, which is not compiled yet", where=where or user_line(), fix=f"write {instead}, or call it outside of the function"
+    )
+
+
 _NO_MEMORY = ("its data is not allocated yet", "Cannot access data pointer of Tensor", "on an invalid python storage")
 """What PyTorch says where a tensor without memory is asked for it."""
 
@@ -125,6 +134,10 @@ def named_error(error: Exception) -> FuncgradError | None:
             f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
             where=where,
             fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
+        )
+    if type(error).__module__.startswith(_DYNAMO) or (isinstance(error, RuntimeError) and "found no compiled frames" in text):
+        return unsupported_operator(
+            "the function runs what torch compiles itself (torch.compile, flex_attention)", "the same in plain torch functions", where
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY):
         return DataDependentControlFlowError(
