@@ -457,3 +457,15 @@ def test_a_compiled_method_watches_its_object():
     assert a.step(X).tolist() == (X * 2).tolist() and b.step(X).tolist() == (X * 3).tolist()
     a.k = 7.0
     assert a.step(X).tolist() == (X * 7).tolist() and (a.calls, b.calls) == (2, 1)
+
+
+def test_a_program_is_found_again_that_also_met_its_argument_elsewhere():
+    """A list holds a tensor that is passed, too: asked for its program, the function compiled anew, and learned nothing of its numbers."""
+    x = torch.ones(3)
+    kept = [x, 1.0]
+    f = fg.jit(lambda x, v: x * v * sum(isinstance(k, float) for k in kept), backend="aten")
+    for v in (2.0, 3.0, 4.0, 5.0):
+        assert torch.equal(f(x, v), x * v)
+    assert f.program(x, 4.0) is f.program(x, 5.0)
+    assert f.cache_info().misses == 2
+    assert "kept[0]: is another tensor than x" in f.explain_miss(x.clone(), 2.0)

@@ -61,16 +61,16 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         changed = [slot for slot, is_leaf in program.facts.leaves.items() if known[slot].is_leaf is not is_leaf]
         found += [Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed]
         found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if gradient_of(known[slot]) is not None]
-    return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in captured}))
+    return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}))
 
 
 def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:
-    """What the function closes over besides tensors, where it is not what the trace baked in."""
+    """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for guard in program.facts.state.guards:
         if not guard.holds():
             yield Difference(str(guard.place), guard.explain())
     for place, slot in program.facts.also:
-        if place.read() is not tensors.get(str(slot)):
+        if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
 
 
