@@ -350,6 +350,14 @@ def test_a_deviation_is_rounded_once():
     same(lambda *ts: [(t.std(), t.view(10, 100).std(1)) for t in ts], x.half(), x.bfloat16())
 
 
+@pytest.mark.parametrize("exponent", [1e-300, 1 + 1e-12, 3 - 1e-12])
+@pytest.mark.parametrize("n", [5, 67])
+def test_powers_whose_exponent_is_rounded_to_an_integer(exponent, n):
+    """Eager PyTorch rounds it for whole vectors, and not for the rest of a tensor: of negative numbers that is a power, or NaN."""
+    x = torch.linspace(-2, 2, n)
+    torch.testing.assert_close(fg.jit(lambda x: x**exponent, backend="c")(x), x**exponent, equal_nan=True)
+
+
 def test_roots_as_powers():
     """Of float16, eager PyTorch takes the power: 0.5 of -inf is inf, of -0.0 it is 0.0."""
     values = torch.tensor([-math.inf, -0.0, 0.0, math.inf, -1.0, 4.0, math.nan])

@@ -76,6 +76,8 @@ def _rsub(a: Any, b: Any, alpha: Any = 1, *, out: Any) -> Any:
 def _power(x: Value, exponent: Any, *, out: Any, given: Sequence[torch.Tensor]) -> Any:
     if not isinstance(exponent, (int, float)) or (out.dtype in HALF and not fits(exponent, out.dtype)):
         return NotImplemented
+    if out.dtype.is_floating_point and exponent != (rounded := _rounded(exponent, out.dtype)) and rounded.is_integer():
+        return NotImplemented  # of a negative number, 1 or NaN: eager PyTorch rounds it for some elements of a tensor, by where they are
     x = cast(x, out.dtype)
     if is_arithmetic(out.dtype) and exponent in (1, 2, 3):
         return x if exponent == 1 else x * x if exponent == 2 else x * x * x
@@ -100,6 +102,10 @@ def _power_of(base: Any, exponent: Value, *, out: Any) -> Any:
     return pointwise("pow", into(base, out.dtype), into(exponent, out.dtype))
 
 
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(float(value), dtype=torch.float64).to(dtype))
+
+
 def _comparison(op: str) -> Rule:
     def rule(a: Any, b: Any, *, out: Any) -> Any:
         dtype = promoted(a, b)
@@ -112,7 +118,7 @@ def _comparison(op: str) -> Rule:
 
 def _held(x: Any, dtype: torch.dtype) -> Value:
     """An argument of a comparison: half precision is computed as float, in which 0.1 is another number than in PyTorch's comparison."""
-    return number(torch.tensor(float(x), dtype=dtype).item(), dtype) if dtype in HALF and not isinstance(x, Value) else into(x, dtype)
+    return number(_rounded(x, dtype), dtype) if dtype in HALF and not isinstance(x, Value) else into(x, dtype)
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
