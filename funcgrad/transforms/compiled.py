@@ -90,7 +90,8 @@ class Compiled:
     memory, static values, and the ambient state (grad mode, autocast, …).
 
     Thread-safe: one thread at a time compiles, others that find no program wait for it; programs run side by side, but for those that
-    write to tensors of the caller's: what one of them reads, computes and writes back is one step to the others.
+    write to tensors of the caller's or to Python state: what one of them reads, computes and writes back is one step to the others, and
+    to the thread that compiles.
     """
 
     def __init__(self, definition: Definition, options: Options) -> None:
@@ -211,7 +212,7 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        with modes_entered(), outside_own_draws():
+        with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
             program = self._compile_with_symbols(inputs)
         self._cache.add(program)
         log(2, program.key)
