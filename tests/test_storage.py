@@ -385,6 +385,31 @@ def test_memory_that_is_given_keeps_its_version_counter():
     assert_rounded(results[1], results[0])
 
 
+@pytest.mark.parametrize("name", ["addmm", "baddbmm", "addbmm", "addmv", "addr"])
+def test_a_product_is_added_to_what_it_is_written_to(name):
+    """``torch.addmm(x, a, b, out=x)``"""
+    n = 3
+    torch.manual_seed(0)
+    several = "bmm" in name
+    x = torch.randn([n] * (1 if name == "addmv" else 3 if name == "baddbmm" else 2))
+    a = torch.randn([n] * (3 if several else 1 if name == "addr" else 2))
+    b = torch.randn([n] * (3 if several else 1 if name in ("addr", "addmv") else 2))
+
+    def f(x):
+        getattr(torch, name)(x, a, b, out=x)
+        return x * 2
+
+    eager, found = x.clone(), x.clone()
+    torch.testing.assert_close((fg.jit(f)(found), found), (f(eager), eager))
+
+
+def test_a_product_written_to_its_factor_is_refused():
+    x, a = torch.randn(3, 3), torch.randn(3, 3)
+    for f in (lambda x: torch.addmm(x, x, a, out=x), lambda x: torch.mm(x, a, out=x), lambda x: torch.addmm(a, x, a, out=x)):
+        with pytest.raises(fg.MutationError, match="writes to memory it reads elsewhere"):
+            fg.jit(f)(x)
+
+
 @pytest.mark.parametrize(
     "f",
     [

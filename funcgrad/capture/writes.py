@@ -160,9 +160,13 @@ def _count(tensor: Tensor) -> int:
     return sum(map(mutation_count, inner_tensors(tensor)))
 
 
+def _name(op: Any) -> str:
+    return str(op.__name__).split(".")[0].removesuffix("_")
+
+
 def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
     """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its order."""
-    name = what.__name__.split(".")[0].removesuffix("_")
+    name = _name(what)
     for other in (t for value in others for t in tensors_in(value)):
         if storage_id(other) != storage_id(target) or (name in _FILLING and other.numel() == 1):
             continue
@@ -195,6 +199,9 @@ _UNCHECKED = {
 }  # fmt: skip
 """What reads other elements than the one it writes, and goes on where it has written to them."""
 
+_ADDING = {"addmm", "baddbmm", "addbmm", "addmv", "addr"}
+"""What adds a product to its first argument: of that, the element that is read is the one that is written."""
+
 
 def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
     """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads what it
@@ -202,7 +209,8 @@ def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
     first = op._schema.arguments[0].alias_info
     is_method = first is not None and first.is_write
     if not (op is torch.ops.aten.index_put_.default and _is_masked_fill(*args[1:])):
-        refuse_overlap(op, target, args[1:] if is_method else args)
+        adds_in_place = _name(op) in _ADDING and (args[0] is target or Geometry.of(args[0]) == Geometry.of(target))
+        refuse_overlap(op, target, args[1:] if is_method or adds_in_place else args)
     if op in _PRODUCTS and not target.is_complex():
         with without_modes(), without_function_modes():
             wide = torch.result_type(*(_shell(a) if isinstance(a, Tensor) else a for a in args[:2]))
