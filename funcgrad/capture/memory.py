@@ -125,7 +125,9 @@ def overlaps_itself(t: Tensor | Geometry) -> bool:
     for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride if isinstance(t, Geometry) else t.stride(), strict=True) if n > 1):
         if stride <= reach:  # the smaller dimensions reach so far: it may be, but need not
             own = t if isinstance(t, Geometry) else Geometry.of(t)
-            return 0 not in own.shape and np.unique(positions(own)).size < own.numel
+            if 0 in own.shape or stride == 0:  # an expanded tensor may be larger than memory
+                return 0 not in own.shape
+            return np.unique(positions(own)).size < own.numel
         reach += (size - 1) * stride
     return False
 
