@@ -11,8 +11,9 @@ from torch import Tensor, dtype
 from torch.fx import Node
 
 from .calls import scalar
-from .sizes import hint, size_text
+from .sizes import hint
 from .torch_private import is_operator, is_wrapper_subclass
+from .torch_sizes import size_text
 
 _SHORT = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128",

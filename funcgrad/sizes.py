@@ -354,29 +354,10 @@ def plain(value: Any) -> Any:
     return sizes_of(shape_environment(value)).plain(value) if isinstance(value, SymInt) else value
 
 
-def size_text(value: Any) -> str:
-    """A size as one reads it; where it is symbolic, in terms of what it is a size of."""
-    return sizes_of(shape_environment(value)).named(str(value)) if isinstance(value, SymInt) else str(value)
-
-
 def naming(sizes: Iterable[Any]) -> Callable[[str], str]:
     """What ``Sizes.named`` does for a text about some sizes."""
     symbolic = next((n for n in sizes if isinstance(n, Size)), None)
     return str if symbolic is None else symbolic._sizes.named
-
-
-def shape_of(tensor: Any) -> tuple[Any, ...]:
-    """The sizes of a tensor of a trace, each a number or a ``Size``."""
-    return tuple(map(plain, tensor.shape))
-
-
-def strides_of(tensor: Any) -> tuple[Any, ...]:
-    return tuple(map(plain, tensor.stride()))
-
-
-def symbols_of(value: SymInt) -> list[str]:
-    """The names of all symbols there are where a size of torch's is from."""
-    return sizes_of(shape_environment(value)).symbols
 
 
 def solved(found: Iterable[tuple[int | Size, str]]) -> dict[str, str]:

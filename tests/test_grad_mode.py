@@ -155,3 +155,11 @@ def test_grad_mode_inside_a_gradient(aux, mode):
 def test_a_call_where_nothing_is_switched_on_stays_as_it_was():
     with torch.no_grad():
         assert "enable_grad" not in str(fg.jit(lambda x: x * W).program(torch.ones(2)).call)
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_gradient_of_what_requires_grad_has_no_history_under_no_grad(backend):
+    c = fg.value_and_grad_compiled(lambda x: ((x * 1.0).sin().sum(), x * 2.0), has_aux=True, backend=backend)
+    with torch.no_grad():
+        (value, aux), gradient = c(torch.ones(3, requires_grad=True))
+    assert not (value.requires_grad or aux.requires_grad or gradient.requires_grad)

@@ -18,9 +18,10 @@ from torch import Tensor, fx
 from ..calls import scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
-from ..sizes import Size, SizeError, plain, solved, symbols_of
+from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name, symbol_name
+from ..torch_sizes import symbols_of
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
 from .library import ADDING
 

@@ -26,8 +26,9 @@ from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
-from ..sizes import SizeError, hint, naming, shape_of, strides_of
+from ..sizes import SizeError, hint, naming
 from ..source import Source, compile_function
+from ..torch_sizes import shape_of, strides_of
 from . import arena, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
 from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer, is_static

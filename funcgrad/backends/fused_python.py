@@ -15,9 +15,10 @@ from ..generators import own_draws
 from ..graphs import Graph, call_text, device_of, value_of, where_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower
-from ..sizes import PREFIX, shape_of, strides_of
+from ..sizes import PREFIX
 from ..source import Source
 from ..torch_private import ALONE, empty_cpu, holders, over
+from ..torch_sizes import shape_of, strides_of
 from .aten import Printer
 from .backend import Allocate, Call, Launch, Schedule
 

@@ -15,7 +15,7 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_view, value_of
-from ..sizes import shape_of, strides_of
+from ..torch_sizes import shape_of, strides_of
 from .backend import Allocate, Call, Extern, Launch
 
 Part = tuple[fx.Node, int]

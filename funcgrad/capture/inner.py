@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..checkpoint_policies import Policy
 from ..errors import TraceError
-from ..histories import gradient_of, is_leaf, with_history_of
+from ..histories import gradient_of, has_history, is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, Stored
 from ..subclasses import inner_tensors
@@ -123,7 +123,7 @@ class Inner:
         if isinstance(slot, Stored):
             if slot not in stored:
                 raise TraceError(f"the function stores {slot.name} in one of two runs", where=slot.name, fix=_PURE)
-            return trace.named(stored[slot] if self.splits else stored[slot].detach())  # type: ignore[no-any-return]
+            return kept_apart(trace.named(stored[slot]), self.splits)
         return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(gradient_of(seen[slot.of]))
 
     def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
@@ -189,6 +189,11 @@ class Inner:
         assert trace is not None
         trace.writes.keep_place(own)
         return own
+
+
+def kept_apart(stored: Tensor, splits: bool) -> Tensor:
+    """What a function stores under a gradient transform has no history: it would end in the transform's own variables."""
+    return stored if splits or not has_history(stored) else stored.detach()
 
 
 def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:

@@ -30,6 +30,7 @@ from ..torch_private import (
     set_creation_meta,
     unwrap_transform,
 )
+from .branches import choice
 from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import GradientsMatter, MetTooLate, require_dense_results
@@ -99,7 +100,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             trace.require_false(args[0], trace.checks)
             return False
         if func is torch.ops.higher_order.cond:
-            return trace.choice(*args)
+            return choice(trace, *args)
         require_compiled_operator(func)
         try:
             drawn = trace.draws(func, args, kwargs)

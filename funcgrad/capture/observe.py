@@ -20,6 +20,7 @@ from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Store, Written
 from ..state.guards import Guard, Place
+from ..state.impure import refuse_draw
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
@@ -35,6 +36,7 @@ from .changes import (
     refuse_stores,
 )
 from .facts import Facts, Source, naming
+from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
@@ -130,8 +132,10 @@ class _DryRun:
             facts = self._facts(leaves, paths, root)
         finally:
             self.watch.close()
-            written = trace.written()
+            written, drawn = trace.written(), self.watch.put_draws_back()
             written.undo()
+        if drawn:
+            raise refuse_draw(drawn[0])
         facts = evolve(facts, state=self._state(written, arguments))
         also, others = self._other_places(facts)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also)
@@ -150,7 +154,6 @@ class _DryRun:
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""
-        self.watch.require_pure()
         self.watch.finish()
         if self._left is None:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
@@ -267,7 +270,7 @@ class _DryRun:
         stores = {slot: new for slot, new in given.items() if new is not None}
         kept = self._left.stores if self._left is not None else {}
         extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
-            slot: self.trace.named(new if self._splits else new.detach()) for slot, new in kept.items()
+            slot: kept_apart(self.trace.named(new), self._splits) for slot, new in kept.items()
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         extra |= {NewMemory(slot): new for slot, new in stores.items()}

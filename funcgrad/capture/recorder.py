@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor, fx
 
 from ..calls import getitem, require_false, scalar, size
 from ..errors import TraceError
-from ..graphs import storages
-from ..slots import Slot, identifier
+from ..graphs import Graph, storages
+from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -203,3 +204,20 @@ class Recorder:
         if self.graph is not None:
             node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
             node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
+
+    def graph_of(
+        self, name: str, function: Callable[..., Any], operands: Sequence[Any], more: Sequence[Any], tracer: AbstractContextManager[Any]
+    ) -> tuple[Graph, tuple[Any, ...]]:
+        """What a function of operands records, as a graph of its own, which takes ``more`` values besides; and what it returns."""
+        outer = self.graph, self._nodes, self.constants, self._scalars
+        self.graph, self._nodes, self.constants, self._scalars = fx.Graph(), {}, {}, {}
+        try:
+            slots = tuple(Arg(f"operand{i}") for i in range(len(operands) + len(more)))
+            for slot, operand in zip(slots, (*operands, *more), strict=True):
+                self._placeholder(slot, operand)
+            with tracer:
+                out = tuple(function(*operands))
+            self.graph.output(tuple(self.own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
+            return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
+        finally:
+            self.graph, self._nodes, self.constants, self._scalars = outer

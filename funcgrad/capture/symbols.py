@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sizes import Sizes, shape_of, sizes_of, strides_of
+from ..sizes import Sizes, sizes_of
 from ..torch_private import (
     FakeTensorMode,
     ShapeEnv,
@@ -19,6 +19,7 @@ from ..torch_private import (
     symbolic_fake,
     symbolic_shapes,
 )
+from ..torch_sizes import shape_of, strides_of
 from .floats import Floats, NotSymbolicError
 
 

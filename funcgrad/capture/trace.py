@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import FuncgradError, GraphError, TraceError, UnsupportedTensorError, UnsupportedTransformError
-from ..graphs import Graph, choose, is_random, type_text, written_copies
+from ..errors import FuncgradError, GraphError, TraceError, UnsupportedTensorError
+from ..graphs import type_text, written_copies
 from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
-from ..philox import philox
-from ..slots import Arg, Input, Late, Out, Signature, Slot, Tangent
+from ..slots import Input, Late, Slot, Tangent
 from ..state.effects import Written
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
@@ -38,7 +37,6 @@ from ..torch_private import (
     outside_transforms,
     replace_value,
     returns_nothing,
-    running_sequence_number,
     storage_id,
     to_functional,
     view_kind,
@@ -426,40 +424,3 @@ class Trace(Recorder):
         with self.functional:
             outs = [to_functional(value) for value in values[:n]]
         return outs[0] if n == 1 else tuple(outs) if n else None
-
-    def choice(self, condition: Tensor, if_true: Callable[..., Any], if_false: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        """Trace both branches of a ``torch.cond`` into graphs of their own and record one call that chooses."""
-        operands = [*operands, *self.draws.operands]
-        traced = [self._branch(name, branch, operands) for name, branch in (("if_true", if_true), ("if_false", if_false))]
-        (first, out), (second, other) = traced
-        if [type_text(v) for v in out] != [type_text(v) for v in other]:
-            raise TraceError(
-                f"the branches of torch.cond return different types: {type_text(out)} and {type_text(other)}",
-                where=user_line(),
-                fix="return tensors of the same sizes and dtypes from both",
-            )
-        draws = any(is_random(n) or n.target is philox for graph in (first, second) for n in graph.fx.nodes)
-        if draws and running_sequence_number() is not None:
-            raise UnsupportedTransformError(
-                "a branch of torch.cond draws random numbers and is differentiated: its backward pass would draw others",
-                where=user_line(),
-                fix="draw outside and name the draw among the operands: torch.cond(condition, f, g, (x, torch.rand_like(x)))",
-            )
-        self.known.forget(out)  # which are those of one branch
-        if self.graph is not None:
-            self.record(choose, (condition, first, second, list(operands)), {}, out)
-        return out
-
-    def _branch(self, name: str, branch: Callable[..., Any], operands: Sequence[Any]) -> tuple[Graph, tuple[Any, ...]]:
-        outer = self.graph, self._nodes, self.constants, self._scalars
-        self.graph, self._nodes, self.constants, self._scalars = fx.Graph(), {}, {}, {}
-        try:
-            slots = tuple(Arg(f"operand{i}") for i in range(len(operands)))
-            for slot, operand in zip(slots, operands, strict=True):
-                self._placeholder(slot, operand)
-            with self.tracer:
-                out = tuple(branch(*operands[: len(operands) - len(self.draws.operands)]))
-            self.graph.output(tuple(self.own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
-            return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
-        finally:
-            self.graph, self._nodes, self.constants, self._scalars = outer

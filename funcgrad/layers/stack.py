@@ -55,7 +55,7 @@ def plan_layers(outer: Signature, facts: Facts, autocast_devices: tuple[str, ...
     ambient = (
         no_autocast(signature, autocast_devices),
         grad_mode(signature, needs_grad_mode),
-        untracked(signature, not facts.differentiable and tracked),
+        untracked(signature, not facts.differentiable and (tracked or needs_grad_mode)),  # which would track what requires grad outside
     )
     return (*layers, *(layer for layer in ambient if layer is not None))
 

@@ -18,8 +18,9 @@ from .. import sizes
 from ..calls import again, scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, device_of, is_getitem, is_view, target_text, tensors_in, value_of
-from ..sizes import SizeError, shape_of, strides_of
+from ..sizes import SizeError
 from ..torch_private import argument_kinds, is_zero_tensor
+from ..torch_sizes import shape_of, strides_of
 from .gather import Checked
 from .index import ZERO
 from .rows import HALF, TAKES_SCALARS, plain

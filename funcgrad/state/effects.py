@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import MutationError
 from ..slots import Stored
 from ..subclasses import is_traced
-from ..trees import Tree, flatten, print_unflatten
+from ..trees import LEAF, Tree, flatten, print_unflatten
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Place, is_plain
 from .names import item_name, joined, uses_of
@@ -67,10 +67,8 @@ class Store:
     def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         if self.new is not None:
             yield self.place.store(self.new.text(names, constants, constant), constant)
-        elif self.place.kind == "class":
-            yield f"delattr({constant(self.place.owner)}, {self.place.key!r})"
         else:
-            yield f"del {self.place.expression(constant)}"
+            yield self.place.delete(constant)
 
     def __str__(self) -> str:
         return f"{self.place} = {self.new}" if self.new is not None else f"del {self.place}"
@@ -121,8 +119,8 @@ class Refill:
 
     def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         items, own = self.new.text(names, constants, constant), constant(self.container)
-        if isinstance(self.container, list):
-            yield f"{own}[:] = {items}"
+        if isinstance(self.container, (list, np.ndarray)):
+            yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
         else:
             yield f"{own}.clear()"
             yield f"{own}.{'update' if isinstance(self.container, set) else 'extend'}({items})"
@@ -184,6 +182,8 @@ class Written:
         container, before = met.container, met.before
         if isinstance(container, dict):
             names = [*dict.fromkeys([*before, *container])]
+            if names != [*container] or len(names) != len(before):
+                self._back.append(lambda: refill(container, before))  # in the order it had
             for key in names:
                 if key in _OF_RNN and isinstance(met.of, torch.nn.RNNBase):
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
@@ -192,8 +192,8 @@ class Written:
                 self._place(Place("item", container, key, name), before.get(key, MISSING), container.get(key, MISSING), met.of)
         elif isinstance(container, np.ndarray):
             if container.tobytes() != before.tobytes():
+                self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
                 self._back.append(lambda: np.copyto(container, before))
-                self._refused.append((met.name, "numbers in place"))
         elif isinstance(container, (list, collections.deque)):
             self._items(met)
         elif isinstance(container, set) and container != before:
@@ -227,9 +227,6 @@ class Written:
         if self._real(now) is before:
             return
         self._watch.written.add(id(place.owner))
-        if place.kind == "context":
-            self._refused.append((place.name, "a value"))
-            return
         if now is MISSING:
             self.effects.append(Store(place, None))
             return
@@ -251,8 +248,8 @@ class Written:
         before, now = self._watch.variables, dict(os.environ)
         for name in before.keys() | now.keys() if before != now else ():
             if before.get(name) != now.get(name):
-                self._back.append(lambda name=name: _put_variable(name, before.get(name)))  # type: ignore[misc]
-                self._refused.append((f"os.environ[{name!r}]", "a value"))
+                place = Place("environ", os.environ, name, f"os.environ[{name!r}]")
+                self._place(place, before.get(name, MISSING), now.get(name, MISSING))
 
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -299,13 +296,6 @@ def _keeps_traced(cache: Any) -> bool:
     held = [v for v in gc.get_referents(cache) if v is not cache.__dict__ and not isinstance(v, (type, types.FunctionType))]
     values = [v for item in held for v in (item.values() if type(item) is dict else [item])]
     return any(is_traced(leaf) for value in values for leaf in flatten(value)[0])
-
-
-def _put_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
 
 
 def refill(container: Any, items: Any) -> None:

@@ -141,7 +141,7 @@ class Place:
         """What lives there now, or ``MISSING``."""
         try:
             return _READ[self.kind](self._held(), self.key)
-        except (KeyError, IndexError, AttributeError, ValueError):
+        except (LookupError, AttributeError, ValueError):
             return MISSING
 
     def _held(self) -> Any:
@@ -164,7 +164,17 @@ class Place:
         """Python that puts the value of an expression there."""
         if self.kind == "class":
             return f"setattr({constant(self.owner)}, {self.key!r}, {value})"
+        if self.kind == "environ":
+            return f"{constant(self.owner)}[{self.key!r}] = {value}"
+        if self.kind == "context":
+            return f"{constant(self.owner)}.set({value})"
         return f"{self.expression(constant)} = {value}"
+
+    def delete(self, constant: Constant) -> str:
+        """Python that takes away what is there."""
+        if self.kind == "class":
+            return f"delattr({constant(self.owner)}, {self.key!r})"
+        return f"del {constant(self.owner)}[{self.key!r}]" if self.kind == "environ" else f"del {self.expression(constant)}"
 
     def __str__(self) -> str:
         return self.name
@@ -177,7 +187,7 @@ _TEXT = {
     "default": "{owner}.__defaults__[{key}]",
     "cell": "{owner}.cell_contents",
     "environ": "{owner}.get({key})",
-    "context": "{owner}.get(None)",
+    "context": "{owner}.get()",
     "type": "type({owner})",
     "itself": "{owner}",
 }
@@ -188,7 +198,7 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
     "default": lambda owner, key: owner.__defaults__[key],
     "cell": lambda owner, key: owner.cell_contents,
     "environ": lambda owner, key: owner.get(key),
-    "context": lambda owner, key: owner.get(None),
+    "context": lambda owner, key: owner.get(),
     "type": lambda owner, key: type(owner),
     "itself": lambda owner, key: owner,
 }
@@ -198,12 +208,15 @@ _WRITE: dict[str, Callable[[Any, Any, Any], None]] = {
     "slot": lambda owner, key, value: object.__setattr__(owner, key, value),
     "cell": lambda owner, key, value: setattr(owner, "cell_contents", value),
     "context": lambda owner, key, value: owner.set(value),
+    "environ": lambda owner, key, value: operator.setitem(owner, key, value),
 }
 _DELETE: dict[str, Callable[[Any, Any], None]] = {
     "item": lambda owner, key: operator.delitem(owner, key),
     "class": lambda owner, key: delattr(owner, key),
     "slot": lambda owner, key: object.__delattr__(owner, key),
     "cell": lambda owner, key: delattr(owner, "cell_contents"),
+    "environ": lambda owner, key: operator.delitem(owner, key),
+    "context": lambda owner, key: owner.set(None),  # there is no way to unset one
 }
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "is": operator.is_,

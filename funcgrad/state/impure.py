@@ -73,18 +73,22 @@ def global_generators() -> tuple[tuple[frozenset[str], Generator], ...]:
     return (frozenset({"random", "Random"}), python), (frozenset({"random"}), numpy)
 
 
-def require_no_draw(
+def put_back(
     own: Collection[Generator], of_all: Collection[tuple[frozenset[str], Generator]], said: Mentions, functions: Collection[Any]
-) -> None:
-    """``ImpureFunctionError`` where one has drawn. Other threads draw from those of everybody, so these must be mentioned, too."""
-    for generator in (*own, *(g for names, g in of_all if _mentions(names, g, said, functions))):
-        if generator.has_drawn():
-            generator.put(generator.before)
-            raise ImpureFunctionError(
-                f"the function draws from {generator.name}: the number would be the same on each call",
-                where=generator.name,
-                fix="draw with torch (torch.rand(()), torch.randint), or draw outside and pass the number as an argument",
-            )
+) -> list[Generator]:
+    """The generators that have drawn, as they were before. Other threads draw from those of everybody, so these must be mentioned, too."""
+    drawn = [g for g in (*own, *(g for names, g in of_all if _mentions(names, g, said, functions))) if g.has_drawn()]
+    for generator in drawn:
+        generator.put(generator.before)
+    return drawn
+
+
+def refuse_draw(generator: Generator) -> ImpureFunctionError:
+    return ImpureFunctionError(
+        f"the function draws from {generator.name}: the number would be the same on each call",
+        where=generator.name,
+        fix="draw with torch (torch.rand(()), torch.randint), or draw outside and pass the number as an argument",
+    )
 
 
 def _mentions(names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]) -> bool:

@@ -14,6 +14,7 @@ import functools
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -73,6 +74,8 @@ class Reached:
         """The identities of containers that were written to."""
         self._generators: list[Generator] = []
         self._of_everybody = global_generators()
+        self._direct: set[type] = set()
+        """Classes that are reached as values themselves."""
         self._pending: list[tuple[types.FunctionType, str]] = []
         self._said: set[str] = set()
         self.caches: list[Any] = []
@@ -189,6 +192,10 @@ class Reached:
             for method in ("forward", "backward", "setup_context", "vmap", "jvp"):
                 self.see(getattr(kind, method), f"{kind.__name__}.{method}")
 
+    def _class_itself(self, kind: type, name: str) -> None:
+        self._direct.add(kind)
+        self._class(kind, name)
+
     def _functions_of(self, kind: type, names: Set[str]) -> None:
         """Functions that may be read through a class (``super().forward``, ``Config.scale``): before they run, as they may write."""
         for name in names & kind.__dict__.keys():
@@ -209,8 +216,10 @@ class Reached:
 
     def _variable(self, variable: contextvars.ContextVar[Any], name: str) -> None:
         place = Place("context", variable, None, name)
-        self.cells[id(variable)] = place, variable.get(None)
-        self._value(place, variable.get(None))
+        value = place.read()
+        self.cells[id(variable)] = place, value
+        if value is not MISSING:
+            self._value(place, value)
 
     def _any_container(self, container: Any, name: str) -> None:
         self._container(container, name)
@@ -364,7 +373,8 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (types.MethodType, Reached._method),
     (functools.partial, Reached._partial),
     ((types.BuiltinMethodType, types.MethodWrapperType), Reached._bound),
-    (type, Reached._class),
+    (type, Reached._class_itself),
+    (weakref.ReferenceType, lambda reached, value, name: reached.see(value(), f"{name}()")),
     (types.MappingProxyType, Reached._proxy),
     (contextvars.ContextVar, Reached._variable),
     (np.ndarray, Reached._array),

@@ -25,7 +25,7 @@ from ..errors import UnwatchedStateWarning
 from .code import Mentions, builtins_in, mentions, together
 from .guards import MISSING, Guard, Place, is_plain
 from .hooks import can_be_hooked, hooked_environment, listening, unhook
-from .impure import require_no_draw, warn_of_clocks
+from .impure import Generator, put_back, warn_of_clocks
 from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
 from .reached import CONTAINERS, Met, Reached
 
@@ -72,7 +72,7 @@ class Watch(Reached):
             self._guard_container(met, said)
         names = said.attributes | said.strings | said.assigned
         for kind in list(self.classes):
-            self._guard_class(kind, names)
+            self._guard_class(kind, names, set(filter(str.isidentifier, said.strings)) if said.by_name and kind in self._direct else set())
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if key in self.written and key in self.met:  # what is written to must be the very container
@@ -80,9 +80,9 @@ class Watch(Reached):
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
         self._warn(said)
 
-    def require_pure(self) -> None:
-        """``ImpureFunctionError`` for what would be the same on each call, and is not in eager PyTorch."""
-        require_no_draw(self._generators, self._of_everybody, self.said, self._codes.values())
+    def put_draws_back(self) -> list[Generator]:
+        """The generators that are not torch's and have drawn, as they were before."""
+        return put_back(self._generators, self._of_everybody, self.said, self._codes.values())
 
     @property
     def said(self) -> Mentions:
@@ -109,6 +109,10 @@ class Watch(Reached):
                     if id(value) in missing:
                         name = item_name(met.name, key) if met.of is None else joined(met.name, str(key))
                         found.setdefault(id(value), Place("item", met.container, key, name))
+        for kind, had in self.classes.items():
+            for name, value in had.items():
+                if id(value) in missing:
+                    found.setdefault(id(value), Place("class", kind, name, f"{kind.__name__}.{name}"))
         return found
 
     # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,13 +197,16 @@ class Watch(Reached):
 
     # ── what is guarded when all code is known ───────────────────────────────────────────────────────────────────
 
-    def _guard_class(self, kind: type, names: Set[str]) -> None:
+    def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone. What its
-        metaclass has, it must go on to lack."""
+        metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
         for name in names & kind.__dict__.keys():
             value = kind.__dict__[name]
             if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
+        bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
+        for name in (bases | (by_name - bases)) - kind.__dict__.keys():
+            self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
         for meta in inspect.getmro(type(kind)):
             for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
                 self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
