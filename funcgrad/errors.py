@@ -129,6 +129,10 @@ class UnwatchedStateWarning(UserWarning):
     """A function reads Python state of a kind that no guard can watch, or a clock: a change of it is not noticed between calls."""
 
 
+class RecompileWarning(UserWarning):
+    """A function compiles again and again since one value of Python state is another in each call."""
+
+
 class AutocastWarning(UserWarning):
     """Autocast is on where a gradient is compiled, and ``backward_autocast`` does not say whether it is meant for backward, too."""
 

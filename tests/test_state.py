@@ -6,6 +6,7 @@ world go through the same: in one ``f`` is compiled. After each call all that ca
 
 import collections
 import datetime
+import functools
 import importlib
 import itertools
 import os
@@ -471,3 +472,33 @@ def test_a_program_is_found_again_that_also_met_its_argument_elsewhere():
     assert f.program(x, 4.0) is f.program(x, 5.0)
     assert f.cache_info().misses == 2
     assert "kept[0]: is another tensor than x" in f.explain_miss(x.clone(), 2.0)
+
+
+def test_a_value_that_changes_with_each_call_is_named_once():
+    space = world("c = Config()\ndef f(x): return x * c.lr")
+    c = fg.jit(space["f"], backend="aten")
+    with pytest.warns(fg.RecompileWarning, match=r"f compiles for the 4th time.*c\.lr: was") as caught:
+        for i in range(8):
+            space["c"].lr = float(i)
+            assert torch.equal(c(X), X * i)
+    assert len(caught) == 1
+
+
+def test_a_value_that_comes_back_is_no_reason_to_warn():
+    space = world("c = Config()\ndef f(x): return x * c.lr")
+    c = fg.jit(space["f"], backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(12):
+            space["c"].lr = float(i % 3)
+            c(X)
+    assert c.cache_info().misses == 3
+
+
+def test_what_a_cache_keeps_is_no_tensor_of_the_trace():
+    @functools.lru_cache
+    def mask(n):
+        return torch.ones(n)
+
+    c = fg.jit(lambda x: x * mask(3), backend="aten")
+    assert torch.equal(c(X), X) and torch.equal(c(X), X) and type(mask(3)) is torch.Tensor

@@ -68,7 +68,7 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for guard in program.facts.state.guards:
         if not guard.holds():
-            yield Difference(str(guard.place), guard.explain())
+            yield Difference(str(guard.place), guard.explain(), "state")
     for place, slot in program.facts.also:
         if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")

@@ -239,7 +239,7 @@ class Difference:
     where: str
     what: str
     about: str = ""
-    """``"shape"`` or ``"stride"`` of a tensor; ``"sizes"``: a condition on nothing but sizes."""
+    """``"shape"`` or ``"stride"`` of a tensor; ``"sizes"``: a condition on nothing but sizes; ``"state"``: a value of Python state."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

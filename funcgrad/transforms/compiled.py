@@ -13,6 +13,7 @@ import itertools
 import sys
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -32,7 +33,7 @@ from ..capture.observe import observe
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..checkpoint_policies import policy_of
-from ..errors import AutocastWarning, RetraceError
+from ..errors import AutocastWarning, RecompileWarning, RetraceError
 from ..generators import outside_own_draws
 from ..graphs import Graph, verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
@@ -70,6 +71,14 @@ _AUTOCAST_UNSAID = (
     'Say backward_autocast="off" if that is meant, or "same_as_forward".'
 )
 
+_CHANGES = 3
+"""How often one value of Python state may be another before a call compiles with a warning."""
+
+_CHANGES_AGAIN = (
+    "{} compiles for the {}th time, since a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a "
+    "symbol, keep it in a tensor, or let what depends on it be done outside."
+)
+
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 
 
@@ -100,6 +109,7 @@ class Compiled:
         self._cache = ProgramCache()
         self._lock = threading.RLock()
         self._effects = threading.RLock()
+        self._changes: Counter[str] = Counter()
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
@@ -212,6 +222,7 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
+        self._note_change(inputs)
         with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
             program = self._compile_with_symbols(inputs)
         self._cache.add(program)
@@ -219,6 +230,16 @@ class Compiled:
         log(3, program.joint)
         log(4, program.kernels)
         return program
+
+    def _note_change(self, inputs: Inputs) -> None:
+        """Warn, once, of one value of Python state that is another in each of several calls."""
+        by_program = [why_not(program, inputs) for program in self._cache.programs]
+        alone = {found[0].where for found in by_program if len(found) == 1 and found[0].about == "state"}
+        for name in alone:
+            self._changes[name] += 1
+            if self._changes[name] == _CHANGES:
+                reason = next(str(found[0]) for found in by_program if found and found[0].where == name)
+                warnings.warn(_CHANGES_AGAIN.format(self.__name__, _CHANGES + 1, reason), RecompileWarning, stacklevel=2)
 
     def _compile_with_symbols(self, inputs: Inputs) -> Program:
         """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
