@@ -34,6 +34,16 @@ class Captured:
 
 
 @frozen
+class State:
+    """A number that the function reads of Python state, an input as a symbol; ``path`` reads as code: ``self.temperature``."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@frozen
 class Out:
     """A leaf of the function's result."""
 
@@ -74,7 +84,7 @@ class Seed:
         return f"seed({self.device})"
 
 
-Input = Arg | Captured | Base | InnerTensor | Seed
+Input = Arg | Captured | State | Base | InnerTensor | Seed
 """What can be an input of a forward pass."""
 
 
@@ -159,7 +169,7 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | Out | Base | InnerTensor | Seed | Final | NewMemory | NewGradient | Stored | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | NewMemory | NewGradient | Stored | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

@@ -479,7 +479,7 @@ def test_a_value_that_changes_with_each_call_is_named_once():
     c = fg.jit(space["f"], backend="aten")
     with pytest.warns(fg.RecompileWarning, match=r"f compiles for the 4th time.*c\.lr: was") as caught:
         for i in range(8):
-            space["c"].lr = float(i)
+            space["c"].lr = i
             assert torch.equal(c(X), X * i)
     assert len(caught) == 1
 
@@ -490,7 +490,7 @@ def test_a_value_that_comes_back_is_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for i in range(12):
-            space["c"].lr = float(i % 3)
+            space["c"].lr = i % 3
             c(X)
     assert c.cache_info().misses == 3
 
@@ -502,3 +502,65 @@ def test_what_a_cache_keeps_is_no_tensor_of_the_trace():
 
     c = fg.jit(lambda x: x * mask(3), backend="aten")
     assert torch.equal(c(X), X) and torch.equal(c(X), X) and type(mask(3)) is torch.Tensor
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_float_of_python_state_is_a_symbol_at_its_second_value(transform, backend):
+    source = """
+c = Config()
+c.slots = Slots()
+g = 1.0
+def make():
+    k = 2.0
+    def put(v):
+        nonlocal k; k = v
+    return (lambda x: x * k), put
+h, put = make()
+def f(x):
+    y = h(x) * c.lr + c.nested["a"]["b"] * c.slots.lr
+    if c.lr > 100: y = y * 2
+    c.lr = c.lr * 0.9
+    return y.sin() * g
+"""
+    ours, theirs = world(source), world(source)
+    c = fg.jit(ours["f"], backend=backend) if transform == "jit" else fg.grad_compiled(lambda x: ours["f"](x).sum(), backend=backend)
+    f = TRANSFORMS[transform][1](theirs["f"])
+    for i in range(9):
+        torch.testing.assert_close(c(X), f(X), rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert all_of(ours)[1][-7:] == all_of(theirs)[1][-7:] and ours["c"].lr == theirs["c"].lr
+        if i > 1:
+            for space in (ours, theirs):
+                space["c"].nested["a"]["b"], space["c"].slots.lr, space["g"] = i * 0.5, float(i), -0.0 if i == 4 else i + 0.5
+                space["put"](float("inf") if i == 5 else 1.0 + i)
+                space["c"].lr = 200.0 if i == 6 else space["c"].lr
+    assert c.cache_info().misses <= 5
+
+
+@pytest.mark.parametrize("read", ["sum(v)", "v[0] + v[1]", "math.exp(v[0])", "float(f'{v[0]:.1f}')", "max(v)", "len([k for k in v if k > 1])"])
+def test_floats_in_a_list_are_never_stale(read):
+    space = world(f"import math\nv = [1.0, 2.0]\ndef f(x): return x * ({read})")
+    c = fg.jit(space["f"], backend="aten")
+    for value in (1.0, 1.5, 2.5, 2.5, -3.5, float("inf"), 0.0, 1.0):
+        space["v"][0] = value
+        assert seen(c(X)) == seen(space["f"](X))
+
+
+def test_a_second_derivative_has_the_number_of_its_forward_pass():
+    space = world("c = Config()\ndef f(x):\n    c.lr = c.lr + 1\n    return (x ** 3 * c.lr).sum()")
+    c = fg.jit(space["f"])
+    for lr in (0.5, 1.5, 2.5, 7.25):
+        space["c"].lr = lr
+        x = X.clone().requires_grad_()
+        (g,) = torch.autograd.grad(c(x), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+        torch.testing.assert_close(h, 6 * X * (lr + 1))
+        assert space["c"].lr == lr + 1
+
+
+def test_a_container_is_known_by_its_last_name():
+    space = world("hub = {'c': Config()}\ndef f(x): return hub['f'](x)\nhub['f'] = lambda x: x * hub['c'].nested['a']['b']")
+    c = fg.jit(space["f"], backend="aten")
+    for value in (2.0, 3.0, 4.0, 4.0, 5.0):
+        space["hub"]["c"].nested["a"]["b"] = value
+        assert torch.equal(c(X), X * value)

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 
 from ..show import Doc, Shown, Table, in_bytes
 from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot, Stored
+from ..slots import State as StateSlot
 from ..state.guards import Place
 from ..state.state import State
 from .floats import NotSymbolicError
@@ -61,7 +62,7 @@ class Facts(Shown):
     overlap changes as one), ``histories`` how autograd knows those it writes to.
     """
 
-    inputs: tuple[tuple[Arg, str, bool], ...]
+    inputs: tuple[tuple[Arg | StateSlot, str, bool], ...]
     captured: tuple[CapturedTensor, ...]
     same: tuple[tuple[Source, ...], ...]
     overlap: tuple[Overlap, ...]
@@ -93,6 +94,8 @@ class Facts(Shown):
     """What it asked of inputs that decides nothing in a graph: whether they are leaves, views, parameters; their attributes."""
     state: State
     """What it reads of Python state, and what it writes to it."""
+    numbers: tuple[tuple[StateSlot, Place], ...]
+    """The numbers of Python state that are inputs, and where they live."""
     also: tuple[tuple[Place, Source], ...] = ()
     """Further places in which inputs live: each must hold the tensor that is read from the first."""
 
@@ -156,9 +159,9 @@ class Facts(Shown):
         return [f.slot for f in overlap.families if self.requires_grad(f.slot) or f.slot in self.changes]
 
     def doc(self) -> Doc:
-        kinds: dict[Source, str] = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}
+        kinds: dict[Source, str] = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}  # type: ignore[misc]
         kinds |= {c.slot: "captured" + (", requires grad" if c.requires_grad else "") for c in self.captured}
-        types: dict[Source, str] = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}
+        types: dict[Source, str] = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}  # type: ignore[assignment]
         rows = tuple((str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds)
         outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.returned)
         outs += tuple((o.path, o.type, str(o)) for o in self.outputs[len(self.returned) :])

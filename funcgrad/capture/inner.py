@@ -18,7 +18,7 @@ from ..checkpoint_policies import Policy
 from ..errors import TraceError
 from ..histories import gradient_of, has_history, is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
-from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, Stored
+from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, State, Stored
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts, naming
@@ -82,6 +82,8 @@ class Inner:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)
         args, kwargs = self.inputs.rebuild(seen)
+        assert trace.watch is not None
+        trace.watch.put_numbers(self.inputs.numbers(seen))
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         require_visible(leaves, paths, tree)
         leaves = [trace.named(v) for v in leaves]
@@ -94,13 +96,15 @@ class Inner:
                     fix=_PURE,
                 )
         self._require_same_gradients(seen, gradients)
-        stored = trace.written().stores
+        written = trace.written()
+        stored = written.plain | written.stores
         leaves += [self._given(trace, slot, seen, stored) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
-        require_the_same(leaves, paths, [o.constant for o in self.facts.outputs])
+        first = [leaf if o.is_dynamic else o.constant for leaf, o in zip(leaves, self.facts.outputs, strict=True)]
+        require_the_same(leaves, paths, first)
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
         inner_of = {id(inner): slot for slot, tensor in tensors for inner in inner_tensors(tensor)}
         self._require_known_writes(trace, slot_of | inner_of)
@@ -123,7 +127,7 @@ class Inner:
         if isinstance(slot, Stored):
             if slot not in stored:
                 raise TraceError(f"the function stores {slot.name} in one of two runs", where=slot.name, fix=_PURE)
-            return kept_apart(trace.named(stored[slot]), self.splits)
+            return kept_apart(trace.named(stored[slot]), self.splits)  # type: ignore[no-any-return]
         return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(gradient_of(seen[slot.of]))
 
     def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
@@ -191,9 +195,9 @@ class Inner:
         return own
 
 
-def kept_apart(stored: Tensor, splits: bool) -> Tensor:
+def kept_apart(stored: Any, splits: bool) -> Any:
     """What a function stores under a gradient transform has no history: it would end in the transform's own variables."""
-    return stored if splits or not has_history(stored) else stored.detach()
+    return stored.detach() if not splits and isinstance(stored, Tensor) and has_history(stored) else stored
 
 
 def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:
@@ -237,6 +241,6 @@ def inputs_of(inner: Inner, trace: Trace, reals: Sequence[Any], grad: bool) -> l
             dims = inner.inputs.sizes.get(slot.path, ()) if isinstance(slot, Arg) else ()
             stand_ins.append(trace.input(slot, real, grad and inner.facts.requires_grad(slot), dims))  # type: ignore[arg-type]
         else:
-            assert isinstance(slot, Arg)
+            assert isinstance(slot, (Arg, State))
             stand_ins.append(trace.symbolic_float(slot, real.value))
     return stand_ins

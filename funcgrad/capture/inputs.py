@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..slots import Arg, Captured
+from ..slots import Arg, Captured, State
 from ..state.guards import Place
 from ..trees import Tree, unflatten
 from .origins import GradientOf, Origin, Unresolved
@@ -26,7 +26,8 @@ class Inputs:
     """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
 
     A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of the
-    positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
+    positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths. ``state``: the numbers
+    of Python state that are.
     """
 
     names: tuple[str, ...]
@@ -35,15 +36,21 @@ class Inputs:
     slots: tuple[Arg, ...]
     tree: Tree
     sizes: Mapping[str, frozenset[int]] = {}
+    state: tuple[tuple[State, Place, Symbolic], ...] = ()
 
     @property
-    def dynamic(self) -> list[tuple[Arg, Any]]:
-        """The leaves that are inputs of the graph."""
-        return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, (Tensor, Symbolic))]
+    def dynamic(self) -> list[tuple[Arg | State, Any]]:
+        """The leaves that are inputs of the graph, and the numbers of Python state that are."""
+        leaves = [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, (Tensor, Symbolic))]
+        return [*leaves, *((slot, number) for slot, _, number in self.state)]
 
     @property
     def tensors(self) -> list[tuple[Arg, Tensor]]:
-        return [(s, v) for s, v in self.dynamic if isinstance(v, Tensor)]
+        return [(s, v) for s, v in zip(self.slots, self.leaves, strict=True) if isinstance(v, Tensor)]
+
+    def numbers(self, stand_ins: Mapping[Any, Any]) -> list[tuple[Place, Any]]:
+        """Where numbers of Python state live, each with what stands for it."""
+        return [(place, stand_ins[slot]) for slot, place, _ in self.state]
 
     def released(self) -> Inputs:
         """The same, without the tensors: what a program keeps."""

@@ -45,6 +45,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
             return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         finally:
             trace.written().undo()
+            watch.take_numbers_back()
 
     try:
         ran, outs = trace.run(run, (), {})

@@ -117,7 +117,7 @@ class _DryRun:
         args, kwargs = inputs.rebuild(stand_ins)
         given, _, names = flatten((args, kwargs))
         arguments = [(slot.path, v) for slot, v in zip(inputs.slots, inputs.leaves, strict=True) if not isinstance(v, (Tensor, Symbolic))]
-        self.watch = trace.watch = Watch(root, arguments)
+        self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
         try:
@@ -134,6 +134,7 @@ class _DryRun:
             self.watch.close()
             written, drawn = trace.written(), self.watch.put_draws_back()
             written.undo()
+            self.watch.take_numbers_back()
         if drawn:
             raise refuse_draw(drawn[0])
         facts = evolve(facts, state=self._state(written, arguments))
@@ -308,6 +309,7 @@ class _DryRun:
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
             self._leaves(named, gradients, read), switches, self.trace.draws.met,
             tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
+            tuple((slot, place) for slot, place, _ in self._inputs.state),
         )  # fmt: skip
 
 

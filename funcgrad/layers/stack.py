@@ -76,7 +76,9 @@ def _in_the_end(slot: Slot) -> Slot:
 
 def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, facts: Facts) -> list[Any]:
     """The real values of the inner inputs in one call: what its printed layers will make of its arguments."""
-    values: dict[Slot, Any] = dict(inputs.dynamic)
+    values: dict[Slot, Any] = dict(zip(inputs.slots, inputs.leaves, strict=True))
+    values.update({slot: place.read() for slot, place in facts.numbers})
+    values.update(inputs.dynamic)
     values |= {slot: tensor for slot, tensor in read_all(facts.captured, values).items()}
     for layer in layers:
         for slot, recipe in layer.makes.items():

@@ -72,18 +72,22 @@ def print_call(
     constant = _Constants(constants)
     reads = [f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}" for path in facts.state.objects]
     reads += print_state(facts.state.guards, constant, otherwise)
+    numbers: dict[Slot, str] = {slot: names.fresh(slot.path) for slot, _ in facts.numbers}
+    for slot, place in facts.numbers:
+        reads += [f"{numbers[slot]} = {place.expression(constant)}", f"if type({numbers[slot]}) is not float: {otherwise}"]
     reads += _print_reads(facts, arguments, captured_names, chains, constants, constant, otherwise)
     if reads:
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"
         lines += ["try:", *(f"    {line}" for line in reads), gone, f"    {otherwise}"]
     inner_names: dict[str, str] = {}
     lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
-    conditions = symbol_values(joint.conditions, joint.symbols, dict(zip(key.paths, leaf_names, strict=True)))
+    paths = dict(zip(key.paths, leaf_names, strict=True)) | {str(slot): name for slot, name in numbers.items()}
+    conditions = symbol_values(joint.conditions, joint.symbols, paths)
     if conditions:
         constants.update(math=math, torch=torch)
         checks = [f"    if not ({c}): {otherwise}{_comment(c, joint)}" for c in conditions]
         lines += ["try:", *checks, f"except (ArithmeticError, ValueError): {otherwise}"]
-    variables = arguments | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
+    variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
     layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)

@@ -5,6 +5,7 @@ The hot path asks the printed call (``call.py``); this is the same question aske
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..histories import gradient_of
-from ..slots import Captured
+from ..slots import Captured, State
+from ..state.guards import Place
 from ..subclasses import with_inner
 from ..torch_private import is_wrapper_subclass
 from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
@@ -52,8 +54,10 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
     if not found:
         key = key_of(inputs, captured, program.facts)
         found += explain(program.key, key)
+    numbers = {slot.path: place.read() for slot, place in program.facts.numbers}
+    found += [Difference(path, f"is no float any more: {value!r}", "state") for path, value in numbers.items() if type(value) is not float]
     if not found:
-        values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)}
+        values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)} | numbers
         broken = program.joint.broken_guards(values, sizes_in(program.key, key))
         sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
         found += [Difference(b.where, f"{b} no longer holds", "sizes" if sizes.issuperset(b.symbols) else "") for b in broken]
@@ -68,7 +72,7 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for guard in program.facts.state.guards:
         if not guard.holds():
-            yield Difference(str(guard.place), guard.explain(), "state")
+            yield Difference(str(guard.place), guard.explain(), "state", guard.place if type(guard.value) is float else None)
     for place, slot in program.facts.also:
         if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
@@ -104,7 +108,8 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     pairs = zip(inputs.slots, inputs.leaves, strict=True)
     leaves = tuple(v.value if isinstance(v, Symbolic) and (slot.path, None) in gone else v for slot, v in pairs)
     sizes = {path: frozenset(d for d in dims if (path, d) not in gone) for path, dims in inputs.sizes.items()}
-    return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims})
+    state = tuple(number for number in inputs.state if (number[0].path, None) not in gone)
+    return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
 
 
 def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool) -> Inputs:
@@ -113,28 +118,49 @@ def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool) -> In
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
     varying: set[str] = set()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)
+    places: dict[Any, Place] = {}
     for program in programs:
         found = _varying(program, inputs, here, sizes)
         if found is not None:
             varying |= found[0]
             dims |= {path: dims.get(path, frozenset()) | own for path, own in found[1].items() if own}
+            places |= {place.identity: place for place in found[2]}
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
-    return evolve(inputs, leaves=tuple(leaves), sizes=dims)
+    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=_numbers(places.values(), set(here)))
 
 
-def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> tuple[set[str], dict[str, frozenset[int]]] | None:
-    """The floats and the dimensions in which a call differs from those a program is for, and that program's symbols; None if they differ
-    in other things."""
+def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Place, Symbolic], ...]:
+    """Numbers of Python state as symbols, each under a name of its own."""
+    found: list[tuple[State, Place, Symbolic]] = []
+    for place in places:
+        name = next(n for i in itertools.count(1) if (n := place.name if i == 1 else f"{place.name}#{i}") not in taken)
+        taken.add(name)
+        found.append((State(name), place, Symbolic(place.read())))
+    return tuple(found)
+
+
+_Varying = tuple[set[str], dict[str, frozenset[int]], list[Place]]
+_REPLACED = ("item", "slot", "cell")
+"""Kinds of places in which something else can stand for a number while a function is traced."""
+
+
+def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> _Varying | None:
+    """The floats, the dimensions and the numbers of Python state in which a call differs from those a program is for, and that program's
+    symbols; None if they differ in other things."""
     floats = {p for p, v in here.items() if type(v) is float}
     specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & floats
     dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
+    places = [place for _, place in program.facts.numbers if type(place.read()) is float]
     for difference in why_not(program, inputs):
+        place = difference.place
         if difference.where in floats:
             found.add(difference.where)
+        elif place is not None and place.kind in _REPLACED and type(place.read()) is float:
+            places.append(place)
         elif not (sizes and difference.about and dims.get(difference.where)) and difference.about != "sizes":
             return None
-    return found, dims
+    return found, dims, places
 
 
 def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:

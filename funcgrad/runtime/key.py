@@ -22,6 +22,7 @@ from ..errors import ArgumentError
 from ..histories import family_of
 from ..show import Doc, Shown, Table
 from ..sizes import Sizes
+from ..state.guards import Place
 from ..torch_private import (
     STORAGE_ID,
     dispatch_bits,
@@ -240,6 +241,8 @@ class Difference:
     what: str
     about: str = ""
     """``"shape"`` or ``"stride"`` of a tensor; ``"sizes"``: a condition on nothing but sizes; ``"state"``: a value of Python state."""
+    place: Place | None = None
+    """Where that value lives."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"

@@ -146,7 +146,9 @@ class Written:
     def __init__(self, watch: Watch, said: Mentions, known: Callable[[Any], Any]) -> None:
         self._watch, self._said, self._known = watch, said, known
         self.effects: list[Effect] = []
-        self.stores: dict[Stored, Tensor] = {}
+        self.stores: dict[Stored, Any] = {}
+        self.plain: dict[Stored, Any] = {}
+        """What would be stores if it depended on an input."""
         self._fresh: dict[int, Any] = {}
         self.counted: set[Any] = set()
         """The identities of places whose values are only counted: no guard is needed."""
@@ -205,7 +207,7 @@ class Written:
 
     def _items(self, met: Met) -> None:
         container, before = met.container, met.before
-        now = [self._real(v) for v in container]
+        now, before = [self._real(v) for v in container], [self._watch.number(v) for v in before]
         if len(now) == len(before) and all(a is b for a, b in zip(before, now, strict=True)):
             self._back.append(
                 lambda: refill(container, before) if any(a is not b for a, b in zip(before, container, strict=False)) else None
@@ -221,7 +223,7 @@ class Written:
             self.effects.append((Grow if grown else Refill)(container, met.name, new))
 
     def _place(self, place: Place, before: Any, now: Any, of: Any = None) -> None:
-        if now is before:
+        if now is before or self._watch.number(now) is self._watch.number(before):
             return
         self._back.append(lambda: place.write(before))
         if self._real(now) is before:
@@ -254,7 +256,7 @@ class Written:
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _real(self, value: Any) -> Any:
-        return self._known(value) if isinstance(value, Tensor) else value
+        return self._known(value) if isinstance(value, Tensor) else self._watch.number(value)
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
@@ -264,11 +266,12 @@ class Written:
             if isinstance(leaf, torch.nn.Parameter) and self._known(leaf) is leaf and is_traced(leaf):
                 self._refused.append((f"{name}{path}", "a parameter it makes"))
                 return None
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, (Tensor, torch.SymFloat)):
                 slot = Stored(f"{name}{path}")
                 self.stores[slot] = leaf
                 found.append(slot)
             elif self._is_kept(leaf) or _is_copied(leaf):
+                self.plain[Stored(f"{name}{path}")] = leaf
                 found.append(leaf)
             else:
                 self._refused.append((f"{name}{path}", f"a new {type(leaf).__name__}"))
@@ -295,7 +298,7 @@ def _keeps_traced(cache: Any) -> bool:
     """Whether a ``functools.lru_cache`` holds a tensor of a trace."""
     held = [v for v in gc.get_referents(cache) if v is not cache.__dict__ and not isinstance(v, (type, types.FunctionType))]
     values = [v for item in held for v in (item.values() if type(item) is dict else [item])]
-    return any(is_traced(leaf) for value in values for leaf in flatten(value)[0])
+    return any(is_traced(leaf) or isinstance(leaf, torch.SymFloat) for value in values for leaf in flatten(value)[0])
 
 
 def refill(container: Any, items: Any) -> None:

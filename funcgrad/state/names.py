@@ -82,18 +82,16 @@ def item_name(name: str, key: Any) -> str:
     return f"{name}[{key!r}]"
 
 
+_KEY = re.compile(r"\[('[^'\\]*'|-?\d+)\]$")
+
+
 def taken_apart(name: str) -> tuple[str, tuple[Any, ...] | None]:
-    """``cfg['a'][0]`` is the name ``cfg`` and the keys ``("a", 0)``; None for keys that are no plain constants."""
-    base, bracket, rest = name.partition("[")
+    """``self.cfg['a'][0]`` is the name ``cfg`` and the keys ``("a", 0)``; None for keys that are no plain constants."""
     keys: list[Any] = []
-    for text in re.findall(r"\[([^\[\]]*)\]", bracket + rest):
-        if re.fullmatch(r"-?\d+", text):
-            keys.append(int(text))
-        elif re.fullmatch(r"'[^']*'", text):
-            keys.append(text[1:-1])
-        else:
-            return base, None
-    return base.rpartition(".")[2], tuple(keys)
+    while (match := _KEY.search(name)) is not None:
+        keys.insert(0, match[1][1:-1] if match[1].startswith("'") else int(match[1]))
+        name = name[: match.start()]
+    return name.rpartition(".")[2], None if name.endswith(("]", ")")) else tuple(keys)
 
 
 def uses_of(name: str, said: Mentions) -> set[str] | None:

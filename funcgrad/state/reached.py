@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import SymFloat, Tensor
 
 from .code import Mentions, mentions, together
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
@@ -78,6 +78,10 @@ class Reached:
         """Classes that are reached as values themselves."""
         self._pending: list[tuple[types.FunctionType, str]] = []
         self._said: set[str] = set()
+        self.numbers: dict[Any, tuple[Place, Any]] = {}
+        """Numbers that are inputs, and where they live."""
+        self.stood_in: dict[int, tuple[Any, Any]] = {}
+        """By identity, what stood for such a number in one of the runs, and the number."""
         self.caches: list[Any] = []
         """Functions with a ``functools.lru_cache``."""
         self.variables = dict(os.environ)
@@ -93,6 +97,8 @@ class Reached:
 
     def _value(self, place: Place, value: Any) -> None:
         """A value was read, or may have been, at a place."""
+        if isinstance(value, SymFloat):  # an input
+            return
         if isinstance(value, Tensor):
             self.tensors.setdefault(place.identity, (place, value))
             return
@@ -118,7 +124,7 @@ class Reached:
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, Reached)):
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, Reached)):
             return
         if isinstance(value, types.ModuleType):
             self._own_module(value, name)

@@ -34,19 +34,21 @@ class Watch(Reached):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors`` say what was read,
     ``met`` what was there.
 
-    ``root``: the function. ``arguments``: those that are no tensors, by name.
+    ``root``: the function. ``arguments``: those that are no tensors, by name. ``numbers``: see ``put_numbers``.
     """
 
-    def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], numbers: Sequence[tuple[Place, Any]] = ()) -> None:
         super().__init__()
         self._stack = ExitStack()
         self._root = root
+        self.put_numbers(numbers)
         try:
             self.see(root, "")
             for name, value in arguments:
                 self._argument(value, name)
         except BaseException:
             self.close()
+            self.take_numbers_back()
             raise
 
     # ── around the run ───────────────────────────────────────────────────────────────────────────────────────────
@@ -79,6 +81,24 @@ class Watch(Reached):
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
         self._warn(said)
+
+    def put_numbers(self, numbers: Sequence[tuple[Place, Any]]) -> None:
+        """Put what stands for numbers of Python state in their places."""
+        for place, stand_in in numbers:
+            number = self.number(place.read())
+            self.numbers[place.identity] = place, number
+            self.stood_in[id(stand_in)] = stand_in, number
+            place.write(stand_in)
+
+    def number(self, value: Any) -> Any:
+        """The number that a value stands for, or the value."""
+        return self.stood_in[id(value)][1] if id(value) in self.stood_in else value
+
+    def take_numbers_back(self) -> None:
+        """The numbers are in their places again."""
+        for place, number in self.numbers.values():
+            place.write(number)
+        self.numbers.clear()
 
     def put_draws_back(self) -> list[Generator]:
         """The generators that are not torch's and have drawn, as they were before."""
@@ -248,7 +268,13 @@ class Watch(Reached):
             if isinstance(value, Tensor):
                 self._value(Place("item", container, key, item_name(met.name, key)), value)
         if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
-            self._guard(Guard.contents(container, met.before, met.name))
+            self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
+
+    def _with_numbers(self, before: Any) -> Any:
+        """A copy of a container, with numbers for what stands for them."""
+        if isinstance(before, dict):
+            return {key: self.number(v) for key, v in before.items()}
+        return type(before)(map(self.number, before)) if isinstance(before, (list, collections.deque)) else before
 
     def _keys(self, names: Sequence[str], grows: bool, said: Mentions) -> set[Any] | None:
         """The constant keys by which all code that was reached reads, or replaces items of, a container that has these names; None if some
