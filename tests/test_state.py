@@ -427,6 +427,20 @@ def test_a_second_derivative_reads_the_state_of_its_forward_pass():
     assert torch.equal(ours[0], theirs[0]) and ours[1:] == theirs[1:]
 
 
+def test_modules_that_mention_each_other_are_looked_into_once():
+    first, second = types.ModuleType("first_of_test_state"), types.ModuleType("second_of_test_state")
+    first.second, second.first, second.scale = second, first, 2.0
+
+    def f(x):
+        return x * first.second.scale + first.second.first.second.scale
+
+    c = fg.jit(f)
+    assert torch.equal(c(X), f(X))
+    second.scale = 3.0
+    assert torch.equal(c(X), f(X))
+    assert c.cache_info().misses == 2
+
+
 def test_objects_that_are_arguments_are_watched_by_identity():
     class Scale:
         def __init__(self, k):

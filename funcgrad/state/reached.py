@@ -82,6 +82,8 @@ class Reached:
         """Numbers that are inputs, and where they live."""
         self.stood_in: dict[int, tuple[Any, Any]] = {}
         """By identity, what stood for such a number in one of the runs, and the number."""
+        self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
+        """Modules, each with the names that were looked for; modules mention each other in circles."""
         self.caches: list[Any] = []
         """Functions with a ``functools.lru_cache``."""
         self.variables = dict(os.environ)
@@ -265,6 +267,9 @@ class Reached:
                 self._mentioned(place, said, own)
             elif not hasattr(builtins, variable):
                 self._guard(Guard.absent(place))
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            if isinstance(held := Place("cell", cell, None, variable).read(), types.ModuleType):
+                self._module(held, said, variable, own)
         for module in sorted(said.imports):
             if module in sys.modules:
                 self._module(sys.modules[module], said, module, own)
@@ -301,7 +306,11 @@ class Reached:
                 for attribute in sorted(filter(str.isidentifier, said.strings - vars(module).keys())):
                     self._guard(Guard.absent(Place("item", vars(module), attribute, f"{name}.{attribute}")))
                 said = together([said, Mentions(attributes=said.strings)])
-            for attribute in sorted((said.attributes | said.globals) & vars(module).keys()):
+            names = said.attributes | said.globals
+            if (id(module), names, own) in self._looked_into:
+                return
+            self._looked_into.add((id(module), names, own))
+            for attribute in sorted(names & vars(module).keys()):
                 if not attribute.startswith("__"):
                     self._mentioned(Place("item", vars(module), attribute, f"{name}.{attribute}"), said, own)
 
