@@ -47,6 +47,7 @@ TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new
 """Functions that read tensors among their arguments where no mode hears of it: those in lists, and where to split."""
 _LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
 """How data enters that Python wrote down (``torch.tensor([1, 2])``): the operand is a real tensor."""
+_NUMBERS: tuple[tuple[type, Callable[[Any], Any]], ...] = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
 _BY_LOOKS = {
     aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.empty_like.default, aten.new_ones.default,
     aten.new_zeros.default, aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default, aten.zero.default,
@@ -279,8 +280,9 @@ class Known:
             return self._values[id(value)]
         if isinstance(value, (list, tuple)):
             return [self._real(v) for v in value]
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return value.node.pytype(value)
+        for symbolic, python in _NUMBERS:
+            if isinstance(value, symbolic):
+                return python(value)
         return value
 
 
