@@ -13,6 +13,7 @@ from funcgrad.torch_private import storage_id
 
 X = torch.arange(3.0)
 KEPT = torch.ones(3)
+ADDRESS = eval(compile("lambda x: x.data_ptr()", torch.__file__, "eval"))
 
 
 def fresh():
@@ -35,7 +36,6 @@ CHANGES = {
     "gradient": lambda x: torch.ops.inductor.accumulate_grad_(x, None, x * 2),
     "tensor.share_memory_": lambda x: x.share_memory_(),
     "set_": lambda x: x.set_(KEPT.untyped_storage()),
-    "deepcopy": lambda x: copy.deepcopy(x),
 }
 
 
@@ -55,9 +55,8 @@ def test_what_changes_a_storage_is_refused(change):
 
 
 READS = {
-    "data_ptr": lambda x: x.data_ptr(),
     "storage.data_ptr": lambda x: x.untyped_storage().data_ptr(),
-    "of a captured tensor": lambda x: KEPT.data_ptr(),
+    "of a captured tensor": lambda x: KEPT.untyped_storage().data_ptr(),
     "tolist": lambda x: x.untyped_storage().tolist(),
     "item": lambda x: x.storage()[0],
     "iteration": lambda x: list(x.storage()),
@@ -67,8 +66,6 @@ READS = {
     "nbytes of a captured tensor": lambda x: KEPT.untyped_storage().nbytes(),
     "dlpack": lambda x: torch.from_dlpack(x),
     "capsule": lambda x: torch.utils.dlpack.to_dlpack(x),
-    "pickle": lambda x: pickle.dumps(x),
-    "save": lambda x: torch.save(x, io.BytesIO()),
 }
 
 
@@ -76,6 +73,23 @@ READS = {
 def test_what_reads_memory_is_refused(read):
     with pytest.raises(fg.DataDependentControlFlowError) as caught:
         fg.jit(lambda x: (read(x), x + KEPT)[1])(fresh())
+    assert caught.value.fix
+
+
+ASKS = {
+    "data_ptr": lambda x: x.data_ptr(),
+    "data_ptr by torch": lambda x: ADDRESS(x),
+    "data_ptr of a captured tensor": lambda x: KEPT.data_ptr(),
+    "deepcopy": lambda x: copy.deepcopy(x),
+    "pickle": lambda x: pickle.dumps(x),
+    "save": lambda x: torch.save(x, io.BytesIO()),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_what_is_another_one_in_each_call_is_refused(ask):
+    with pytest.raises(fg.UnsupportedTensorError) as caught:
+        fg.jit(lambda x: (ask(x), x + KEPT)[1])(fresh())
     assert caught.value.fix
 
 

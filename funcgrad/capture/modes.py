@@ -36,7 +36,8 @@ from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import GradientsMatter, MetTooLate, require_dense_results
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator
 from .questions import QUESTIONS, refuse_unknowable
-from .storages import STORAGES, require_memory_unread, storage_of
+from .replaced import set_
+from .storages import STORAGES, require_memory_in_place, storage_of
 from .where import user_line
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ class Lifter(TorchFunctionMode):
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
         method = method_of(func)
+        if method is Tensor.set_:
+            method = set_  # while any trace runs, what stands there asks first which thread it is in
         if method in RESTRIDES or method in GIVES or method in _SWITCHES:
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
@@ -172,7 +175,7 @@ class Lifter(TorchFunctionMode):
             return storage_of(func, args[0], self._is_over_input(args[0]))
         if func is Tensor.register_post_accumulate_grad_hook:
             self._require_own(args[0])
-        require_memory_unread(func)
+        require_memory_in_place(func)
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)

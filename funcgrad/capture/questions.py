@@ -28,7 +28,8 @@ from ..torch_private import (
 )
 from .where import asked_by_us, is_user_file, user_line
 
-_COPIES = {Tensor.__reduce_ex__, Tensor.__deepcopy__}
+_BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__, Tensor.__deepcopy__}
+"""What is refused of libraries' code, too."""
 
 
 _OF_STAND_INS = {"elem", "_is_param", "_inference_mode_base"}
@@ -206,6 +207,6 @@ def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor
 
 def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
-    if func in _UNKNOWABLE and (func in _COPIES or is_user_file(sys._getframe(2).f_code.co_filename)):
+    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(2).f_code.co_filename)):
         what, fix = _UNKNOWABLE[func]
         raise UnsupportedTensorError(f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix)

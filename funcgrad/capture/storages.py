@@ -84,22 +84,10 @@ def _unknown(what: str) -> DataDependentControlFlowError:
     )
 
 
-_MEMORY: dict[Any, str] = {
-    Tensor.data_ptr: "the address of a tensor (data_ptr())",
-    Tensor.__dlpack__: "the memory of a tensor (DLPack)",
-    Tensor.__reduce_ex__: "a pickle of a tensor",
-}
-"""Methods that read the memory of a tensor, and what they ask for."""
-
-
-def require_memory_unread(func: Any) -> None:
-    """Raise for a method that needs the memory of a tensor, or moves it, by name."""
-    if func in _MEMORY:
-        raise _unknown(_MEMORY[func])
-    if func is Tensor.__deepcopy__:
-        raise MutationError(
-            "the function copies a tensor by copy.deepcopy, which copies its memory", where=user_line(), fix="x.clone(), x.detach().clone()"
-        )
+def require_memory_in_place(func: Any) -> None:
+    """Raise for a method that hands the memory of a tensor on, or moves it, by name."""
+    if func is Tensor.__dlpack__:
+        raise _unknown("the memory of a tensor (DLPack)")
     if func is Tensor.share_memory_ or func is Tensor.pin_memory:
         raise MutationError(
             f"the function moves the memory of a tensor ({func.__name__}())", where=user_line(), fix="do it outside of the function"
