@@ -5,7 +5,6 @@
 
 import inspect
 import re
-import threading
 import warnings
 import weakref
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
+from turns import in_turn
 
 import funcgrad as fg
 from funcgrad import errors
@@ -453,11 +453,6 @@ def runs_backward(x):
     return x.detach().sum()
 
 
-def sets_its_gradient(x):
-    x.grad = torch.ones(3)
-    return x.sum()
-
-
 def a_leaf_with_a_hook():
     x = a_leaf()
     x.register_hook(lambda g: g * 2)
@@ -505,7 +500,6 @@ def test_mutation_that_is_refused_names_the_tensor(f, make, where, what, fix):
         (sets_data_of_another_dtype, a_leaf, "x.data ="),
         (sets_memory_of_a_storage, lambda: torch.ones(3), "x.set_("),
         (resizes_into_its_surroundings, lambda: torch.ones(3), "resize_("),
-        (sets_its_gradient, a_computed_tensor, "x.grad ="),
         (writes_a_parameter, lambda: torch.ones(3), "mul_("),
     ],
 )
@@ -862,17 +856,6 @@ def test_retrace_for_grad_mode_and_for_a_first_call(x):
 
 
 TABLES = [torch.ones(3), torch.ones(3)]
-
-
-def in_turn(*values):
-    """One value after the other: kept where nothing watches it, so that two runs do not agree."""
-    hidden = threading.local()
-
-    def take():
-        hidden.n = getattr(hidden, "n", -1) + 1
-        return values[hidden.n]
-
-    return take
 
 
 def uses_another_tensor_each_time(read):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from closeness import assert_rounded
 from torch.utils.checkpoint import checkpoint
+from turns import in_turn
 
 import funcgrad as fg
 from funcgrad.backends.backend import Extern
@@ -386,6 +387,6 @@ def test_what_eager_rejects_is_rejected(f):
 
 
 def test_a_function_that_draws_in_its_second_run_alone_is_refused():
-    runs = iter([0, 1])
+    runs = in_turn(0, 1)
     with pytest.raises(fg.TraceError, match="draws random numbers in its second run"):
-        compiled(lambda x: x + torch.rand(8) if next(runs) else x * 2)(X)
+        compiled(lambda x: x + torch.rand(8) if runs() else x * 2)(X)

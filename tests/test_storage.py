@@ -3,6 +3,7 @@
 import pytest
 import torch
 from closeness import assert_rounded
+from turns import in_turn
 
 import funcgrad as fg
 
@@ -177,10 +178,10 @@ def test_a_write_to_the_memory_it_had_is_refused():
 
 
 def test_another_run_that_sets_other_memory_is_refused():
-    runs = iter([0, 1])
+    runs = in_turn(0, 1)
 
     def f(x):
-        if next(runs):
+        if runs():
             x.data = x * 2
         return x + 1
 
