@@ -245,30 +245,30 @@ def flatten(value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = 
     """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken apart."""
     leaves: list[Any] = []
     paths: list[str] = []
+    return leaves, _take_apart(value, root, leaves, paths, is_leaf), paths
 
-    def walk(value: Any, path: str) -> Tree:
-        shape = None if is_leaf is not None and is_leaf(value) else _open(value)
-        if shape is None:
-            leaves.append(value)
-            paths.append(path)
-            return LEAF
-        children = tuple(walk(child, path + step) for child, step in zip(shape.children, shape.steps, strict=True))
-        return Node(type(value), shape.steps, shape.context, children)
 
-    tree = walk(value, root)
-    return leaves, tree, paths
+def _take_apart(value: Any, path: str, leaves: list[Any], paths: list[str], is_leaf: Callable[[Any], bool] | None) -> Tree:
+    # No function inside of flatten: one that calls itself is a ring of references, and would keep the leaves until it is collected.
+    shape = None if is_leaf is not None and is_leaf(value) else _open(value)
+    if shape is None:
+        leaves.append(value)
+        paths.append(path)
+        return LEAF
+    pairs = zip(shape.children, shape.steps, strict=True)
+    children = tuple(_take_apart(child, path + step, leaves, paths, is_leaf) for child, step in pairs)
+    return Node(type(value), shape.steps, shape.context, children)
 
 
 def unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
     """The inverse of ``flatten``. Raises ``TreeMismatchError`` where the number of leaves is not the structure's."""
-    remaining = iter(leaves)
-
-    def walk(tree: Tree) -> Any:
-        return next(remaining) if isinstance(tree, Leaf) else _close(tree, [walk(child) for child in tree.children])
-
     if len(leaves) != count(tree):
         raise TreeMismatchError(f"{len(leaves)} leaves for a structure of {count(tree)}: {tree}")
-    return walk(tree)
+    return _put_together(iter(leaves), tree)
+
+
+def _put_together(remaining: Iterator[Any], tree: Tree) -> Any:
+    return next(remaining) if isinstance(tree, Leaf) else _close(tree, [_put_together(remaining, child) for child in tree.children])
 
 
 def count(tree: Tree) -> int:

@@ -93,6 +93,8 @@ class _DryRun:
         self._inputs, self._grad, self._out_slot, self._splits, self._replays = inputs, grad, out_slot, splits, replays
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
+        self._left: Written | None = None
+        """What the function has written to Python state in its forward pass."""
         self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
         self.trace.heedless = splits and not grad
 
@@ -100,6 +102,7 @@ class _DryRun:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
         self._reals.clear()
         self._inputs = self._inputs.released()
+        self._left = None
         self.trace.captured.clear()
         self.trace.reals.clear()
 

@@ -91,6 +91,13 @@ class Reached:
         self._is_closed = False
         self._places: dict[int, list[Place]] = {}
 
+    def release(self) -> None:
+        """Let go of all that was met: a watch is a ring of references, and lives until the next garbage collection."""
+        for held in (self._guards, self._known, self._late, self.tensors, self.met, self.globals, self.cells, self.classes, self.slots):
+            held.clear()
+        for more in (self._places, self._codes, self.numbers, self.stood_in, self.unwatched):
+            more.clear()
+
     def _name(self, value: Any) -> str:
         return self._names[id(value)][0]
 

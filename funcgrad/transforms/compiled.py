@@ -305,6 +305,7 @@ class Compiled:
                 )  # fmt: skip
             with stages("capture"):
                 joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad, watch)
+                watch.release()
                 key = with_sizes(key, joint.sizes)
                 backend = choose_backend(self._options, joint.graph)
                 joint = evolve(joint, graph=logged(f"for the {backend.name} backend", joint.graph, backend.prepare))
