@@ -184,8 +184,7 @@ class Written:
         container, before = met.container, met.before
         if isinstance(container, dict):
             names = [*dict.fromkeys([*before, *container])]
-            if names != [*container] or len(names) != len(before):
-                self._back.append(lambda: refill(container, before))  # in the order it had
+            self._back.append(lambda: _in_order(container, before))
             for key in names:
                 if key in _OF_RNN and isinstance(met.of, torch.nn.RNNBase):
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
@@ -299,6 +298,13 @@ def _keeps_traced(cache: Any) -> bool:
     held = [v for v in gc.get_referents(cache) if v is not cache.__dict__ and not isinstance(v, (type, types.FunctionType))]
     values = [v for item in held for v in (item.values() if type(item) is dict else [item])]
     return any(is_traced(leaf) or isinstance(leaf, torch.SymFloat) for value in values for leaf in flatten(value)[0])
+
+
+def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Give a dict the order it had; it is never without what other threads may read of it."""
+    if len(container) == len(before) and any(a is not b for a, b in zip(container, before, strict=True)):  # keys may be tensors
+        for key in before:
+            container[key] = container.pop(key)
 
 
 def refill(container: Any, items: Any) -> None:
