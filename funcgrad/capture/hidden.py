@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,15 +29,15 @@ def _held(value: Any) -> list[Any]:
     return gc.get_referents(value)
 
 
-def _holds(value: Any, is_sought: Callable[[Any], bool]) -> bool:
+def _holds_tensor(value: Any) -> bool:
     seen = {id(value)}
     pending = deque([(value, 0)])
     while pending and len(seen) < _MANY:
         holder, depth = pending.popleft()
         for inner in _held(holder):
-            if is_sought(inner):
+            if isinstance(inner, Tensor):
                 return True
-            if depth < _DEEP and id(inner) not in seen and not isinstance(inner, Tensor):
+            if depth < _DEEP and id(inner) not in seen:
                 seen.add(id(inner))
                 pending.append((inner, depth + 1))
     return False
@@ -53,7 +53,7 @@ _IDENTITY: Any = object.__eq__
 def require_comparable(value: Any, path: str) -> None:
     """Raise ``ContainerError`` for an argument that is compared by what is in it, if that is tensors."""
     compares = type(value).__eq__ is not _IDENTITY and not isinstance(value, _BY_IDENTITY)
-    if not compares or not _holds(value, lambda v: isinstance(v, Tensor)):
+    if not compares or not _holds_tensor(value):
         return
     kind = type(value).__name__
     static = type(value) in (dict, list, tuple)

@@ -201,7 +201,7 @@ class _Chains:
 
 
 _DEVICES = ("cpu", "cuda", "meta", "mps", "xpu", "hpu")
-_PREFIXES = ("static_", "type_", "tensor_", "constant_", "asked_", "op_", "module_", "state_", "result_", *(f"{d}_" for d in _DEVICES))
+_PREFIXES = ("static_", "type_", "tensor_", "constant_", "asked_", "op_", "result_", *(f"{d}_" for d in _DEVICES))
 """Beginnings of the names of constants; a leaf of such a name gets another one."""
 
 

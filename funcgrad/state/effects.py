@@ -164,12 +164,13 @@ class Written:
         self._back.extend(cache.cache_clear for cache in watch.caches if _keeps_traced(cache))
 
     def undo(self) -> None:
-        """Everything is as it was before the run. The first thing that cannot be replayed is raised (``MutationError``)."""
+        """Everything is as it was before the run."""
         for back in reversed(self._back):
             back()
         self._back.clear()
 
     def require_replayable(self) -> None:
+        """Raise ``MutationError`` for the first thing that cannot be replayed."""
         if self._refused:
             name, what = self._refused[0]
             raise MutationError(

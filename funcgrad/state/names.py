@@ -17,6 +17,8 @@ from .guards import MISSING
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
 SITE = os.path.dirname(os.path.dirname(torch.__file__))
+HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+"""Where a module keeps its hooks: dicts that are nearly always empty."""
 TABLES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what it reads by ``__getattr__``."""
 

@@ -27,14 +27,13 @@ from .code import Mentions, mentions, together
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
 from .impure import GENERATORS, Generator, global_generators, is_iterator, refuse_iterator
-from .names import LIBRARIES, SITE, attributes_of, is_inert, is_library, item_name, joined, package, slots_of
+from .names import HOOK_TABLES, LIBRARIES, SITE, attributes_of, is_inert, is_library, item_name, joined, package, slots_of
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 _NO_STATE = {"__init__", "__new__", "__repr__", "__init_subclass__", "__setattr__", "__getstate__", "__getattribute__", "__class_getitem__"}
 
 
@@ -116,7 +115,7 @@ class Reached:
         if holds_tensors(value) and place.kind != "itself":
             self._structure(place, value)
             return
-        if not (place.kind == "item" and place.key in _HOOKS):  # what is registered changes the dict, which is watched itself
+        if not (place.kind == "item" and place.key in HOOK_TABLES):  # what is registered changes the dict, which is watched itself
             self._guard(Guard.of(place, value))
         self.see(value, place.name)
 
@@ -351,7 +350,7 @@ class Reached:
         self._class(kind, name)
         if isinstance(value, torch.nn.Module):
             self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
-            for table in _HOOKS:
+            for table in HOOK_TABLES:
                 self._container(value.__dict__[table], joined(name, table))
         for c in kind.__mro__:
             if not is_library(c):

@@ -13,10 +13,8 @@ from ..show import Doc, Shown, Table
 from ..slots import Stored
 from .effects import Count, Effect, Written, refill
 from .guards import MISSING, Constant, Guard
-from .names import attributes_of
+from .names import HOOK_TABLES, attributes_of
 from .watch import Watch
-
-_EMPTY = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 
 
 @frozen(eq=False, repr=False)
@@ -32,9 +30,6 @@ class State(Shown):
         rows = tuple((str(g.place), "absent" if g.how == "absent" else g.value_shown) for g in self.guards)
         writes = tuple((str(effect), "") for effect in self.effects)
         return Doc("state", tuple(Table(head, own) for head, own in ((("reads", "is"), rows), (("writes", ""), writes)) if own))
-
-
-NOTHING = State()
 
 
 def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]]) -> State:
@@ -55,7 +50,7 @@ def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) ->
 
 
 def _is_empty_hooks(guard: Guard) -> bool:
-    return guard.how == "entries" and not guard.value and guard.place.name.rpartition(".")[2] in _EMPTY
+    return guard.how == "entries" and not guard.value and guard.place.name.rpartition(".")[2] in HOOK_TABLES
 
 
 def print_effects(effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> list[str]:

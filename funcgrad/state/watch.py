@@ -41,6 +41,7 @@ class Watch(Reached):
         super().__init__()
         self._stack = ExitStack()
         self._root = root
+        self._together = 0, Mentions()
         self.put_numbers(numbers)
         try:
             self.see(root, "")
@@ -107,7 +108,9 @@ class Watch(Reached):
     @property
     def said(self) -> Mentions:
         """What all code that was reached mentions."""
-        return together([mentions(code) for code in self._codes])
+        if self._together[0] != len(self._codes):  # asked for after each run
+            self._together = len(self._codes), together([mentions(code) for code in self._codes])
+        return self._together[1]
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -225,7 +228,7 @@ class Watch(Reached):
             if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
         bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
-        for name in (bases | (by_name - bases)) - kind.__dict__.keys():
+        for name in (bases | by_name) - kind.__dict__.keys():
             self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
         for meta in inspect.getmro(type(kind)):
             for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
@@ -257,7 +260,7 @@ class Watch(Reached):
                     if isinstance(container, dict):
                         self._guard(Guard.absent(place))
                     else:
-                        self._guard(Guard.contents(container, met.before, met.name))
+                        self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
                 else:
                     self._value(place, value)
             return
