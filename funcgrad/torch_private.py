@@ -418,43 +418,64 @@ def set_attribute(owner: Any, name: str, value: Any) -> None:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
 
 
-def _process_notes() -> Callable[[], None]:
-    """What torch notes of dispatch modes for the whole process; the function notes it again."""
-    notes = {name: value for name, value in vars(_python_dispatch).items() if name.startswith("_is_in_")}
-    told = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)  # 2.13, 2.15
-    only_lift = torch._C._only_lift_cpu_tensors()
+class _Modes(threading.local):
+    """How deep this thread is in ``modes_entered``."""
 
-    def note_again() -> None:
-        vars(_python_dispatch).update(notes)
-        if told is not None:
-            told(notes["_is_in_any_mode_without_ignore_compile_internals"])
-        torch._C._set_only_lift_cpu_tensors(only_lift)
-
-    return note_again
+    depth = 0
 
 
-_in_modes = threading.Lock()
+_modes = _Modes()
+_modes_lock = threading.Lock()
 _threads_in_modes = 0
-_note_again: Callable[[], None] = lambda: None  # noqa: E731
+_only_lift = False
+_enter_mode, _exit_mode = TorchDispatchMode.__enter__, TorchDispatchMode.__exit__
+_tell_dynamo = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)  # 2.13, 2.15; of this thread alone
+
+
+def _enter_unnoted(mode: Any) -> Any:
+    if not _modes.depth:
+        return _enter_mode(mode)
+    if _tell_dynamo is not None and not mode.ignore_compile_internals():
+        _tell_dynamo(True)
+    _python_dispatch._push_mode(mode)  # type: ignore[no-untyped-call]
+    return mode
+
+
+def _exit_unnoted(mode: Any, *error: Any) -> Any:
+    if not _modes.depth:
+        return _exit_mode(mode, *error)
+    own = mode.__dict__
+    _python_dispatch._pop_mode(own["_dispatch_key"] if own.get("_dispatch_key") is not None else own.get("_mode_key"))
+    if _tell_dynamo is not None:
+        _tell_dynamo(any(not m.ignore_compile_internals() for m in dispatch_modes()))
+    return None
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes that this thread is in, the outermost first, without those of torch's own tracers."""
+    return [_python_dispatch._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
 
 
 @contextlib.contextmanager
 def modes_entered() -> Iterator[None]:
-    """Inside, dispatch modes are entered and left, while other threads may do so, too: what is noted of them for the whole process is in
-    the end what it was. Each mode notes again what it found, and so the last of two threads would what the first one had noted, for good
-    (``torch.compile`` compiles nothing where it reads that there is a mode)."""
-    global _threads_in_modes, _note_again
-    with _in_modes:
+    """Inside, dispatch modes are entered and left by this thread without a note of it for the whole process. Torch notes there that some
+    thread is in a mode; each mode notes again what it found, and so the last of two threads would what the first one had noted, for good."""
+    global _threads_in_modes, _only_lift
+    with _modes_lock:
         if not _threads_in_modes:
-            _note_again = _process_notes()
+            _only_lift = torch._C._only_lift_cpu_tensors()
+            TorchDispatchMode.__enter__, TorchDispatchMode.__exit__ = _enter_unnoted, _exit_unnoted  # type: ignore[method-assign]
         _threads_in_modes += 1
+    _modes.depth += 1
     try:
         yield
     finally:
-        with _in_modes:
+        _modes.depth -= 1
+        with _modes_lock:
             _threads_in_modes -= 1
             if not _threads_in_modes:
-                _note_again()
+                TorchDispatchMode.__enter__, TorchDispatchMode.__exit__ = _enter_mode, _exit_mode  # type: ignore[method-assign]
+                torch._C._set_only_lift_cpu_tensors(_only_lift)
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────────

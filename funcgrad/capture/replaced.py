@@ -2,7 +2,7 @@
 
 All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks first whether it
 is its own thread that traces: in every other thread it is the original. The first trace to begin puts it there, the last one to end takes
-it away.
+it away; what had no original stays, for another thread may have listed it and be about to read it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ _PLACES = (
     _Place(*CAUSAL_MASK, "causal mask"),
     *(_Place(module, name, "seed") for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     *(_Place(torch.Generator, name, "generator seed") for name in ("manual_seed", "seed", "set_offset", "graphsafe_set_state")),
-    _Place(torch.Tensor, "__getattr__", "attribute"),
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "get_state", "get state"),
@@ -64,8 +63,11 @@ _own = _Thread()
 _lock = threading.Lock()
 _running = 0
 _seeded = 0
+torch.overrides.get_overridable_functions()  # a table that torch keeps for good: it is made of the originals, whoever asks first
 _there: list[tuple[_Place, Any, Any]] = []
 """What was replaced (None where it was inherited), and by what."""
+_attribute_there: Any = None
+"""What is asked for attributes that a tensor does not have, of which torch has no function."""
 
 
 def seeds_noted() -> tuple[int, int]:
@@ -86,14 +88,17 @@ def replacing(replacements: Mapping[str, Replacement]) -> Iterator[None]:
 
 
 def _begin() -> None:
-    global _running
+    global _running, _attribute_there
     with _lock:
         _running += 1
         if _running == 1:
+            if vars(torch.Tensor).get("__getattr__") is not _attribute_there:
+                _attribute_there = _dispatching("attribute", getattr(torch.Tensor, "__getattr__", _no_attribute))
+                set_attribute(torch.Tensor, "__getattr__", _attribute_there)
             made: dict[int, Any] = {}
             for place in _PLACES:
                 before = vars(place.owner).get(place.name)
-                original = getattr(place.owner, place.name, _no_attribute) if before is None else before
+                original = getattr(place.owner, place.name) if before is None else before
                 now = made.setdefault(id(original), _dispatching(place.key, original))  # what was one function is one (torch._dynamo asks)
                 set_attribute(place.owner, place.name, now)
                 _there.append((place, before, now))
