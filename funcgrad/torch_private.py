@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import itertools
 import logging
 import sys
 import threading
@@ -434,7 +435,7 @@ _tell_dynamo = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_
 
 def _enter_unnoted(mode: Any) -> Any:
     if not _modes.depth:
-        return _enter_mode(mode)
+        return _enter_mode(mode)  # type: ignore[no-untyped-call]
     if _tell_dynamo is not None and not mode.ignore_compile_internals():
         _tell_dynamo(True)
     _python_dispatch._push_mode(mode)  # type: ignore[no-untyped-call]
@@ -443,7 +444,7 @@ def _enter_unnoted(mode: Any) -> Any:
 
 def _exit_unnoted(mode: Any, *error: Any) -> Any:
     if not _modes.depth:
-        return _exit_mode(mode, *error)
+        return _exit_mode(mode, *error)  # type: ignore[no-untyped-call]
     own = mode.__dict__
     _python_dispatch._pop_mode(own["_dispatch_key"] if own.get("_dispatch_key") is not None else own.get("_mode_key"))
     if _tell_dynamo is not None:
@@ -453,13 +454,14 @@ def _exit_unnoted(mode: Any, *error: Any) -> Any:
 
 def dispatch_modes() -> list[Any]:
     """The dispatch modes that this thread is in, the outermost first, without those of torch's own tracers."""
-    return [_python_dispatch._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
+    stack_at: Any = vars(_python_dispatch)["_get_dispatch_stack_at"]
+    return [stack_at(i) for i in range(torch._C._len_torch_dispatch_stack())]
 
 
 @contextlib.contextmanager
 def modes_entered() -> Iterator[None]:
     """Inside, dispatch modes are entered and left by this thread without a note of it for the whole process. Torch notes there that some
-    thread is in a mode; each mode notes again what it found, and so the last of two threads would what the first one had noted, for good."""
+    thread is in a mode; each mode notes again what it found, so the last of two threads would note for good what the first one had."""
     global _threads_in_modes, _only_lift
     with _modes_lock:
         if not _threads_in_modes:
@@ -821,9 +823,9 @@ def host_allocations(call: Callable[[], Any]) -> list[int]:
         call()
     finally:
         threads = _disable_profiler_legacy()
-    events = [event for thread in threads for event in thread]
-    start = next((e for e in events if e.name() == "__start_profile"), None)
-    found = [e for e in events if e.kind() == "memory_alloc"]  # type: ignore[comparison-overlap]  # torch says it is an int
-    if start is not None:  # threads are listed one after the other
-        found.sort(key=start.cpu_elapsed_us)
-    return [e.cpu_memory_usage() for e in found]
+    found = [[e for e in events if e.kind() == "memory_alloc"] for events in threads]  # type: ignore[comparison-overlap]  # torch says it is an int
+    found = [events for events in found if events]
+    if len(found) > 1:  # each thread's events are in order; between threads the clock tells, which may be set back
+        start = next(e for events in threads for e in events if e.name() == "__start_profile")
+        return [e.cpu_memory_usage() for e in sorted(itertools.chain(*found), key=start.cpu_elapsed_us)]
+    return [e.cpu_memory_usage() for events in found for e in events]

@@ -102,7 +102,7 @@ def _workspace(node: fx.Node) -> int:
     args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
     leaves, structure, _ = flatten((args, kwargs))
     leaves = [_outline(v) for v in leaves]
-    name = f"{op} {leaves}"
+    name = f"{op} {leaves} {torch.get_num_threads()}"
     if name not in _workspaces:
         pivots = _WITH_PIVOTS.search(str(op)) is not None
         made_up = [v.filled(pivots) if isinstance(v, _Outline) else v for v in leaves]
