@@ -1,14 +1,11 @@
 """What makes a function differ between two runs."""
 
-import threading
+import queue
 
 
 def in_turn(*values):
     """One value after the other: kept where nothing watches it, so that two runs do not agree."""
-    hidden = threading.local()
-
-    def take():
-        hidden.n = getattr(hidden, "n", -1) + 1
-        return values[hidden.n]
-
-    return take
+    hidden = queue.SimpleQueue()  # an object made in C
+    for value in values:
+        hidden.put(value)
+    return lambda: hidden.get_nowait()

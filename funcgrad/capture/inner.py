@@ -15,10 +15,13 @@ from attrs import frozen
 from torch import Tensor
 
 from ..checkpoint_policies import Policy
-from ..errors import TraceError
+from ..errors import ImpureFunctionError, TraceError
 from ..histories import gradient_of, has_history, is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, State, Stored
+from ..state.effects import Effect
+from ..state.state import same_effects
+from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts, naming
@@ -97,6 +100,7 @@ class Inner:
                 )
         self._require_same_gradients(seen, gradients)
         written = trace.written()
+        _require_same_effects(trace.watch, written.effects)
         stored = written.plain | written.stores
         leaves += [self._given(trace, slot, seen, stored) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
@@ -218,6 +222,19 @@ def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]
 def _kind(output: OutputFact) -> tuple[Any, ...]:
     """What must be the same in both runs. How a view is taken may differ by a ``detach`` where only one run tracks gradients."""
     return output.path, output.type, output.view and output.view.of
+
+
+def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:
+    """A result that ``functools.lru_cache`` keeps is made by the first run alone, and what the second writes to it stays."""
+    first, cache = watch.first, watch.filled
+    if first is not None and cache is not None and not same_effects(first, second):
+        was, now = list(map(str, first)), list(map(str, second))
+        effect = next((e for e in (*was, *now) if (e in was) != (e in now)), "in another order")
+        raise ImpureFunctionError(
+            f"the function writes to Python state ({effect}) in the call that fills the functools.lru_cache {cache}, and not in the next",
+            where=cache,
+            fix=f"call {cache} once, with these arguments, before the compiled function",
+        )
 
 
 def _another_result(facts: Facts, outputs: Sequence[Any]) -> TraceError:

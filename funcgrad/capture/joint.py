@@ -43,6 +43,9 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
             with torch.set_grad_enabled(grad), trace.lifting():
                 ran = inner.run(*ins)
             return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+        except BaseException:
+            watch.forget()
+            raise
         finally:
             trace.written().undo()
             watch.take_numbers_back()

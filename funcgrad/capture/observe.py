@@ -19,7 +19,7 @@ from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Store, Written
-from ..state.guards import Guard, Place
+from ..state.guards import Guard, Place, same
 from ..state.impure import refuse_draw
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
@@ -132,7 +132,11 @@ class _DryRun:
             require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
             self._left = trace.written() if self._replays else None
+            self.watch.first = None if self._left is None else self._left.effects
             facts = self._facts(leaves, paths, root)
+        except BaseException:
+            self.watch.forget()
+            raise
         finally:
             self.watch.close()
             written, drawn = trace.written(), self.watch.put_draws_back()
@@ -322,16 +326,15 @@ def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]
 
 def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any], names_now: Sequence[str]) -> None:
     """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
-    changed = [
-        name for name, a, b in zip(names, given, now, strict=False) if a is not b and (isinstance(a, Tensor) or isinstance(b, Tensor))
-    ]
+    changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
     changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]
     if changed:
         raise MutationError(
             f"the function stores into a container it was given, at {changed[0]} of (args, kwargs)",
             where=changed[0],
-            fix="return the new container, or write in place into the tensors in it: state['h'].copy_(h)",
+            fix="return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores in an object "
+            "that is captured",
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import torch
@@ -283,8 +283,11 @@ class Trace(Recorder):
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function under the modes; errors that come from tracing get their funcgrad name.
 
-        What it runs of the caller's, it runs inside ``lifting()``.
+        What it runs of the caller's, it runs inside ``lifting()``; and in a copy of the context, as no variable of it can be unset.
         """
+        return copy_context().run(self._run, function, args, kwargs)
+
+    def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         token = _active.set(self)
         try:
             with (

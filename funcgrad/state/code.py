@@ -11,12 +11,13 @@ import dis
 import functools
 import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 from attrs import frozen
 
 _NO_OPERATION = {"CACHE", "EXTENDED_ARG", "PRECALL", "RESUME", "NOP", "NOT_TAKEN"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
-_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
+_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
 _CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _GROWS = {"append", "extend", "appendleft", "add", "update"}
@@ -32,6 +33,8 @@ class Use:
 
     keys: tuple[Hashable, ...]
     then: str
+    by: tuple[type, Any] | None = None
+    """The constant by which is counted, and its type: 1 is not 1.0."""
 
 
 @frozen
@@ -85,6 +88,12 @@ def mentions(code: types.CodeType) -> Mentions:
     return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
 
 
+@functools.lru_cache(maxsize=8192)
+def loads_of(code: types.CodeType) -> frozenset[int]:
+    """Where a code object loads attributes by a name that it mentions."""
+    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname in _ATTRIBUTE)
+
+
 _STORES = {
     "IMPORT_NAME": "imports",
     "STORE_GLOBAL": "stored",
@@ -110,8 +119,11 @@ def _subscripts(step: dis.Instruction) -> bool:
     return step.opname == "BINARY_SUBSCR" or (step.opname == "BINARY_OP" and step.argrepr == "[]")
 
 
-def _adds(step: dis.Instruction) -> bool:
-    return step.opname == "BINARY_OP" and step.argrepr in ("+=", "-=")
+def _added(constant: Any, step: dis.Instruction | None) -> tuple[type, Any] | None:
+    """What an instruction adds in place, if it is a number; that is ``constant``."""
+    if step is None or step.opname != "BINARY_OP" or step.argrepr not in ("+=", "-=") or type(constant) not in (int, float):
+        return None
+    return type(constant), constant if step.argrepr == "+=" else -constant
 
 
 def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
@@ -124,16 +136,16 @@ def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
     if rest.ops(0) in _CONSTANT and rest.ops(1) == "STORE_SUBSCR":
         return Use((*keys, _hashable(rest.value(0))), "store")
     if rest.ops(0) in _CONSTANT and rest.ops(1) == rest.ops(2) == "COPY" and rest.ops(4) in _CONSTANT and rest.ops(8) == "STORE_SUBSCR":
-        third, fifth = rest.at(3), rest.at(5)
-        if third is not None and fifth is not None and _subscripts(third) and _adds(fifth):
-            return Use((*keys, _hashable(rest.value(0))), "count")
+        third, by = rest.at(3), _added(rest.value(4), rest.at(5))
+        if third is not None and _subscripts(third) and by is not None:
+            return Use((*keys, _hashable(rest.value(0))), "count", by)
     if rest.ops(0) in ("LOAD_METHOD", "LOAD_ATTR") and rest.value(0) in _GROWS:
         return Use(tuple(keys), "grow")
-    second = rest.at(1)
-    if not keys and rest.ops(0) in _CONSTANT and second is not None and _adds(second):
+    by = _added(rest.value(0), rest.at(1))
+    if not keys and rest.ops(0) in _CONSTANT and by is not None:
         store = rest.at(3) if rest.ops(2) == "SWAP" else rest.at(2)
         if store is not None and store.opname.startswith("STORE_") and store.argval == steps[at].argval:
-            return Use((), "count")
+            return Use((), "count", by)
     return Use(tuple(keys), "read")
 
 

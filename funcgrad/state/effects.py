@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import gc
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +23,11 @@ from ..errors import MutationError
 from ..slots import Stored
 from ..subclasses import is_traced
 from ..trees import LEAF, Tree, flatten, print_unflatten
+from .caches import keeps_traced
 from .code import Mentions
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Place, is_plain
-from .names import item_name, joined, uses_of
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Place, is_plain, same
+from .hooks import can_be_hooked
+from .names import found_on, item_name, joined, steps_of, uses_of
 from .reached import Met
 from .watch import Watch
 
@@ -34,6 +35,8 @@ _KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, ty
 """What may be stored as it is: nobody can tell one from another, or it is there for good."""
 
 
+_TURNS = 64
+"""How often a loop may increase a number, for that to be found."""
 _OF_RNN = ("_flat_weights", "_flat_weight_refs")
 """Where torch's recurrent modules keep lists of their weights, new ones whenever one is swapped (``functional_call``)."""
 
@@ -76,10 +79,11 @@ class Store:
 
 @frozen(eq=False)
 class Count:
-    """A number is increased in place, whatever it is."""
+    """A number is increased in place, whatever it is; ``times`` times, as sums of floats are rounded."""
 
     place: Place
     by: Any
+    times: int = 1
     otherwise: Any = MISSING
     """What it starts from where the place holds nothing: an attribute of the class."""
 
@@ -87,10 +91,10 @@ class Count:
         now = self.place.expression(constant)
         if self.otherwise is not MISSING:
             now = f"{constant(self.place.owner)}.get({self.place.key!r}, {constant(self.otherwise)})"
-        yield self.place.store(f"{now} + {constant(self.by)}", constant)
+        yield self.place.store(f"{now}{f' + {constant(self.by)}' * self.times}", constant)
 
     def __str__(self) -> str:
-        return f"{self.place} += {self.by}"
+        return f"{self.place} += {self.by}" + (f" ({self.times} times)" if self.times > 1 else "")
 
 
 @frozen(eq=False)
@@ -111,7 +115,7 @@ class Grow:
 
 @frozen(eq=False)
 class Refill:
-    """A list, deque or set holds other items from now on."""
+    """A list, deque or set holds other items from now on, a dict the same in another order."""
 
     container: Any
     name: str
@@ -121,6 +125,8 @@ class Refill:
         items, own = self.new.text(names, constants, constant), constant(self.container)
         if isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
+        elif isinstance(self.container, dict):
+            yield f"{constant(_reorder)}({own}, {items})"
         else:
             yield f"{own}.clear()"
             yield f"{own}.{'update' if isinstance(self.container, set) else 'extend'}({items})"
@@ -161,7 +167,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
-        self._back.extend(cache.cache_clear for cache in watch.caches if _keeps_traced(cache))
+        self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     def undo(self) -> None:
         """Everything is as it was before the run."""
@@ -192,18 +198,31 @@ class Written:
                     continue
                 name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
                 self._place(Place("item", container, key, name), before.get(key, MISSING), container.get(key, MISSING), met.of)
+            if met.of is None and [k for k in names if k in container] != [*container]:
+                self._reordered(met)
         elif isinstance(container, np.ndarray):
             if container.tobytes() != before.tobytes():
+                self._watch.written.add(id(container))
                 self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
                 self._back.append(lambda: np.copyto(container, before))
         elif isinstance(container, (list, collections.deque)):
             self._items(met)
         elif isinstance(container, set) and container != before:
+            self._watch.written.add(id(container))
             self._back.append(lambda: refill(container, before))
             only_more = container > before and uses_of(met.name, self._said) == {"grow"}
             new = self._new([*(container - before if only_more else container)], met.name)
             if new is not None:
                 self.effects.append((Grow if only_more else Refill)(container, met.name, new))
+
+    def _reordered(self, met: Met) -> None:
+        """A dict holds its items in another order than stores leave them in: all of it is stored."""
+        self._watch.written.add(id(met.container))
+        self._watch.replaced.add(id(met.container))
+        self.effects = [e for e in self.effects if not (isinstance(e, (Store, Count)) and e.place.owner is met.container)]
+        new = self._new(dict(met.container), met.name)
+        if new is not None:
+            self.effects.append(Refill(met.container, met.name, new))
 
     def _items(self, met: Met) -> None:
         container, before = met.container, met.before
@@ -215,12 +234,36 @@ class Written:
             return
         self._back.append(lambda: refill(container, before))
         self._watch.written.add(id(container))
+        changed = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a is not b]
+        counts = [self._counted(Place("item", container, i, item_name(met.name, i)), before[i], now[i]) for i in changed]
+        if len(now) == len(before) and all(counts):
+            self._count(*counts)
+            return
         grown = (
             len(now) > len(before) and all(a is b for a, b in zip(before, now, strict=False)) and uses_of(met.name, self._said) == {"grow"}
         )
+        if not grown:
+            self._watch.replaced.add(id(container))
         new = self._new(list(container)[len(before) :] if grown else list(container), met.name)
         if new is not None:
             self.effects.append((Grow if grown else Refill)(container, met.name, new))
+
+    def _counted(self, place: Place, start: Any, now: Any, otherwise: Any = MISSING) -> Count | None:
+        """The effect, if a number is only ever increased by one constant."""
+        is_number = type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in self._watch.whole
+        if not is_number or uses_of(place.name, self._said) != {"count"}:
+            return None
+        for step in steps_of(place.name, self._said):
+            reached = start
+            for times in range(1, _TURNS + 1 if step else 1):
+                reached = reached + step[1]  # type: ignore[index]
+                if same(reached, now):
+                    return Count(place, step[1], times, otherwise)  # type: ignore[index]
+        return None
+
+    def _count(self, *counts: Count | None) -> None:
+        self.effects += [count for count in counts if count is not None]
+        self.counted.update(count.place.identity for count in counts if count is not None)
 
     def _place(self, place: Place, before: Any, now: Any, of: Any = None) -> None:
         if now is before or self._watch.number(now) is self._watch.number(before):
@@ -230,20 +273,26 @@ class Written:
             return
         self._watch.written.add(id(place.owner))
         if now is MISSING:
+            if place.kind == "context":
+                self._refused.append((place.name, "no value"))
+            self._watch.stored.append((place, before))
             self.effects.append(Store(place, None))
             return
-        if type(now) in (int, float) and uses_of(place.name, self._said) == {"count"}:
-            start = before if before is not MISSING or of is None else getattr(type(of), str(place.key), MISSING)
-            if type(start) in (int, float):
-                self.counted.add(place.identity)
-                self.effects.append(Count(place, now - start, start if before is MISSING else MISSING))
-                return
+        start = before if before is not MISSING or of is None else found_on(type(of), str(place.key))[1]
+        read = (id(place.owner if of is None else of), str(place.key)) in self._watch.unmentioned
+        count = None if read else self._counted(place, start, now, start if before is MISSING else MISSING)
+        if count is not None:
+            self._count(count)
+            return
+        self._watch.replaced.add(place.identity)
+        if place.kind == "class" or (of is not None and not can_be_hooked(type(of))):
+            self._watch.stored.append((place, before))
         new = self._new(now, place.name)
         if new is not None:
             self.effects.append(Store(place, new))
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
-        for name in {*had, *(k for k in kind.__dict__ if not k.startswith("__"))}:
+        for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
             self._place(Place("class", kind, name, f"{kind.__name__}.{name}"), had.get(name, MISSING), kind.__dict__.get(name, MISSING))
 
     def _environment(self) -> None:
@@ -294,18 +343,20 @@ def _is_copied(value: Any) -> bool:
     return type(value) in (set, collections.deque) and all(map(is_plain, value))
 
 
-def _keeps_traced(cache: Any) -> bool:
-    """Whether a ``functools.lru_cache`` holds a tensor of a trace."""
-    held = [v for v in gc.get_referents(cache) if v is not cache.__dict__ and not isinstance(v, (type, types.FunctionType))]
-    values = [v for item in held for v in (item.values() if type(item) is dict else [item])]
-    return any(is_traced(leaf) or isinstance(leaf, torch.SymFloat) for value in values for leaf in flatten(value)[0])
-
-
 def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     """Give a dict the order it had; it is never without what other threads may read of it."""
     if len(container) == len(before) and any(a is not b for a, b in zip(container, before, strict=True)):  # keys may be tensors
         for key in before:
             container[key] = container.pop(key)
+
+
+def _reorder(container: dict[Any, Any], items: Mapping[Any, Any]) -> None:
+    """Let a dict hold these items alone, in this order; it is never without what other threads may read of it."""
+    for key in [key for key in container if key not in items]:
+        del container[key]
+    for key, value in items.items():
+        container.pop(key, None)
+        container[key] = value
 
 
 def refill(container: Any, items: Any) -> None:

@@ -156,9 +156,18 @@ class Place:
 
     def expression(self, constant: Constant) -> str:
         """Python that reads it; ``constant`` names objects."""
-        key = repr(self.key) if type(self.key) in (str, int, bytes) or self.kind == "slot" else constant(self.key)
         owner = self.owner.expression(constant) if isinstance(self.owner, Place) else constant(self.owner)
-        return _TEXT[self.kind].format(owner=owner, key=self.key if self.kind == "slot" else key)
+        return _TEXT[self.kind].format(owner=owner, key=self.key if self.kind == "slot" else self.key_text(constant))
+
+    def look(self, constant: Constant) -> str:
+        """Python that reads it, and makes nothing where nothing is: ``collections.defaultdict`` would."""
+        if self.kind == "item" and isinstance(self.owner, dict) and hasattr(type(self.owner), "__missing__"):
+            return f"{constant(dict.get)}({constant(self.owner)}, {self.key_text(constant)}, {constant(MISSING)})"
+        return self.expression(constant)
+
+    def key_text(self, constant: Constant) -> str:
+        """Python for the key."""
+        return repr(self.key) if type(self.key) in (str, int, bytes) or self.kind == "slot" else constant(self.key)
 
     def store(self, value: str, constant: Constant) -> str:
         """Python that puts the value of an expression there."""
@@ -187,18 +196,18 @@ _TEXT = {
     "default": "{owner}.__defaults__[{key}]",
     "cell": "{owner}.cell_contents",
     "environ": "{owner}.get({key})",
-    "context": "{owner}.get()",
+    "context": "{owner}.get({key})",
     "type": "type({owner})",
     "itself": "{owner}",
 }
 _READ: dict[str, Callable[[Any, Any], Any]] = {
-    "item": lambda owner, key: dict.__getitem__(owner, key) if isinstance(owner, dict) else owner[key],
+    "item": lambda owner, key: dict.get(owner, key, MISSING) if isinstance(owner, dict) else owner[key],
     "class": lambda owner, key: owner.__dict__[key],
     "slot": getattr,
     "default": lambda owner, key: owner.__defaults__[key],
     "cell": lambda owner, key: owner.cell_contents,
     "environ": lambda owner, key: owner.get(key),
-    "context": lambda owner, key: owner.get(),
+    "context": lambda owner, key: owner.get(key),
     "type": lambda owner, key: type(owner),
     "itself": lambda owner, key: owner,
 }
@@ -216,7 +225,7 @@ _DELETE: dict[str, Callable[[Any, Any], None]] = {
     "slot": lambda owner, key: object.__delattr__(owner, key),
     "cell": lambda owner, key: delattr(owner, "cell_contents"),
     "environ": lambda owner, key: operator.delitem(owner, key),
-    "context": lambda owner, key: owner.set(None),  # there is no way to unset one
+    "context": lambda owner, key: owner.set(key),  # none can be unset: in the copied context of a trace, it reads as missing
 }
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "is": operator.is_,
@@ -275,9 +284,11 @@ class Guard:
         if self.how == "absent":
             owner = constant(self.place.owner) + (".__dict__" if self.place.kind == "class" else "")
             if self.place.kind in ("item", "class"):
-                return f"{self.place.key!r} in {owner}"
+                return f"{self.place.key_text(constant)} in {owner}"
+            if self.place.kind == "context":
+                return f"{self.place.expression(constant)} is not {constant(MISSING)}"
             return f"hasattr({owner}, {self.place.key!r})"
-        now, value = self.place.expression(constant), constant(self.value)
+        now, value = self.place.look(constant), constant(self.value)
         if self.how == "is":
             return f"{now} is not {value}"
         if self.how == "shape":

@@ -100,21 +100,23 @@ def unhook(kind: type) -> None:
 
 @contextlib.contextmanager
 def hooked_environment() -> Iterator[None]:
-    """Inside, reads of environment variables are told, too."""
-    kind = type(os.environ)
+    """Inside, reads of environment variables are told, too; and writes, before they happen: one may leave the value as it was."""
+    kind: Any = type(os.environ)
     with _lock:
-        entry = _hooked.setdefault(kind, [0, kind.__getitem__])
+        entry = _hooked.setdefault(kind, [0, (kind.__getitem__, kind.__setitem__)])
         entry[0] += 1
-        original = entry[1]
         if entry[0] == 1:
 
-            def read(environment: Any, key: str) -> str:
-                listener = _listener.get()
-                if listener is not None:
-                    listener.environment(key)
-                return original(environment, key)  # type: ignore[no-any-return]
+            def told(original: Callable[..., Any]) -> Callable[..., Any]:
+                def call(environment: Any, key: str, *value: str) -> Any:
+                    listener = _listener.get()
+                    if listener is not None:
+                        listener.environment(key)
+                    return original(environment, key, *value)
 
-            kind.__getitem__ = read  # type: ignore[method-assign]
+                return call
+
+            kind.__getitem__, kind.__setitem__ = map(told, entry[1])
     try:
         yield
     finally:
@@ -122,4 +124,4 @@ def hooked_environment() -> Iterator[None]:
             entry[0] -= 1
             if entry[0] == 0:
                 del _hooked[kind]
-                kind.__getitem__ = original  # type: ignore[method-assign]
+                kind.__getitem__, kind.__setitem__ = entry[1]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 import sys
+import threading
 import types
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -42,7 +45,7 @@ def is_installed(kind: type) -> bool:
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """The ``__dict__`` of an object, without asking its class."""
     try:
-        own = object.__getattribute__(value, "__dict__")
+        own = value.__dict__ if isinstance(value, threading.local) else object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return None
     return own if isinstance(own, dict) else None
@@ -54,6 +57,21 @@ def found_on(kind: type, name: str) -> tuple[type | None, Any]:
         if name in c.__dict__:
             return c, c.__dict__[name]
     return None, None
+
+
+def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
+    """What may be read through a class by these names: functions, those of properties and the like, and, but of installed packages,
+    other objects than descriptors of Python's."""
+    for name in names & kind.__dict__.keys():
+        member = kind.__dict__[name]
+        accessors = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
+        for part in (getattr(member, "__func__", getattr(member, "func", member)), *accessors):
+            if isinstance(part, types.FunctionType):
+                yield name, part
+        is_container = isinstance(member, (dict, list, tuple, set, frozenset, collections.deque))
+        is_value = not is_library(type(member)) or not hasattr(type(member), "__get__")
+        if is_value and not name.startswith("__") and (is_container or not is_installed(kind)):
+            yield name, member
 
 
 def slots_of(kind: type) -> list[str]:
@@ -105,6 +123,7 @@ def uses_of(name: str, said: Mentions) -> set[str] | None:
     return {use.then if use.keys == path else "read" for use in near}
 
 
-def is_inert(kind: type) -> bool:
-    """C types that hold no state a function could read, or none that changes."""
-    return is_library(kind) and kind.__module__ not in ("_random", "_thread")
+def steps_of(name: str, said: Mentions) -> set[tuple[type, Any] | None]:
+    """The constants by which code increases, in place, the number that a reader calls ``name``, with their types."""
+    base, path = taken_apart(name)
+    return {use.by for use in said.uses.get(base, ()) if use.keys == path and use.then == "count"}

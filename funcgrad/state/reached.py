@@ -13,6 +13,7 @@ import enum
 import functools
 import os
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Set
@@ -23,11 +24,12 @@ import torch
 from attrs import frozen
 from torch import SymFloat, Tensor
 
+from .caches import entries_of, results_of
 from .code import Mentions, mentions, together
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
 from .impure import GENERATORS, Generator, global_generators, is_iterator, refuse_iterator
-from .names import HOOK_TABLES, LIBRARIES, SITE, attributes_of, is_inert, is_library, item_name, joined, package, slots_of
+from .names import HOOK_TABLES, LIBRARIES, SITE, TABLES, attributes_of, is_library, item_name, joined, members_of, package, slots_of
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
@@ -45,10 +47,6 @@ class Met:
     before: Any
     name: str
     of: Any = None
-
-
-def _accessors(value: Any) -> tuple[Any, ...]:
-    return (value.fget, value.fset, value.fdel) if isinstance(value, property) else ()
 
 
 class Reached:
@@ -71,6 +69,16 @@ class Reached:
         self.unwatched: dict[int, tuple[Any, str]] = {}
         self.written: set[int] = set()
         """The identities of containers that were written to."""
+        self.replaced: set[Any] = set()
+        """Of containers whose contents a program stores, and of the places of single values it stores: what they were is guarded."""
+        self.stored: list[tuple[Place, Any]] = []
+        """Attributes of which no hook hears that were written to, with what was there."""
+        self.first: list[Any] | None = None
+        """What the first run wrote, where that is to happen on each call."""
+        self.unmentioned: set[tuple[int, str]] = set()
+        """Attributes that were read where no code mentions them: ``dataclasses.asdict``, ``operator.attrgetter``, a pattern."""
+        self.whole: set[int] = set()
+        """Of dicts all of which is read where no code mentions it: arguments that a function brings along."""
         self._generators: list[Generator] = []
         self._of_everybody = global_generators()
         self._direct: set[type] = set()
@@ -83,8 +91,8 @@ class Reached:
         """By identity, what stood for such a number in one of the runs, and the number."""
         self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
         """Modules, each with the names that were looked for; modules mention each other in circles."""
-        self.caches: list[Any] = []
-        """Functions with a ``functools.lru_cache``."""
+        self.caches: list[tuple[Any, str, frozenset[Any]]] = []
+        """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
         self.variables = dict(os.environ)
         """The environment, which may be written to."""
         self._is_closed = False
@@ -163,7 +171,7 @@ class Reached:
             self._namespace(value, name)
         elif hasattr(value, "__wrapped__"):
             self.see(value.__wrapped__, name)
-        elif not isinstance(value, _C_FUNCTIONS) and not is_inert(type(value)):
+        elif not isinstance(value, _C_FUNCTIONS) and not _is_inert(type(value)):
             self.unwatched[id(value)] = value, name
 
     def _argument(self, value: Any, name: str) -> None:
@@ -184,8 +192,10 @@ class Reached:
 
     def _cache(self, cache: Any, name: str) -> None:
         """A function that keeps its results: those of the trace are no others'."""
-        self.caches.append(cache)
+        self.caches.append((cache, name, frozenset(entries_of(cache))))
         self.see(cache.__wrapped__, name)
+        for result in results_of(cache):
+            self.see(result, f"{name}()")
 
     def _bound(self, method: Any, name: str) -> None:
         """A method of a C object, ``log.append``: what it is bound to."""
@@ -196,12 +206,13 @@ class Reached:
         self.see(partial.func, name)
         self._container(partial.args, joined(name, "args"))
         self._container(partial.keywords, joined(name, "keywords"))
+        self.whole.add(id(partial.keywords))
 
     def _class(self, kind: type, name: str) -> None:
         for c in [*kind.__mro__, *type(kind).__mro__]:  # type: ignore[misc]
             if not is_library(c) and c not in self.classes:
                 self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
-                self._functions_of(c, self._said)
+                self._members_of(c, self._said)
         if not is_library(kind) and issubclass(kind, torch.autograd.Function):
             for method in ("forward", "backward", "setup_context", "vmap", "jvp"):
                 self.see(getattr(kind, method), f"{kind.__name__}.{method}")
@@ -210,13 +221,10 @@ class Reached:
         self._direct.add(kind)
         self._class(kind, name)
 
-    def _functions_of(self, kind: type, names: Set[str]) -> None:
-        """Functions that may be read through a class (``super().forward``, ``Config.scale``): before they run, as they may write."""
-        for name in names & kind.__dict__.keys():
-            function = kind.__dict__[name]
-            for part in (getattr(function, "__func__", getattr(function, "func", function)), *_accessors(function)):
-                if isinstance(part, types.FunctionType):
-                    self.see(part, f"{kind.__name__}.{name}")
+    def _members_of(self, kind: type, names: Set[str]) -> None:
+        """What may be read through a class (``super().forward``, ``Config.scale``): before it runs, or is written to."""
+        for name, member in members_of(kind, names):
+            self.see(member, f"{kind.__name__}.{name}")
 
     def _array(self, array: np.ndarray[Any, Any], name: str) -> None:
         if array.dtype != object:
@@ -229,11 +237,14 @@ class Reached:
             self.see(value, f"{name}[{key!r}]")
 
     def _variable(self, variable: contextvars.ContextVar[Any], name: str) -> None:
-        place = Place("context", variable, None, name)
+        place = Place("context", variable, MISSING, name)
         value = place.read()
         self.cells[id(variable)] = place, value
         if value is not MISSING:
             self._value(place, value)
+        else:
+            self._guard(Guard.absent(place))
+            self.see(variable.get(None), name)
 
     def _any_container(self, container: Any, name: str) -> None:
         self._container(container, name)
@@ -250,20 +261,28 @@ class Reached:
                 self._value(place, value)
         if hasattr(function, "__wrapped__"):
             self.see(function.__wrapped__, name)
+            self._namespace(function, name)
         if package(function.__globals__.get("__name__")) in LIBRARIES:
             return
         if function.__defaults__:
             self._defaults(function, function.__defaults__)
+        said, own = mentions(code), not code.co_filename.startswith(SITE)
+        if code.co_kwonlyargcount:
+            given = function.__kwdefaults__
+            self._guard(Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given))
+            self.whole.add(id(given))
+            if given:
+                self.met.setdefault(id(given), Met(given, dict(given), joined(name, "__kwdefaults__")))
         for key, default in (function.__kwdefaults__ or {}).items():
             self._value(Place("item", function.__kwdefaults__, key, key), default)
-        if function.__dict__.keys() - {"__wrapped__"}:
+        if own:
+            self._guard(Guard.of(Place("slot", function, "__code__", f"code of {function.__name__}"), code))
             self._namespace(function, name)
         self._codes[code] = function
-        said, own = mentions(code), not code.co_filename.startswith(SITE)
         new = (said.attributes | said.strings) - self._said
         self._said |= new
         for kind in list(self.classes):
-            self._functions_of(kind, new)
+            self._members_of(kind, new)
         for variable in said.stored:
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
@@ -305,7 +324,17 @@ class Reached:
         else:
             self.see(value, place.name)
 
+    def _loaded(self, said: Mentions, own: bool) -> None:
+        """``sys.modules``: of these, those that are named."""
+        for name in sorted(said.strings & sys.modules.keys()):
+            self._guard(Guard.of(Place("item", sys.modules, name, f"sys.modules[{name!r}]"), sys.modules[name]))
+            self._module(sys.modules[name], said, name, own)
+        if any(not use.keys for use in said.uses.get("modules", ())):
+            self.unwatched[id(sys.modules)] = sys.modules, "sys.modules"
+
     def _module(self, module: types.ModuleType, said: Mentions, name: str, own: bool) -> None:
+        if module is sys and "modules" in said.attributes:
+            self._loaded(said, own)
         if package(module.__name__) not in LIBRARIES:
             self._own_module(module, name)
             if said.by_name:
@@ -332,11 +361,15 @@ class Reached:
 
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
-        if package(kind.__module__) in ("funcgrad", "logging", "re", "threading", "_thread", "pathlib"):
+        if package(kind.__module__) in ("funcgrad", "logging", "re", "threading", "_thread", "pathlib") and kind is not threading.local:
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
                 self.see(value.__wrapped__, name)
             return
         own = attributes_of(value)
+        if own is not None and not is_library(kind):  # it may be another; a threading.local has one for each thread
+            self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
+        if not is_library(kind) or isinstance(value, torch.nn.Module):
+            self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
         if self._is_closed or not can_be_hooked(kind) or (held := hook(kind)) is None:
             if own is not None and package(kind.__module__) != "torch":
                 self._namespace(value, name)
@@ -349,9 +382,11 @@ class Reached:
             self.slots.setdefault((id(value), slot), (place, place.read()))
         self._class(kind, name)
         if isinstance(value, torch.nn.Module):
-            self._guard(Guard(Place("type", value, None, f"type of {name or kind.__name__}"), kind, "is"))
             for table in HOOK_TABLES:
                 self._container(value.__dict__[table], joined(name, table))
+            for table in TABLES:  # written to by what no hook hears of
+                if (held_there := value.__dict__.get(table)) is not None:
+                    self.met.setdefault(id(held_there), Met(held_there, dict(held_there), joined(name, table)))
         for c in kind.__mro__:
             if not is_library(c):
                 for method, function in list(c.__dict__.items()):
@@ -378,16 +413,23 @@ class Reached:
         names = self._names.setdefault(id(container), [])
         if name not in names:
             names.append(name)
-        if id(container) in self.met:
-            self._late.setdefault(id(container), self.met[id(container)])
+        if id(container) in self._late:
             return
-        if len(container) > AT_MOST:
+        if id(container) in self.met:  # the attributes of an object, or a container whose place is looked into anew
+            self._late[id(container)] = self.met[id(container)]
+        elif len(container) > AT_MOST:
             self.unwatched[id(container)] = container, name
             return
-        self.met[id(container)] = self._late[id(container)] = Met(container, copied(container), name)
+        else:
+            self.met[id(container)] = self._late[id(container)] = Met(container, copied(container), name)
         items = list(container.items() if isinstance(container, dict) else enumerate(container))
         for key, value in items:
             self.see(value, item_name(name, key))
+
+
+def _is_inert(kind: type) -> bool:
+    """C types that hold no state a function could read, or none that changes."""
+    return is_library(kind) and kind.__module__ not in ("_random", "_thread") and kind not in (bytearray, memoryview)
 
 
 _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..show import Doc, Shown, Table
 from ..slots import Stored
 from .effects import Count, Effect, Written, refill
 from .guards import MISSING, Constant, Guard
-from .names import HOOK_TABLES, attributes_of
+from .names import attributes_of
 from .watch import Watch
 
 
@@ -44,13 +45,14 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
 
 def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) -> list[str]:
     """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
-    empty = [g.place.owner for g in guards if _is_empty_hooks(g)]
+    empty = [g.place.owner for g in guards if _is_empty(g)]
     lines = [f"if any({constant(tuple(empty))}): {otherwise}"] if empty else []
-    return lines + [f"if {g.fails(constant)}: {otherwise}" for g in guards if not _is_empty_hooks(g)]
+    return lines + [f"if {g.fails(constant)}: {otherwise}" for g in guards if not _is_empty(g)]
 
 
-def _is_empty_hooks(guard: Guard) -> bool:
-    return guard.how == "entries" and not guard.value and guard.place.name.rpartition(".")[2] in HOOK_TABLES
+def _is_empty(guard: Guard) -> bool:
+    """Whether a guard is that a dict holds nothing, as the tables of hooks of a module, and the attributes of a function."""
+    return guard.how == "entries" and not guard.value and type(guard.place.owner) in (dict, OrderedDict)
 
 
 def print_effects(effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> list[str]:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UnwatchedStateWarning
-from .code import Mentions, builtins_in, mentions, together
-from .guards import MISSING, Guard, Place, is_plain
+from .caches import entries_of, results_of
+from .code import Mentions, builtins_in, loads_of, mentions, together
+from .guards import MISSING, Guard, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked, hooked_environment, listening, unhook
 from .impure import Generator, put_back, warn_of_clocks
 from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
@@ -71,11 +72,21 @@ class Watch(Reached):
     def finish(self) -> None:
         """Guard what was mentioned but not heard of, when all code that was reached is known."""
         said = self.said
-        for met in list(self._late.values()):
-            self._guard_container(met, said)
+        for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
+            del self._guards[key]
+        for cache, name, before in self.caches:
+            self._guard_cache(cache, name, before)
         names = said.attributes | said.strings | said.assigned
-        for kind in list(self.classes):
-            self._guard_class(kind, names, set(filter(str.isidentifier, said.strings)) if said.by_name and kind in self._direct else set())
+        of_types = "type" in said.globals or "__class__" in said.attributes
+        by_name = set(filter(str.isidentifier, said.strings)) if said.by_name else set()
+        met, classes = 0, 0
+        while met < len(self._late) or classes < len(self.classes):  # what is guarded leads to more
+            more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
+            met, classes = met + len(more), classes + len(kinds)
+            for container in more:
+                self._guard_container(container, said)
+            for kind in kinds:
+                self._guard_class(kind, names, by_name if of_types or kind in self._direct else set())
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if key in self.written and key in self.met:  # what is written to must be the very container
@@ -100,6 +111,17 @@ class Watch(Reached):
         for place, number in self.numbers.values():
             place.write(number)
         self.numbers.clear()
+
+    @property
+    def filled(self) -> str | None:
+        """The name of a ``functools.lru_cache`` that keeps something since the function runs."""
+        return next((name for cache, name, before in self.caches if entries_of(cache).keys() - before), None)
+
+    def forget(self) -> None:
+        """What failed keeps no results."""
+        for cache, _, before in self.caches:
+            if entries_of(cache).keys() - before:
+                cache.cache_clear()
 
     def put_draws_back(self) -> list[Generator]:
         """The generators that are not torch's and have drawn, as they were before."""
@@ -142,7 +164,14 @@ class Watch(Reached):
 
     def got(self, owner: Any, name: str, value: Any) -> None:
         """An attribute was read."""
-        if id(owner) not in self._known or (id(owner), name) in self._read:
+        if id(owner) not in self._known:
+            return
+        reader = sys._getframe(2)
+        if name == "__dict__" and package(reader.f_globals.get("__name__")) in ("torch", "funcgrad"):
+            return
+        if reader.f_lasti not in loads_of(reader.f_code):
+            self.unmentioned.add((id(owner), name))
+        if (id(owner), name) in self._read:
             return
         with listening(None):
             self._read.add((id(owner), name))
@@ -180,8 +209,7 @@ class Watch(Reached):
     def _got(self, owner: Any, name: str, value: Any) -> None:
         own, shown = attributes_of(owner), joined(self._name(owner), name)
         if name == "__dict__":
-            if package(sys._getframe(3).f_globals.get("__name__")) not in ("torch", "funcgrad"):
-                self._container(own, shown)
+            self._container(own, shown)
             return
         if name.startswith("__") and name.endswith("__"):
             return
@@ -241,8 +269,28 @@ class Watch(Reached):
         for met in list(self.met.values()):
             if met.of is not None:
                 for name in said.assigned & met.before.keys():
-                    if is_plain(met.before[name]):
-                        self._guard(Guard.of(Place("item", met.container, name, joined(met.name, name)), met.before[name]))
+                    self._assigned(Place("item", met.container, name, joined(met.name, name)), met.before[name])
+        for place, before in self.slots.values():
+            if place.key in said.assigned:
+                self._assigned(place, before)
+        for place, before in self.stored:
+            if place.key in said.attributes or (said.by_name and place.key in said.strings):
+                self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
+
+    def _guard_cache(self, cache: Any, name: str, before: Set[Any]) -> None:
+        """What a ``functools.lru_cache`` keeps, it must go on to keep."""
+        entries = entries_of(cache)
+        if len(entries) > _MOST_KEPT:
+            self.unwatched[id(entries)] = entries, name
+            return
+        for key, held in entries.items():
+            self._guard(Guard(Place("item", entries, key, f"{name}({key!r})"), held, "is"))
+        for result in results_of(cache):
+            self.see(result, f"{name}()")
+
+    def _assigned(self, place: Place, before: Any) -> None:
+        if before is not MISSING and not holds_tensors(before) and place.identity not in self.replaced:
+            self._guard(Guard.of(place, before))
 
     def _guard_container(self, met: Met, said: Mentions) -> None:
         container, names = met.container, self._names[id(met.container)]
@@ -251,7 +299,7 @@ class Watch(Reached):
                 if name in said.attributes | said.strings and name != "__wrapped__":
                     self._value(Place("item", container, name, joined(met.name, name)), value)
             return
-        keys = self._keys(names, isinstance(container, (list, collections.deque)), said)
+        keys = self._keys(container, names, said) if id(container) not in self.replaced | self.whole else None
         if keys is not None and not isinstance(container, (set, frozenset)):
             for key in keys:
                 place = Place("item", container, key, item_name(met.name, key))
@@ -279,10 +327,11 @@ class Watch(Reached):
             return {key: self.number(v) for key, v in before.items()}
         return type(before)(map(self.number, before)) if isinstance(before, (list, collections.deque)) else before
 
-    def _keys(self, names: Sequence[str], grows: bool, said: Mentions) -> set[Any] | None:
+    def _keys(self, container: Any, names: Sequence[str], said: Mentions) -> set[Any] | None:
         """The constant keys by which all code that was reached reads, or replaces items of, a container that has these names; None if some
-        reads it otherwise. ``grows``: what is added to it in place is found by comparison."""
+        reads it otherwise. What was only counted, or added to a list, is found by comparison."""
         found: set[Any] = set()
+        grows = isinstance(container, (list, collections.deque))
         for name in names:
             base, path = taken_apart(name)
             uses = said.uses.get(base)
@@ -293,7 +342,8 @@ class Watch(Reached):
                 if use.keys[:n] != path[: len(use.keys)]:
                     continue
                 if len(use.keys) > n:
-                    if not (len(use.keys) == n + 1 and use.then == "count"):
+                    counts = len(use.keys) == n + 1 and use.then == "count"
+                    if not counts or Place("item", container, use.keys[n], "").identity in self.replaced:
                         found.add(use.keys[n])
                 elif use.then != "grow" or len(use.keys) < n or not grows:
                     return None
@@ -316,6 +366,9 @@ class Watch(Reached):
                     self._root, f"the function calls {name}(): what it reads by it cannot be watched, and is as it was when it was traced"
                 )
 
+
+_MOST_KEPT = 64
+"""Results of a ``functools.lru_cache`` that are watched."""
 
 _warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 

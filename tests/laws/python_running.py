@@ -142,7 +142,8 @@ def _run_script(
         before = look() if "call(" in source and looks_before else None
         if before is not None and compiled:
             mentioned = look(frozenset(program.bystanders)) if program.bystanders else before
-            seen.key = source, mentioned.ids, [what if not isinstance(what, torch.Tensor) else "" for _, what in mentioned.lines]
+            lines = [what if not isinstance(what, torch.Tensor) else "" for _, what in mentioned.lines]
+            seen.key = source, torch.is_grad_enabled(), mentioned.ids, lines
         try:
             exec(source, space)
         except fg.FuncgradError as error:
@@ -303,5 +304,6 @@ def _compare_step(a: Seen, b: Seen) -> Outcome | None:
         return Outcome("differs", "identity of a result" if "the same as" in what else "result", what)
     if a.generators != b.generators:
         which = [n for n, p, q in zip(("torch", "random", "numpy"), a.generators, b.generators, strict=True) if p != q]
-        return Outcome("differs", f"generator of {which[0]}", f"the generator of {which[0]} is elsewhere")
+        reason = "state after an exception" if a.error else f"generator of {which[0]}"
+        return Outcome("differs", reason, f"the generator of {which[0]} is elsewhere")
     return None

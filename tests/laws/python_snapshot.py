@@ -161,7 +161,8 @@ def _of_function(f: types.FunctionType) -> list[tuple[str, Any]]:
             cells.append((f"<{name}>", cell.cell_contents))
         except ValueError:
             continue
-    own = [("code", f.__code__.co_code), ("consts", repr(consts)), ("defaults", f.__defaults__), ("kwdefaults", f.__kwdefaults__)]
+    own = [("code", f.__code__.co_code), ("names", f.__code__.co_names), ("consts", repr(consts))]
+    own += [("defaults", f.__defaults__), ("kwdefaults", f.__kwdefaults__)]
     return [*own, *cells, *f.__dict__.items()]
 
 

@@ -1,0 +1,36 @@
+"""What a ``functools.lru_cache`` keeps: it shows that to nobody but the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import types
+from typing import Any
+
+import torch
+
+from ..subclasses import is_traced
+from ..trees import flatten
+
+_LINK = "_lru_list_elem"
+"""The type of what holds the result, in a cache that keeps so many at most."""
+
+
+def entries_of(cache: Any) -> dict[Any, Any]:
+    """What a cache keeps, by the arguments: results, or links to them."""
+    own, count = vars(cache), cache.cache_info().currsize
+    dicts = [v for v in gc.get_referents(cache) if type(v) is dict and v is not own and len(v) == count]
+    links = cache.cache_parameters()["maxsize"] is not None
+    return next((v for v in dicts if not links or all(type(link).__name__ == _LINK for link in v.values())), {})
+
+
+def results_of(cache: Any) -> list[Any]:
+    """The results it keeps, and maybe their arguments."""
+    held = [v for v in gc.get_referents(cache) if v is not vars(cache) and not isinstance(v, (type, types.FunctionType))]
+    entries = entries_of(cache)
+    links = [v for item in held if item is entries for v in item.values()]
+    return [v for v in (*(item for item in held if item is not entries), *links) if type(v).__name__ != _LINK and type(v) is not object]
+
+
+def keeps_traced(cache: Any) -> bool:
+    """Whether it keeps a tensor of a trace."""
+    return any(is_traced(leaf) or isinstance(leaf, torch.SymFloat) for value in results_of(cache) for leaf in flatten(value)[0])

@@ -1,0 +1,164 @@
+"""Python state that no hook hears of, or that is read after it was written: eager PyTorch is the oracle, step by step.
+
+Each case is the source of a small world with a function ``f``, and a script: ``call()`` calls it, other lines change the world.
+"""
+
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from test_state import X, all_of, outcome, world
+
+import funcgrad as fg
+
+SCRIPTS = {
+    # read after it was written, by what no hook hears of
+    "a counter of the class that is read": (
+        "class T:\n    n = 0\n    def __enter__(self): type(self).n += 1; return self\n    def __exit__(self, *_): pass\n"
+        "t = T()\ndef f(x):\n    with t as own: return x * own.n",
+        "call(); call(); call()",
+    ),
+    "a counter by name, of a class that is reached by its object": (
+        "c = Config()\ndef f(x):\n    type(c).count = getattr(type(c), 'count', 0) + 1\n    return x * 2",
+        "call(); call(); call()",
+    ),
+    "a first attempt on a class": (
+        "class C: pass\ndef f(x):\n    try: v = C.attempts\n    except AttributeError: v = 2\n    C.attempts = v + 1\n    return x * v",
+        "call(); call(); call()",
+    ),
+    "a first attempt on a function": (
+        "def g(x): return x\ndef f(x):\n    try: v = g.attempts\n    except AttributeError: v = 2\n    g.attempts = v + 1\n    return x * v",
+        "call(); call(); call()",
+    ),
+    # what was taken for a counter or a log, and is stored
+    "an item of a list counts": ("v = [1.5, 2]\ndef f(x):\n    v[0] += 1\n    return x * 2", "call(); call(); v[0] = 7; call()"),
+    "an item of a list counts, and the last is read": ("v = [1.5]\ndef f(x):\n    v[0] += 1\n    return x * v[-1]", "call(); call()"),
+    "a bool in a dict counts": ("d = {'n': True}\ndef f(x):\n    d['n'] += 1\n    return x * 2", "call(); call(); d['n'] = 7; call()"),
+    "a text in a dict grows": ("d = {'n': 'a'}\ndef f(x):\n    d['n'] += 'b'\n    return x * 2", "call(); call()"),
+    "a full deque": ("d = collections.deque([1, 2], maxlen=2)\ndef f(x):\n    d.append(3)\n    return x * 2", "call(); d.append(4); call()"),
+    "a deque grows to the left": ("d = collections.deque([1])\ndef f(x):\n    d.appendleft(3)\n    return x * 2", "call(); call(); call()"),
+    "a log that begins with what is read": ("v = [2.0]\ndef f(x):\n    v.append(1)\n    return x * v[0]", "call(); call(); call()"),
+    "a list gets what it holds": ("v = [Config()]\ndef f(x):\n    v.append(v[0])\n    return x * 2", "call(); call(); call()"),
+    "an argument of a partial counts": (
+        "p = functools.partial(lambda x, by: x * by, by=1.5)\ndef f(x):\n    p.keywords['by'] += 1\n    return p(x)",
+        "call(); call()",
+    ),
+    "a keyword default counts": (
+        "def g(x, *, by=1.5): return x * by\ndef f(x):\n    g.__kwdefaults__['by'] += 1\n    return g(x)",
+        "call(); call()",
+    ),
+    "a counter that is inf": ("c = Config(); c.n = 0.5\ndef f(x):\n    c.n += 1\n    return x * 2", "call(); c.n = float('inf'); call(); c.n = 3; call()"),
+    "a counter that begins at inf": ("c = Config(); c.n = float('inf')\ndef f(x):\n    c.n += 1\n    return x * 2", "call(); c.n = 0.5; call()"),
+    "a sum of tenths": ("c = Config(); c.n = 0.3\ndef f(x):\n    c.n += 0.1\n    return x * 2", "[call() for _ in range(9)]"),
+    "two tenths at once": ("c = Config(); c.n = 0.3\ndef f(x):\n    for _ in range(2): c.n += 0.1\n    return x * 2", "[call() for _ in range(9)]"),
+    # written, and left as it was
+    "a slot is set to what it was": ("c = Slots()\ndef f(x):\n    c.lr = 0.5\n    return x * 2", "call(); c.lr = 9.0; call()"),
+    "an environment variable is set to what it was": (
+        "os.environ['FUNCGRAD_TEST_K'] = '3'\ndef f(x):\n    os.environ['FUNCGRAD_TEST_K'] = '3'\n    return x * 2",
+        "call(); os.environ['FUNCGRAD_TEST_K'] = '4'; call(); made = os.environ['FUNCGRAD_TEST_K']",
+    ),
+    # places that were not looked at
+    "an object becomes one of another class": ("c = Child()\ndef f(x): return c.scaled(x)", "call(); c.__class__ = Config; call()"),
+    "the class of an object is asked for": ("c = Child()\ndef f(x): return x * len(type(c).__mro__)", "call(); c.__class__ = Config; call()"),
+    "the code of a function": ("def g(x): return x.sin()\ndef h(x): return x.cos()\ndef f(x): return g(x)", "call(); g.__code__ = h.__code__; call()"),
+    "keyword defaults of a function": ("def g(x, *, by=1.5): return x * by\ndef f(x): return g(x)", "call(); g.__kwdefaults__ = {'by': 3.0}; call()"),
+    "__getattr__ lacks what comes later": (
+        "class A:\n    def __init__(self): self.data = {}\n    def __getattr__(self, name):\n        try: return self.__dict__['data'][name]\n"
+        "        except KeyError: raise AttributeError(name) from None\na = A()\ndef f(x): return x * 2 if hasattr(a, 'k') else x",
+        "call(); a.data['k'] = 1; call()",
+    ),
+    "a list of a class that grows": ("class B: names = ['p']\ndef f(x):\n    if len(B.names) < 3: B.names.append(1)\n    return x * len(B.names)", "call(); call(); call()"),
+    "tensors in a list of a class": ("class B: seen = []\ndef f(x):\n    B.seen.append(x * 2)\n    return x * 3", "call(); call(); seen = [*B.seen]"),
+    "an object of a class": ("class B: own = Config()\ndef f(x): return x * B.own.lr", "call(); B.own.lr = 5.0; call()"),
+    "a namespace of a class": ("class B: own = types.SimpleNamespace(lr=1.0)\ndef f(x):\n    B.own.lr += 1\n    return x * B.own.lr", "call(); call()"),
+    "a module by name": ("sys.modules['funcgrad_test_k'] = LIBRARY\ndef f(x): return x * sys.modules['funcgrad_test_k'].scale", "call(); LIBRARY.scale = 9.0; call()"),
+    "threading.local": ("t = threading.local(); t.k = 1.5\ndef f(x):\n    y = x * t.k\n    t.k = 3.0\n    return y", "call(); call(); t.k = 7.0; call()"),
+    "a class of threading.local": ("class L(threading.local): k = 1.5\nt = L()\ndef f(x): return x * t.k", "call(); t.k = 3.0; call(); del t.k; call()"),
+    "a context variable is not set": (
+        "v = contextvars.ContextVar('v', default=1.5)\ndef f(x):\n    y = x * v.get(2)\n    v.set(3)\n    return y",
+        "call(); call(); v.set(1.5); call()",
+    ),
+    "a name that is imported": ("LIBRARY.k = 1.5; sys.modules['funcgrad_test_k'] = lib = LIBRARY\ndef f(x):\n    lib.k += 1\n    from funcgrad_test_k import k\n    return x * k", "call(); call()"),
+    "vars of a module whose parameter was read": ("m = nn.Linear(3, 3); m.k = 2.0\ndef f(x):\n    y = x + m.bias\n    return y * dict(vars(m).items())['k']", "call(); m.k = 3.0; call()"),
+    "a counter that asdict reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    return x * sum(v for v in dataclasses.asdict(d).values() if v != 'a')", "call(); call()"),
+    "a counter that attrgetter reads": ("import operator\nc = Config()\ndef f(x):\n    c.lr += 1\n    return x * operator.attrgetter('lr')(c)", "call(); call()"),
+    "a counter that a pattern reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    match d:\n        case Data(lr=1.5): return x * 2\n        case Data(2.5): return x * 3\n    return x", "call(); call(); call()"),
+    "__missing__ of an own dict": ("class D(dict):\n    def __missing__(self, key): return 2.5\nd = D(k=1.5)\ndef f(x):\n    y = x * d['zz']\n    d['zz'] = 3\n    return y", "call(); call(); del d['zz']; call()"),
+    "an item of a defaultdict is gone": ("d = collections.defaultdict(lambda: 2.0, k=1.5)\ndef f(x): return x * d['k']", "call(); del d['k']; n = len(d); call()"),
+    "the attributes of an object are another dict": ("c = Config()\ndef f(x): return x * c.lr", "call(); c.__dict__ = dict(c.__dict__, lr=7.0); call(); c.lr = 8.0; call()"),
+    "an enum is stored again": ("c = types.SimpleNamespace(m=Mode.FAST)\ndef f(x):\n    c.m = Mode.SLOW\n    return x * 2", "call(); call(); c.m = 1; call()"),
+    "a decorated function gets an attribute": ("@contextlib.contextmanager\ndef h(x):\n    h.k = 4\n    yield x\ndef f(x):\n    with h(x) as y: return y * 2", "call(); h.k = 5; call()"),
+    # in which order
+    "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    return x * 2", "call(); names = list(vars(C))"),
+    "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    return x * next(iter(d.values()))", "call(); call(); call()"),
+    "an item is made anew": ("d = {'k': torch.ones(3), 'j': 2}\ndef f(x):\n    d['k'] = d.pop('k')\n    return x * d['k']", "call(); call(); d['n'] = 3; call()"),
+    "a counter moves": ("d = {'k': 1, 'j': 2}\ndef f(x):\n    d['j'] += 1\n    k = d.pop('k')\n    d['k'] = k + 1\n    return x * 2", "call(); call(); call()"),
+    # what functools.lru_cache keeps
+    "what is kept is changed": ("@functools.cache\ndef g(): return [1.5]\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
+    "what is kept was there": ("@functools.lru_cache\ndef g(k=1): return [1.5]\ng()\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
+    "an object is kept": ("@functools.cache\ndef g(): return Config()\ndef f(x): return x * g().lr", "call(); call(); g().lr = 5; call()"),
+    "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),
+}  # fmt: skip
+
+
+def run(source, script, transform):
+    """What the calls of a script give, and all that can be seen afterwards."""
+    space, results = {}, []
+    space = world("import contextlib, sys, threading\n" + source)
+    f = transform(space["f"])
+    steps = script.split("; ")
+    for step in steps:
+        exec(step, space | {"call": lambda: results.append(outcome(f, X))} if "call()" in step else space)
+    return results, all_of({k: v for k, v in space.items() if not isinstance(v, threading.local)})
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch):
+    monkeypatch.delenv("FUNCGRAD_TEST_K", raising=False)
+    monkeypatch.setitem(sys.modules, "funcgrad_test_k", None)
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_a_script_does_what_it_does_in_eager(case):
+    source, script = SCRIPTS[case]
+    want = run(source, script, lambda f: f)
+    os.environ.pop("FUNCGRAD_TEST_K", None)
+    assert run(source, script, lambda f: fg.jit(f, backend="aten")) == want
+
+
+@pytest.mark.parametrize(
+    "source, want",
+    [
+        ("@functools.cache\ndef g(): return [1.5]\ndef f(x):\n    g().append(2)\n    return x * len(g())", [2, 3]),
+        ("n = 1\n@functools.cache\ndef g():\n    global n\n    n += 1\n    return 2\ndef f(x): return x * g() * n", [4, 4]),
+    ],
+)
+def test_what_a_cache_does_in_one_call_alone_is_refused(source, want):
+    space = world(source)
+    compiled = fg.jit(space["f"], backend="aten")
+    with pytest.raises(fg.ImpureFunctionError, match=r"fills the functools\.lru_cache g, and not in the next"):
+        compiled(X)
+    assert space["g"].cache_info().currsize == 0 and space.get("n", 1) == 1
+    space["g"]()
+    for k in want:
+        assert torch.equal(compiled(X), X * k)
+
+
+def test_a_store_into_a_container_that_was_given_is_refused():
+    def f(x, config):
+        config["n"] += 1
+        return x * config["n"]
+
+    config = {"n": 1}
+    with pytest.raises(fg.MutationError, match=r"stores into a container it was given"):
+        fg.jit(f)(X, config)
+    assert config == {"n": 1}
+
+
+def test_bytes_that_change_are_named():
+    raw = bytearray(b"\2")
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"raw \(a bytearray\) cannot be watched"):
+        assert torch.equal(fg.jit(lambda x: x * raw[0], backend="aten")(X), X * 2)
