@@ -90,6 +90,8 @@ SCRIPTS = {
     "the attributes of an object are another dict": ("c = Config()\ndef f(x): return x * c.lr", "call(); c.__dict__ = dict(c.__dict__, lr=7.0); call(); c.lr = 8.0; call()"),
     "an enum is stored again": ("c = types.SimpleNamespace(m=Mode.FAST)\ndef f(x):\n    c.m = Mode.SLOW\n    return x * 2", "call(); call(); c.m = 1; call()"),
     "a decorated function gets an attribute": ("@contextlib.contextmanager\ndef h(x):\n    h.k = 4\n    yield x\ndef f(x):\n    with h(x) as y: return y * 2", "call(); h.k = 5; call()"),
+    "a logger's level": ("import logging\nlog = logging.getLogger('funcgrad.test.k'); log.setLevel(40)\ndef f(x): return x * (2 if log.isEnabledFor(20) else 3)", "call(); log.setLevel(10); call()"),
+    "a new dict, and all attributes": ("m = nn.Module()\ndef f(x):\n    m.named = {'y': x * 2}\n    return x * len(vars(m))", "call(); call(); n = m.named['y']"),
     # in which order
     "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    return x * 2", "call(); names = list(vars(C))"),
     "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    return x * next(iter(d.values()))", "call(); call(); call()"),
@@ -147,18 +149,28 @@ def test_what_a_cache_does_in_one_call_alone_is_refused(source, want):
         assert torch.equal(compiled(X), X * k)
 
 
-def test_a_store_into_a_container_that_was_given_is_refused():
-    def f(x, config):
-        config["n"] += 1
-        return x * config["n"]
-
-    config = {"n": 1}
+@pytest.mark.parametrize("statement", ["config['n'] += 1", "config['self'] = config", "del config['n']", "config['t'] = x"])
+def test_a_store_into_a_container_that_was_given_is_refused(statement):
+    space = world(f"def f(x, config):\n    {statement}\n    return x * 2")
+    config = {"n": 1, "t": 2}
     with pytest.raises(fg.MutationError, match=r"stores into a container it was given"):
-        fg.jit(f)(X, config)
-    assert config == {"n": 1}
+        fg.jit(space["f"])(X, config)
+    assert config == {"n": 1, "t": 2}
 
 
 def test_bytes_that_change_are_named():
     raw = bytearray(b"\2")
     with pytest.warns(fg.UnwatchedStateWarning, match=r"raw \(a bytearray\) cannot be watched"):
         assert torch.equal(fg.jit(lambda x: x * raw[0], backend="aten")(X), X * 2)
+
+
+@pytest.mark.parametrize(
+    "source, words",
+    [
+        ("@functools.cache\ndef g(): return 2.0\ndef f(x):\n    g.cache_clear()\n    return x * g()", r"asks for cache_clear\(\)"),
+        ("class B: pass\ndef f(x): return x * (2 + len(B.__subclasses__()))", r"calls __subclasses__\(\)"),
+    ],
+)
+def test_what_cannot_be_watched_is_named(source, words):
+    with pytest.warns(fg.UnwatchedStateWarning, match=words):
+        assert torch.equal(fg.jit(world(source)["f"], backend="aten")(X), X * 2)

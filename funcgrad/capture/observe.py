@@ -126,7 +126,7 @@ class _DryRun:
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifting():
                 result = function(*args, **kwargs)
-            _require_same(given, names, *flatten((args, kwargs))[::2])
+            _require_same(given, names, (args, kwargs))
             trace.writes.spread_versions()
             leaves, tree, paths = flatten(result)
             require_visible(leaves, paths, tree)
@@ -324,8 +324,12 @@ def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]
     return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]
 
 
-def _require_same(given: Sequence[Any], names: Sequence[str], now: Sequence[Any], names_now: Sequence[str]) -> None:
+def _require_same(given: Sequence[Any], names: Sequence[str], arguments: Any) -> None:
     """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
+    try:
+        now, _, names_now = flatten(arguments)
+    except RecursionError:  # one of them holds itself
+        now, names_now = [], [*names, "it holds itself"]
     changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
     changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import dis
 import io
+import logging
 import os
 import random
 import time
@@ -19,6 +20,7 @@ from attrs import frozen
 
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
 from .code import Mentions
+from .guards import Place
 
 _CLOCKS: Mapping[Any, frozenset[str]] = {
     time: frozenset(
@@ -110,6 +112,15 @@ def is_iterator(value: Any) -> bool:
     """Whether a value is an iterator that no hook watches: files are none here."""
     is_one = isinstance(value, ITERATORS) or (type(value).__module__ == "itertools" and hasattr(type(value), "__next__"))
     return is_one and not isinstance(value, io.IOBase)
+
+
+def levels_of(logger: Any, name: str) -> Iterator[Place]:
+    """Where it is kept what a ``logging.Logger`` lets pass."""
+    if isinstance(logger, logging.Logger):
+        yield Place("item", vars(logger.manager), "_disable", "logging.root.manager.disable")
+    while isinstance(logger, logging.Logger):
+        yield from (Place("item", vars(logger), key, f"{name}.{key}") for key in ("level", "disabled"))
+        logger, name = logger.parent, f"{name}.parent"
 
 
 _warned: set[tuple[str, str]] = set()

@@ -28,7 +28,7 @@ from .caches import entries_of, results_of
 from .code import Mentions, mentions, together
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
-from .impure import GENERATORS, Generator, global_generators, is_iterator, refuse_iterator
+from .impure import GENERATORS, Generator, global_generators, is_iterator, levels_of, refuse_iterator
 from .names import HOOK_TABLES, LIBRARIES, SITE, TABLES, attributes_of, is_library, item_name, joined, members_of, package, slots_of
 
 AT_MOST = 20_000
@@ -362,6 +362,8 @@ class Reached:
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
         if package(kind.__module__) in ("funcgrad", "logging", "re", "threading", "_thread", "pathlib") and kind is not threading.local:
+            for place in levels_of(value, name):
+                self._guard(Guard.of(place, place.read()))
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
                 self.see(value.__wrapped__, name)
             return
@@ -422,8 +424,8 @@ class Reached:
             return
         else:
             self.met[id(container)] = self._late[id(container)] = Met(container, copied(container), name)
-        items = list(container.items() if isinstance(container, dict) else enumerate(container))
-        for key, value in items:
+        had = self._late[id(container)].before  # not what the run made: that is stored
+        for key, value in list(had.items() if isinstance(had, dict) else enumerate(had)):
             self.see(value, item_name(name, key))
 
 

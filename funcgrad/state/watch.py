@@ -74,8 +74,8 @@ class Watch(Reached):
         said = self.said
         for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
             del self._guards[key]
-        for cache, name, before in self.caches:
-            self._guard_cache(cache, name, before)
+        for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
+            self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
         of_types = "type" in said.globals or "__class__" in said.attributes
         by_name = set(filter(str.isidentifier, said.strings)) if said.by_name else set()
@@ -277,7 +277,7 @@ class Watch(Reached):
             if place.key in said.attributes or (said.by_name and place.key in said.strings):
                 self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
 
-    def _guard_cache(self, cache: Any, name: str, before: Set[Any]) -> None:
+    def _guard_cache(self, cache: Any, name: str) -> None:
         """What a ``functools.lru_cache`` keeps, it must go on to keep."""
         entries = entries_of(cache)
         if len(entries) > _MOST_KEPT:
@@ -354,19 +354,22 @@ class Watch(Reached):
         for value, name in self.unwatched.values():
             what = f"{len(value):,} items of {name}" if isinstance(value, CONTAINERS) else f"{name} (a {type(value).__name__})"
             _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
-        if self.caches and "cache_info" in said.attributes | said.strings:
-            _warn_once(
-                self._root, "the function asks for cache_info() of a functools.lru_cache: it is as it was when the function was traced"
-            )
+        for method in sorted({"cache_info", "cache_clear"} & (said.attributes | said.strings) if self.caches else ()):
+            _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
+        if "__subclasses__" in said.attributes:
+            _warn_once(self._root, _CALLS.format("__subclasses__"))
         warn_of_clocks(self._codes.values())
         namespaces = [function.__globals__ for function in self._codes.values()]
         for space in namespaces[:1]:
             for name in builtins_in(said.unseen, space):
-                _warn_once(
-                    self._root, f"the function calls {name}(): what it reads by it cannot be watched, and is as it was when it was traced"
-                )
+                _warn_once(self._root, _CALLS.format(name))
 
 
+_CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"
+_OF_CACHES = {
+    "cache_info": "it is as it was when the function was traced",
+    "cache_clear": "it is cleared when the function is traced, and not on each call",
+}
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 

@@ -107,7 +107,7 @@ class Snapshot:
         if isinstance(value, (list, tuple, collections.deque)):
             return f"{kind} of {len(value)}", [*((f"[{i}]", v) for i, v in enumerate(value)), *self._attributes(value)]
         if isinstance(value, (set, frozenset)):
-            ordered = sorted(value, key=lambda v: repr(v) if isinstance(v, _ATOMS) else type(v).__name__)
+            ordered = sorted(value, key=lambda v: repr(v) if isinstance(v, _ATOMS) else type(v).__name__ + repr(_values(v)))
             return f"{kind} of {len(value)}", [(f"[{i}]", v) for i, v in enumerate(ordered)]
         for types_, look in _LOOKS:
             if isinstance(value, types_):
@@ -132,6 +132,11 @@ class Snapshot:
         names = [n for c in type(value).__mro__ if self.own(c.__module__) for n in _slots(c)]
         filled = [(n, _MISSING if type(value) is type else _slot(value, n)) for n in names]
         return [*own.items(), *((n, v) for n, v in filled if v is not _MISSING)] if isinstance(own, dict) else []
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    """What tells tensors in a set apart: their order is that of their addresses."""
+    return (value.requires_grad, value.tolist()) if type(value) is Tensor else ()
 
 
 _MISSING = object()
