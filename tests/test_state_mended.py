@@ -92,6 +92,11 @@ SCRIPTS = {
     "a decorated function gets an attribute": ("@contextlib.contextmanager\ndef h(x):\n    h.k = 4\n    yield x\ndef f(x):\n    with h(x) as y: return y * 2", "call(); h.k = 5; call()"),
     "a logger's level": ("import logging\nlog = logging.getLogger('funcgrad.test.k'); log.setLevel(40)\ndef f(x): return x * (2 if log.isEnabledFor(20) else 3)", "call(); log.setLevel(10); call()"),
     "a new dict, and all attributes": ("m = nn.Module()\ndef f(x):\n    m.named = {'y': x * 2}\n    return x * len(vars(m))", "call(); call(); n = m.named['y']"),
+    "the bases of a class": (
+        "class A:\n    def g(self, x): return x\nclass L(A):\n    def g(self, x): return super().g(x) + 1\nclass R(A):\n    def g(self, x): return super().g(x) * 2\n"
+        "class M(L, R): pass\nm = M()\ndef f(x): return L.g(m, x)",
+        "call(); M.__bases__ = (R, L); call()",
+    ),
     # in which order
     "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    return x * 2", "call(); names = list(vars(C))"),
     "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    return x * next(iter(d.values()))", "call(); call(); call()"),

@@ -255,6 +255,8 @@ class Watch(Reached):
             value = kind.__dict__[name]
             if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
+        if not is_installed(kind):
+            self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
         bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
         for name in (bases | by_name) - kind.__dict__.keys():
             self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
