@@ -92,7 +92,7 @@ def _begin() -> None:
     with _lock:
         _running += 1
         if _running == 1:
-            if vars(torch.Tensor).get("__getattr__") is not _attribute_there:
+            if _attribute_there is None or vars(torch.Tensor).get("__getattr__") is not _attribute_there:
                 _attribute_there = _dispatching("attribute", getattr(torch.Tensor, "__getattr__", _no_attribute))
                 set_attribute(torch.Tensor, "__getattr__", _attribute_there)
             made: dict[int, Any] = {}
