@@ -16,14 +16,14 @@ import dataclasses
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from attrs import frozen
 
-from .errors import TreeMismatchError
+from .errors import ContainerError, TreeMismatchError
 from .torch_private import Registered, registered_container
 
 
@@ -242,22 +242,46 @@ def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
 
 
 def flatten(value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree, list[str]]:
-    """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken apart."""
+    """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken apart.
+
+    Raises ``ContainerError`` for a container that holds itself.
+    """
     leaves: list[Any] = []
     paths: list[str] = []
-    return leaves, _take_apart(value, root, leaves, paths, is_leaf), paths
+    return leaves, _take_apart(value, root, leaves, paths, is_leaf, {}), paths
 
 
-def _take_apart(value: Any, path: str, leaves: list[Any], paths: list[str], is_leaf: Callable[[Any], bool] | None) -> Tree:
+def _take_apart(
+    value: Any, path: str, leaves: list[Any], paths: list[str], is_leaf: Callable[[Any], bool] | None, around: dict[int, str]
+) -> Tree:
     # No function inside of flatten: one that calls itself is a ring of references, and would keep the leaves until it is collected.
     shape = None if is_leaf is not None and is_leaf(value) else _open(value)
     if shape is None:
         leaves.append(value)
         paths.append(path)
         return LEAF
+    if shape.children:
+        if id(value) in around:
+            raise ContainerError(
+                f"a {type(value).__name__} holds itself: {_from_root(path)} is {_from_root(around[id(value)])}",
+                where=_from_root(path),
+                fix="leave that out of it: what comes in and goes out is a tree of containers",
+            )
+        around[id(value)] = path
     pairs = zip(shape.children, shape.steps, strict=True)
-    children = tuple(_take_apart(child, path + step, leaves, paths, is_leaf) for child, step in pairs)
+    children = tuple(_take_apart(child, path + step, leaves, paths, is_leaf, around) for child, step in pairs)
+    around.pop(id(value), None)
     return Node(type(value), shape.steps, shape.context, children)
+
+
+def flatten_arguments(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
+    """The leaves of the arguments of a call, and the path of each, by the name of its argument."""
+    found = [flatten(value, name) for name, value in (*zip(names, args, strict=True), *kwargs.items())]
+    return [leaf for leaves, _, _ in found for leaf in leaves], [path for _, _, paths in found for path in paths]
+
+
+def _from_root(path: str) -> str:
+    return f"result{path}" if path[:1] in ("", "[", ".") else path
 
 
 def unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
@@ -285,10 +309,10 @@ def leaf_paths(tree: Tree, root: str = "") -> list[str]:
 
 def tree_map(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     """``function`` over the leaves of ``value``, with the leaves of ``others`` (same structure, else ``TreeMismatchError``)."""
-    leaves, tree, _ = flatten(value)
+    leaves, tree, _ = flatten(value, "tree")
     columns = [leaves]
     for other in others:
-        more, found, _ = flatten(other)
+        more, found, _ = flatten(other, "tree")
         require_same(tree, found)
         columns.append(more)
     return unflatten([function(*row) for row in zip(*columns, strict=True)], tree)

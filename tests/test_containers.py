@@ -168,6 +168,61 @@ def test_a_result_that_is_no_container_and_holds_what_is_computed(wrap):
     assert caught.value.where == "result['a']"
 
 
+def ring(kind):
+    x = torch.ones(2)
+    made = {"list": [x], "dict": {"x": x}, "dataclass": Pair(x, None), "subclass": Defaulting(list)}[kind]
+    match made:
+        case list():
+            made.append((made,))
+        case dict():
+            made["k"] = [made]
+        case _:
+            made.second = made
+    return made
+
+
+@dataclasses.dataclass
+class Pair:
+    first: object
+    second: object
+
+
+INSIDE = {"list": "[1][0]", "dict": "['k'][0]", "dataclass": ".second", "subclass": "['k'][0]"}
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+@pytest.mark.parametrize("transform", [fg.jit, fg.grad_compiled])
+def test_an_argument_that_holds_itself(kind, transform):
+    with pytest.raises(fg.ContainerError, match="holds itself") as caught:
+        transform(lambda a: torch.ones(2).sum())(ring(kind))
+    assert caught.value.where == f"a{INSIDE[kind]}"
+    with pytest.raises(fg.ContainerError, match="holds itself") as caught:
+        transform(lambda x, a: x.sum())(torch.ones(2), a=ring(kind))
+    assert caught.value.where == f"a{INSIDE[kind]}"
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_a_result_that_holds_itself(kind):
+    with pytest.raises(fg.ContainerError, match="holds itself") as caught:
+        fg.jit(lambda x: ring(kind))(torch.ones(2))
+    assert caught.value.where == f"result{INSIDE[kind]}"
+
+
+def test_a_container_that_is_held_twice_holds_not_itself():
+    part = {"x": torch.ones(2)}
+    assert fg.jit(lambda a: a[0]["x"] + a[1][0]["x"])([part, (part, [part])]).tolist() == [2, 2]
+
+
+def test_an_argument_that_the_function_puts_into_itself():
+    def f(a):
+        a.append(a)
+        return a[0] * 2
+
+    given = [torch.ones(2)]
+    with pytest.raises(fg.ContainerError, match="holds itself"):
+        fg.jit(f)(given)
+
+
 def test_plain_objects_pass():
     config = types.SimpleNamespace(size=3, names=["a"])
 

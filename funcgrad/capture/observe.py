@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..errors import MutationError, UnresolvedCaptureWarning
+from ..errors import ContainerError, MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
@@ -25,7 +25,7 @@ from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private import from_functional, is_wrapper_subclass, storage_id, transform_active, without_function_modes
-from ..trees import flatten
+from ..trees import flatten, flatten_arguments
 from .changes import (
     changes_of,
     refuse,
@@ -118,7 +118,7 @@ class _DryRun:
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
             self._give_gradient(tensor)
         args, kwargs = inputs.rebuild(stand_ins)
-        given, _, names = flatten((args, kwargs))
+        given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = [(slot.path, v) for slot, v in zip(inputs.slots, inputs.leaves, strict=True) if not isinstance(v, (Tensor, Symbolic))]
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
@@ -126,7 +126,7 @@ class _DryRun:
         try:
             with self.watch, torch.set_grad_enabled(self._grad), trace.lifting():
                 result = function(*args, **kwargs)
-            _require_same(given, names, (args, kwargs))
+            _require_same(given, paths_given, lambda: flatten_arguments(inputs.names, args, kwargs))
             trace.writes.spread_versions()
             leaves, tree, paths = flatten(result)
             require_visible(leaves, paths, tree)
@@ -324,18 +324,18 @@ def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]
     return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]
 
 
-def _require_same(given: Sequence[Any], names: Sequence[str], arguments: Any) -> None:
+def _require_same(given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]) -> None:
     """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
     try:
-        now, _, names_now = flatten(arguments)
-    except RecursionError:  # one of them holds itself
-        now, names_now = [], [*names, "it holds itself"]
+        now, names_now = look()
+    except ContainerError as error:  # one of them has come to hold itself
+        now, names_now = [], [*names, error.where or ""]
     changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
     changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]
     if changed:
         raise MutationError(
-            f"the function stores into a container it was given, at {changed[0]} of (args, kwargs)",
+            f"the function stores into a container it was given, at {changed[0]}",
             where=changed[0],
             fix="return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores in an object "
             "that is captured",

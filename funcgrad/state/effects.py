@@ -19,7 +19,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..errors import MutationError
+from ..errors import ContainerError, MutationError
 from ..slots import Stored
 from ..subclasses import is_traced
 from ..trees import LEAF, Tree, flatten, print_unflatten
@@ -160,6 +160,7 @@ class Written:
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
+        self._storing = ""
         for met in watch.met.values():
             self._compare(met)
         for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
@@ -309,21 +310,26 @@ class Written:
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
-        leaves, tree, paths = flatten(value, is_leaf=self._is_kept)
+        self._storing = name
+        try:
+            leaves, tree, paths = flatten(value, name, self._is_kept)
+        except ContainerError as error:
+            self._refused.append((error.where or name, "a container that holds itself"))
+            return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
             if isinstance(leaf, torch.nn.Parameter) and self._known(leaf) is leaf and is_traced(leaf):
-                self._refused.append((f"{name}{path}", "a parameter it makes"))
+                self._refused.append((path, "a parameter it makes"))
                 return None
             if isinstance(leaf, (Tensor, torch.SymFloat)):
-                slot = Stored(f"{name}{path}")
+                slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)
             elif self._is_kept(leaf) or _is_copied(leaf):
-                self.plain[Stored(f"{name}{path}")] = leaf
+                self.plain[Stored(path)] = leaf
                 found.append(leaf)
             else:
-                self._refused.append((f"{name}{path}", f"a new {type(leaf).__name__}"))
+                self._refused.append((path, f"a new {type(leaf).__name__}"))
                 return None
         return New(tree, tuple(found))
 
@@ -331,7 +337,7 @@ class Written:
         """Whether a value is stored as it is. A container that is stored twice would become two."""
         if isinstance(value, (list, dict)) and not self._watch.knows(value):
             if id(value) in self._fresh:
-                self._refused.append((type(value).__name__, "one new container twice"))
+                self._refused.append((self._storing, "one new container twice"))
             self._fresh[id(value)] = value
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
 

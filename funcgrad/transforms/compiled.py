@@ -54,7 +54,7 @@ from ..sizes import SizeError
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, modes_entered, outside_transforms
-from ..trees import flatten
+from ..trees import flatten_arguments
 from .arguments import take_apart
 from .definition import Definition, Untracked, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
@@ -196,7 +196,8 @@ class Compiled:
     # ── a miss ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = [t for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor) for t in inner_tensors(leaf)]
+        leaves, _ = flatten_arguments(self._definition.argument_names(len(args)), args, kwargs)
+        tensors = [t for leaf in leaves if isinstance(leaf, Tensor) for t in inner_tensors(leaf)]
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
         compiled = 0
