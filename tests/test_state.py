@@ -11,6 +11,7 @@ import importlib
 import itertools
 import os
 import random
+import sys
 import threading
 import time
 import types
@@ -94,6 +95,7 @@ READS = {
     "another function": ("def g(x): return x + 1\ndef f(x): return g(x)", "def g(x): return x + 2"),
     "what another function reads": ("k = 2.0\ndef g(x): return x * k\ndef f(x): return g(x)", "k = 3.0"),
     "a callable object": ("g = Callable()\ndef f(x): return g(x)", "g.k = 5.0"),
+    "a callable object without a hash": ("@dataclasses.dataclass\nclass G:\n    k: float = 2.0\n    def __call__(self, x): return x * self.k\ng = G()\ndef f(x): return g(x)", "g.k = 5.0"),
     "a callable class": ("g = Callable()\ndef f(x): return g(x)", "Callable.k = 5.0"),
     "__getitem__": ("c = Indexed()\ndef f(x): return x * c['k']", "c.own['k'] = 5.0"),
     "__len__": ("c = Indexed()\ndef f(x): return x * len(c)", "c.own['m'] = 5.0"),
@@ -145,6 +147,11 @@ READS = {
     "unpacking": ("v = [1.0, 2.0]\ndef f(x):\n    a, b = v\n    return x * a + b", "v[0] = 5.0"),
     "a slice": ("v = [1.0, 2.0, 3.0]\ndef f(x): return x * sum(v[1:])", "v[2] = 5.0"),
     "an object in an object": ("c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr", "c.own.lr = 3.0"),
+    "the code of a function": ("def g(x): return x + 1\ndef h(x): return x + 2\ndef f(x): return g(x)", "g.__code__ = h.__code__"),
+    "code of its own": ("def h(x): return x + 2\ndef f(x): return x + 1", "f_.__code__ = h.__code__"),
+    "the code of a method": ("c = Config()\ndef h(self, x): return x + 2\ndef f(x): return c.scaled(x)", "Config.scaled.__code__ = h.__code__"),
+    "a list that holds itself": ("v = [torch.ones(3), 2.0]\nv.append(v)\ndef f(x): return x * v[0] * v[2][2][1]", "v[1] = 5.0"),
+    "a tensor of a list that holds itself": ("v = [torch.ones(3)]\nv.append(v)\ndef f(x): return x * v[1][1][0]", "v[0] = torch.zeros(3)"),
     "an object for an object": ("c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr", "c.own = Config(); c.own.lr = 3.0"),
 }
 
@@ -296,6 +303,17 @@ def test_what_only_counts_or_logs_compiles_once(case):
     assert c.cache_info().misses == 1
 
 
+@pytest.mark.parametrize("statement", ["import imported_inside\n    k = imported_inside.k", "from imported_inside import k"])
+def test_another_module_under_the_name_that_is_imported_inside(statement, monkeypatch):
+    space = {}
+    exec(f"def f(x):\n    {statement}\n    return x * k", space)
+    c = fg.jit(space["f"], backend="aten")
+    for k in (2.0, 2.0, 3.0):
+        monkeypatch.setitem(sys.modules, "imported_inside", types.ModuleType("imported_inside"))
+        sys.modules["imported_inside"].k = k
+        assert torch.equal(c(X), X * k)
+
+
 def test_nothing_is_left_behind_where_compiling_fails():
     log, state = [], types.SimpleNamespace(n=0, last=None)
 
@@ -315,6 +333,8 @@ def test_nothing_is_left_behind_where_compiling_fails():
     [
         "class K: pass\nc = Config()\ndef f(x):\n    c.made = K()\n    return x * 2",
         "c = Config()\ndef f(x):\n    c.g = lambda: 1\n    return x * 2",
+        "c = Config()\ndef f(x):\n    v = [1]\n    v.append(v)\n    c.made = v\n    return x * 2",
+        "c = Config()\ndef f(x):\n    d = Data()\n    d.lr = d\n    c.made = d\n    return x * 2",
     ],
 )
 def test_what_cannot_be_replayed_is_refused_and_undone(source):

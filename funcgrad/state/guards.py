@@ -137,6 +137,10 @@ class Place:
         owner = self.owner.identity if isinstance(self.owner, Place) else id(self.owner)
         return self.kind, owner, (type(self.key), self.key) if isinstance(self.key, Hashable) else id(self.key)
 
+    def is_below(self, other: Place) -> bool:
+        """Whether ``other`` is on the way to it."""
+        return isinstance(self.owner, Place) and (self.owner is other or self.owner.is_below(other))
+
     def read(self) -> Any:
         """What lives there now, or ``MISSING``."""
         try:

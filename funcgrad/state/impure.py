@@ -143,7 +143,7 @@ def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
 def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
     names = function.__code__.co_names
     space = function.__globals__
-    if not any(id(space.get(name)) in _CLOCK_FUNCTIONS or space.get(name) in _OWNERS for name in names if _hashable(space.get(name))):
+    if not any(id(space.get(name)) in _CLOCK_FUNCTIONS or id(space.get(name)) in _OWNERS for name in names):
         return
     line, owner = function.__code__.co_firstlineno, None
     for step in dis.get_instructions(function.__code__):
@@ -153,13 +153,10 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
             if id(owner) in _CLOCK_FUNCTIONS:
                 yield _CLOCK_FUNCTIONS[id(owner)], line
         elif step.opname in ("LOAD_ATTR", "LOAD_METHOD") and owner is not None:
-            if _hashable(owner) and step.argval in _CLOCKS.get(owner, ()):
+            if step.argval in _OWNERS.get(id(owner), ()):
                 yield f"{owner.__name__}.{step.argval}", line
             owner = getattr(owner, step.argval, None) if isinstance(owner, types.ModuleType) else None
 
 
-_OWNERS = {*_CLOCKS, datetime}
-
-
-def _hashable(value: Any) -> bool:
-    return isinstance(value, (types.ModuleType, type)) or callable(value)
+_OWNERS = {id(owner): names for owner, names in (*_CLOCKS.items(), (datetime, frozenset[str]()))}
+"""By identity: what a function mentions need have no hash."""

@@ -129,6 +129,9 @@ class Reached:
 
     def _structure(self, place: Place, value: Any) -> None:
         """A container of tensors: another one of this structure will do, as a function may make a new one on each call."""
+        if any(place.is_below(other) for other in self._places.get(id(value), ())):
+            self._guard(Guard.of(place, value))  # it holds itself
+            return
         self._guard(Guard(place, shape_of(value), "shape"))
         self._known.setdefault(id(value), value)
         self._names.setdefault(id(value), [place.name])
@@ -297,6 +300,8 @@ class Reached:
                 self._module(held, said, variable, own)
         for module in sorted(said.imports):
             if module in sys.modules:
+                if package(module) not in LIBRARIES:
+                    self._guard(Guard.of(Place("item", sys.modules, module, module), sys.modules[module]))
                 self._module(sys.modules[module], said, module, own)
 
     def _defaults(self, function: types.FunctionType, defaults: tuple[Any, ...]) -> None:
