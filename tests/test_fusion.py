@@ -439,3 +439,14 @@ def test_sums_of_all_steps_do_not_wait_for_the_last():
 
     kept = 20 * 128 * 128 * 4
     assert fg.grad_compiled(loss).memory({"start": torch.randn(130, 130), "rate": torch.tensor(0.1)}).measured_peak < 1.4 * kept
+
+
+@pytest.mark.parametrize("whole", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_float_that_was_cut_to_a_whole_number_has_no_negative_zero(whole, dtype):
+    """Nor does it stay infinite: a C compiler may make trunc(x) of (float)(long)x."""
+    f = lambda x: 1 / x.to(whole).to(dtype)  # noqa: E731
+    x = torch.tensor([-0.0, -0.3, 0.3, -7.9, 3.2] * 5, dtype=dtype)
+    if whole == torch.int64:
+        x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30], dtype=dtype)])  # as the processor has it
+    assert torch.equal(fg.jit(f, backend="c")(x), f(x))

@@ -126,6 +126,8 @@ def _prelude() -> str:
 
 
 _HELPERS = r"""
+/* 0, which compilers do not know: GCC 12 makes trunc(x) of (float)(long)x, which is -0.0 where x is, and does not overflow. */
+__attribute__((weak)) int8_t fg_nothing = 0;
 static inline float from_bf16(bf16 x) { uint32_t u = (uint32_t)x << 16; float f; memcpy(&f, &u, 4); return f; }
 static inline bf16 to_bf16(float f) {
   uint32_t u; memcpy(&u, &f, 4);
@@ -225,6 +227,10 @@ class C:
         return f"({so_far} = {how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))})"
 
     def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]:
+        first = expr.operands[0]
+        truncated = isinstance(first, Op) and first.name == "cast" and first.operands[0].dtype.is_floating_point
+        if expr.name == "cast" and truncated and expr.dtype.is_floating_point and not first.dtype.is_floating_point:
+            return [f"({texts[0]} + fg_nothing)"]
         return texts
 
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str:

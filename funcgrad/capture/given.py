@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import MutationError
 from ..graphs import type_text
-from ..histories import has_history, is_stale, with_history_of
+from ..histories import has_history, is_stale, version_of, with_history_of
 from ..subclasses import is_traced
 from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes, without_overload
 from ..trees import flatten
@@ -135,7 +135,14 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     outs = tuple(_fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True))
     refused = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0])
     if refused or all(out.is_contiguous() for out in outs):
-        return func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
+        before = list(map(version_of, outs))
+        result = func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
+        missed = [i for i, out in enumerate(outs) if out.numel() and version_of(out) == before[i]]
+        if missed:  # it wrote to what functionalisation does not know for a view (kron), or to nothing it knows (matrix_rank)
+            values = func(*args, **rest)
+            for i in missed:
+                outs[i].copy_([values][i] if isinstance(values, Tensor) else values[i])
+        return result
     values = func(*args, **rest)  # its functional form returns strides of its own
     for out, value in zip(outs, [values] if isinstance(values, Tensor) else values, strict=True):
         if trace.writes.first_run:

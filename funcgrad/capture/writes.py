@@ -64,7 +64,7 @@ class Writes:
         for tensor, place in (*self._placed, *self._written):
             value = from_functional(tensor)
             if self.first_run and (value.stride(), value.storage_offset()) != (place.stride, place.offset):
-                last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True))
+                last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True)) if value.numel() else -1
                 room = torch.ops.aten.new_empty.default(value, [place.offset + last + 1])
                 replace_value(tensor, torch.ops.aten.as_strided.default(room, list(value.shape), list(place.stride), place.offset))
             elif not self.first_run and value.stride() != place.stride:
