@@ -138,7 +138,7 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
         before = list(map(version_of, outs))
         result = func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
         missed = [i for i, out in enumerate(outs) if out.numel() and version_of(out) == before[i]]
-        if missed:  # it wrote to what functionalisation does not know for a view (kron), or to nothing it knows (matrix_rank)
+        if missed and func not in _LEAVES_OUT:  # it wrote to what functionalisation takes for another tensor (kron, matrix_rank)
             values = func(*args, **rest)
             for i in missed:
                 outs[i].copy_([values][i] if isinstance(values, Tensor) else values[i])
@@ -182,5 +182,8 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         give_data(trace, original, out, out.new_empty_strided(like.shape, like.stride()))
     return trace.lineage.current(original if is_traced(original) else trace.lift(original))
 
+
+_LEAVES_OUT = {torch.fft.ihfft2, torch.fft.ihfftn}
+"""Of what some calls leave unwritten in eager PyTorch, too (over one dimension)."""
 
 _DRAWS = {torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial}
