@@ -87,7 +87,10 @@ class Graph(Shown):
     def run(self, *values: Any) -> tuple[Any, ...]:
         """Run node by node on real (or fake) values, one per slot of ``signature.ins``."""
         if len(values) != len(self.signature.ins):
-            raise GraphError(f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}")
+            raise GraphError(
+                f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}",
+                fix=f"pass one for each of {', '.join(map(str, self.signature.ins))}",
+            )
         env: dict[Node, Any] = dict(zip(self.placeholders, values, strict=True))
         for node in self.fx.nodes:
             if node.op == "get_attr":

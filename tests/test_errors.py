@@ -3,15 +3,24 @@
 ``docs/errors.md`` is executed here, too.
 """
 
+import copy
 import inspect
+import random
 import re
+import types
 import warnings
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
+import refused
 import torch
 from attrs import evolve
+from refused import ROWS
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 from turns import in_turn
 
 import funcgrad as fg
@@ -295,7 +304,7 @@ def test_size_that_depends_on_values():
     call = lambda: fg.jit(solves_by_least_squares)(torch.eye(3), torch.ones(3, 1))  # noqa: E731
     error = fails(fg.DataDependentShapeError, RuntimeError, call, "linalg_lstsq")
     assert error.where.startswith(line_of(solves_by_least_squares, "lstsq("))
-    assert "torch.where" in error.fix
+    assert "pinv" in error.fix
 
 
 @pytest.mark.parametrize("f", [lambda x: x[x > 1].sum(), lambda x: x.masked_select(x > 1).sum(), lambda x: x.sum() * x.unique().shape[0]])
@@ -477,7 +486,7 @@ def detaches_and_writes(x):
         (sets_data_of_a_leaf, a_leaf, "x", "and its result is differentiated", "detached"),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
         (runs_backward, a_computed_tensor, "x", "would go on through the history of x", "torch.autograd.grad"),
-        (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "grad_compiled"),
+        (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "what the hook does"),
         (doubles, an_inference_tensor, "x", "inference tensor", None),
         (detaches_and_writes, lambda: torch.ones(3), "x", "detaches x", "return it"),
         (detaches_and_writes, a_leaf, "x", "detaches x", "return it"),
@@ -942,6 +951,98 @@ def test_capture_that_cannot_be_followed(x):
     (message,) = [str(w.message) for w in caught if w.category is fg.UnresolvedCaptureWarning]
     assert line_of(reads_where_nobody_can_follow, "HIDDEN") in message
     assert "f32[3]" in message and "Pass it as an argument" in message
+
+
+# ── all that is refused, and what its fix says ───────────────────────────────────────────────────────────────────
+
+EAGER = {
+    fg.jit: lambda f: f,
+    fg.grad_compiled: lambda f, **options: torch.func.grad(f, **options),
+    refused.undifferentiated: lambda f: getattr(f, "__wrapped__", f),
+}
+LINES = Path(refused.__file__).read_text().splitlines()
+WORLD = [
+    lambda: torch.get_rng_state().tolist(), random.getstate, lambda: repr(np.random.get_state()), lambda: refused.NUMPY.bit_generator.state,
+    lambda: refused.GENERATOR.get_state().tolist(), lambda: repr(refused.COUNT), lambda: dict(vars(refused.STATE)),
+    lambda: repr(state(refused.WEIGHT)), torch.is_grad_enabled, lambda: torch.is_autocast_enabled("cpu"),
+    lambda: len(_get_current_dispatch_mode_stack()), lambda: len(_get_current_function_mode_stack()), lambda: dict(vars(torch)),
+    lambda: dict(vars(torch.Tensor)), lambda: vars(torch.nn.Module).get("__getattribute__"), lambda: dict(vars(types.SimpleNamespace)),
+]  # fmt: skip
+"""What a call could leave behind, besides its arguments."""
+
+
+def look(value):
+    """All that a call could change of a value, as text."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return repr(value)
+        return repr((state(value), vars(value), value._backward_hooks, value._base is None))
+    if isinstance(value, (list, tuple)):
+        return [look(v) if v is not value else "itself" for v in value]
+    return {k: look(v) for k, v in value.items()} if isinstance(value, dict) else repr(value)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """What the first of all traces puts into torch stays there."""
+    fg.jit(scalar)(torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_what_is_refused_changes_nothing(row):
+    args = row.args()
+    before, world = look(args), [ask() for ask in WORLD]
+    with pytest.raises(fg.FuncgradError) as caught, row.around():
+        c = row.transform(row.f, **row.options)
+        if row.before is not None:
+            c(*row.before())
+        row.calls(c, args)
+    error = caught.value
+    assert type(error) is row.kind and row.what in error.what, str(error)
+    assert error.fix
+    if row.where == "line":
+        found = re.match(r"refused\.py:(\d+) in ", error.where or "")
+        assert found and LINES[int(found[1]) - 1].strip(), error.where
+    else:
+        assert error.where == row.where
+    if row.calls not in (refused.once, refused.twice):  # where forward is done, and backward is refused
+        assert look(args) == before
+        assert not [was for was, ask in zip(world, WORLD, strict=True) if ask() != was]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_the_fix_of_what_is_refused_works(row):
+    f = row.f if row.fixed is None else row.fixed
+    options = row.options if row.fixed_options is None else row.fixed_options
+    make = row.args if row.fixed_args is None else row.fixed_args
+    assert (row.fixed, row.fixed_args, row.fixed_options, row.fixed_around) != (None, None, None, None)
+    around = row.around if row.fixed_around is None else row.fixed_around
+    known = {k: v for k, v in options.items() if k in ("argnums", "has_aux")} if row.transform is fg.grad_compiled else {}
+    results = []
+    weight = refused.WEIGHT.detach().clone()
+    for call in (EAGER[row.transform](f, **known), row.transform(f, **options)):
+        args = make()
+        torch.manual_seed(0)
+        with around():
+            result = row.calls(call, args)
+        results.append((result, args, copy.copy(refused.STATE.made)))
+        refused.STATE.made = None
+        with torch.no_grad():
+            refused.WEIGHT.copy_(weight)
+    expected, found = ([v for v in tree_leaves(r) if not callable(v)] for r in results)
+    for a, b in zip(found, expected, strict=True):
+        if isinstance(b, torch.Tensor):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5, check_stride=False)
+            assert a.requires_grad == b.requires_grad
+        else:
+            assert a == b
+
+
+def test_every_class_is_refused_for_something():
+    known = {row.kind for row in ROWS} | refused.ELSEWHERE.keys()
+    assert {kind for kind in CLASSES.values() if not issubclass(kind, Warning)} - {fg.FuncgradError} == known
 
 
 # ── docs/errors.md ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -181,7 +181,9 @@ def refuse_leaves(
             raise MutationError(
                 f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and {' and '.join(faults)}",
                 where=str(slot),
-                fix="compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
+                fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does"
+                if faults[-1].startswith("hooks")
+                else "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
 
     for changed, change in changes.items() if gradients.keys() - computed or read else ():

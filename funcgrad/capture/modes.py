@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ from ..torch_private import (
     set_creation_meta,
     unwrap_transform,
 )
+from ..trees import flatten
 from .branches import choice
 from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
@@ -165,6 +167,8 @@ class Lifter(TorchFunctionMode):
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
         given = kwargs or {}
+        if func is torch.autograd.grad and self._trace.graph is None:
+            self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in given.items()}
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
@@ -234,6 +238,18 @@ class Lifter(TorchFunctionMode):
             self._trace.asked_for_gradient.append(real)
         if self._trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in self._trace.captured:
             raise MetTooLate(real.grad)
+
+    def _require_no_hooks(self, inputs: Sequence[Any]) -> None:
+        """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
+        for tensor in inputs:
+            real = self._trace.reals.get(id(tensor), tensor)
+            if isinstance(real, Tensor) and not is_traced(real) and self._trace.questions.has_hooks(real) and real._backward_hooks:
+                raise MutationError(
+                    f"the function asks for the gradient of a tensor {type_text(real)} it was given (torch.autograd.grad), and hooks of it "
+                    "would have to run",
+                    where=user_line(),
+                    fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
+                )
 
     def _given(self) -> set[int]:
         """The identities of what stands for inputs and captured tensors."""

@@ -223,6 +223,7 @@ class _DryRun:
                 raise MetTooLate(before)
             if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
+                self.trace.questions.has_hooks(real)
                 if now is not None and self.trace.lineage.restrides(now):
                     raise MutationError(
                         f"the function changes the sizes of a tensor {type_text(now)} that it made the gradient of {slot} (.grad =)",

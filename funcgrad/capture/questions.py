@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from torch import SymInt, Tensor, nn
 
 from ..errors import MutationError, UnsupportedTensorError
-from ..histories import has_history
+from ..histories import has_history, has_hooks
 from ..slots import Arg, Captured
 from ..subclasses import is_traced
 from ..torch_private import (
@@ -60,6 +60,7 @@ QUESTIONS: dict[Any, str] = {
 _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", "{}._is_view()", "{}._base is None"}
 """Questions that a stand-in is not like the real tensor in."""
 
+_HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
 _UNKNOWABLE = {
     Tensor.data_ptr: ("the address of a tensor (data_ptr())", "compare tensors with `is`; ask for addresses outside of the function"),
     ASKS_VERSION: ("the version counter of a tensor (_version)", "ask for it outside of the function"),
@@ -170,6 +171,10 @@ class Questions:
             raise UnsupportedTensorError(
                 "the function uses the tensor that an input is a view of (_base)", where=user_line(), fix="pass it as an argument"
             )
+
+    def has_hooks(self, real: Tensor) -> bool:
+        """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another program's."""
+        return bool(self._note(real, _HOOKED, has_hooks(real)))
 
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)

@@ -100,6 +100,8 @@ def unsupported_operator(what: str, instead: str, where: str | None = None) -> F
     )
 
 
+_NO_OPERAND = "convert all Tensors to FakeTensors first", "Attempting to use FunctionalTensor on its own"
+"""What PyTorch says where a branch meets a tensor that it closes over: one from outside, or one that the function computed."""
 _NO_MEMORY = ("its data is not allocated yet", "Cannot access data pointer of Tensor", "on an invalid python storage")
 """What PyTorch says where a tensor without memory is asked for it."""
 
@@ -121,7 +123,7 @@ def named_error(error: Exception) -> FuncgradError | None:
             where=where,
             fix="compute with torch functions, or convert outside of the function",
         )
-    if isinstance(error, AssertionError) and "convert all Tensors to FakeTensors first" in text:
+    if isinstance(error, (AssertionError, RuntimeError)) and any(said in text for said in _NO_OPERAND):
         return not_an_operand(where)
     if isinstance(error, NotImplementedError) and "no rule registered for HOP" in text:
         return UnsupportedTensorError(
@@ -133,7 +135,9 @@ def named_error(error: Exception) -> FuncgradError | None:
         return DataDependentShapeError(
             f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",
             where=where,
-            fix="use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
+            fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular"
+            if "lstsq" in str(error.func)
+            else "use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
         )
     if type(error).__module__.startswith(_DYNAMO) or (isinstance(error, RuntimeError) and "found no compiled frames" in text):
         return unsupported_operator(

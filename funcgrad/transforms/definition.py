@@ -343,7 +343,8 @@ def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{'an' if dtype.startswith('i') else 'a'} {dtype} tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
 
 
 def definition_line(function: Callable[..., Any]) -> str | None:

@@ -1,0 +1,606 @@
+"""All that is refused, one row each: a call, the error it raises, and the same as the fix of that error says, which works.
+
+A row is read by ``test_errors.py``. What stands in ``fixed`` is written as ``fix`` of the error says, and must agree with eager PyTorch;
+where nothing stands, the same function is called with other arguments, options, or in other surroundings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import pickle
+import random
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from attrs import field, frozen
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import funcgrad as fg
+
+Make = Callable[[], tuple[Any, ...]]
+
+
+@frozen
+class Row:
+    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``what`` stands, and whose
+    ``where`` is a line of this file, unless another is named here. The fix is that call with what stands in the four last fields."""
+
+    name: str
+    kind: type[fg.FuncgradError]
+    what: str
+    f: Any
+    args: Make
+    fixed: Any = None
+    fixed_args: Make | None = None
+    fixed_options: dict[str, Any] | None = None
+    fixed_around: Callable[[], Any] | None = None
+    transform: Callable[..., Any] = fg.jit
+    options: dict[str, Any] = field(factory=dict)
+    around: Callable[[], Any] = contextlib.nullcontext
+    where: str | None = "line"
+    before: Make | None = None
+    """Arguments of a call that is not refused, and comes first."""
+    calls: Callable[[Any, tuple[Any, ...]], Any] = lambda c, args: c(*args)
+    """How the compiled function is called."""
+    works: bool = True
+    """Whether there is a fix in Python: some are on the command line."""
+
+
+def ones(*shape: int) -> Make:
+    return lambda: (torch.ones(*shape or (3,)),)
+
+
+def numbers() -> tuple[Tensor]:
+    return (torch.tensor([0.5, -1.5, 2.5]),)
+
+
+def leaf() -> tuple[Tensor]:
+    return (torch.tensor([0.5, -1.5, 2.5], requires_grad=True),)
+
+
+def computed() -> tuple[Tensor]:
+    return (leaf()[0] * 1,)
+
+
+def view() -> tuple[Tensor]:
+    return (torch.arange(4.0, requires_grad=True)[1:],)
+
+
+def two() -> tuple[Tensor, Tensor]:
+    return torch.tensor([0.5, -1.5, 2.5]), torch.tensor([1.0, 2.0, 3.0])
+
+
+def total(x: Tensor) -> Tensor:
+    return x.sum()
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def undifferentiated(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """No transform: what is called is of funcgrad itself."""
+    return f
+
+
+def twice(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A gradient of a gradient."""
+    (first,) = torch.autograd.grad(c(*args).sum(), args[0], create_graph=True)
+    return torch.autograd.grad(first.sum(), args[0])[0]
+
+
+def once(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A gradient."""
+    return torch.autograd.grad(c(*args).sum(), args[0])[0]
+
+
+ROWS: list[Row] = []
+
+
+def row(name: str, kind: type[fg.FuncgradError], what: str, f: Any, args: Make, **more: Any) -> None:
+    ROWS.append(Row(name, kind, what, f, args, **more))
+
+
+# ── arguments, and what is to be differentiated ──────────────────────────────────────────────────────────────────
+
+
+class Incomparable:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ask me not")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Compared(Incomparable):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Compared) and self.x is other.x
+
+
+def ring() -> tuple[Any]:
+    held: list[Any] = [torch.ones(3)]
+    held.append(held)
+    return (held,)
+
+
+ARGUMENT = fg.ArgumentError
+row("argnums out of range", ARGUMENT, "1 positional argument", total, numbers, transform=fg.grad_compiled, options={"argnums": 1},
+    fixed_options={"argnums": 0})
+row("argnums names one twice", ARGUMENT, "twice", lambda x, y: (x * y).sum(), two, transform=fg.grad_compiled,
+    options={"argnums": (0, -2)}, fixed_options={"argnums": (0, 1)}, where=None)
+row("argnums is no position", ARGUMENT, "argnums=()", total, numbers, transform=fg.grad_compiled, options={"argnums": ()},
+    fixed_options={"argnums": (0,)}, where=None)
+row("static_argnums out of range", ARGUMENT, "position 2", lambda x, n: x * n, lambda: (torch.ones(3), 2), options={"static_argnums": 2},
+    fixed_options={"static_argnums": 1}, where=None)
+row("a NumPy array", ARGUMENT, "NumPy ndarray", doubled, lambda: (np.ones(3),), fixed_args=lambda: (torch.from_numpy(np.ones(3)),), where="x")
+row("no function", ARGUMENT, "must be a function", torch.ones(3), ones(), fixed=total, where=None)
+row("a static value that does not compare", ARGUMENT, "cannot be compared", lambda x, box: x * 2, lambda: (torch.ones(3), Incomparable(2)),
+    before=lambda: (torch.ones(3), Incomparable(2)), fixed_args=lambda: (torch.ones(3), {"x": 2}), where=None)
+row("a name for a checkpoint that is none", ARGUMENT, "takes a name", lambda x: fg.checkpoint_name(x * 2, 3), numbers,
+    fixed=lambda x: fg.checkpoint_name(x * 2, "attention"), where=None)
+row("an integer to differentiate", fg.NonDifferentiableArgumentError, "has no gradient", lambda x: (x * 1.0).sum(), lambda: (torch.arange(3),),
+    transform=fg.grad_compiled, fixed_args=lambda: (torch.arange(3).float(),), where="x")
+row("an integer among others to differentiate", fg.NonDifferentiableArgumentError, "n is an int", lambda x, n: x.sum() * n,
+    lambda: (torch.ones(3), 2), transform=fg.grad_compiled, options={"argnums": (0, 1)}, fixed_options={"argnums": (0,)}, where="n")
+row("a loss that is no scalar", fg.NonScalarOutputError, "float32 tensor of shape [3]", doubled, numbers, transform=fg.grad_compiled,
+    fixed=lambda x: doubled(x).sum())
+row("no pair where has_aux says so", fg.AuxError, "has_aux=True", total, numbers, transform=fg.grad_compiled, options={"has_aux": True},
+    fixed=lambda x: (x.sum(), x * 2))
+row("a container that holds itself", fg.ContainerError, "holds itself", lambda a: a[0] * 2, ring, fixed_args=lambda: ([torch.ones(3)],),
+    where="a[1]")
+row("a result that holds itself", fg.ContainerError, "holds itself", lambda x: ring()[0], numbers, fixed=lambda x: ring()[0][:1],
+    where="result[1]")
+row("an object that holds tensors", fg.ContainerError, "no pytree", lambda box: box.x * 2, lambda: (Compared(torch.ones(3)),),
+    fixed=lambda box: box["x"] * 2, fixed_args=lambda: ({"x": torch.ones(3)},), where="box")
+row("a set of tensors", fg.ContainerError, "no pytree", lambda given: next(iter(given[1])) * 2, lambda: (Compared({torch.ones(3)}),),
+    fixed=lambda given: given[0] * 2, fixed_args=lambda: ([torch.ones(3)],), where="given")
+row("a static argument that holds tensors", fg.ContainerError, "static argument", lambda x, ys: x * ys[0],
+    lambda: (torch.ones(3), [torch.ones(3)]), options={"static_argnums": 1}, fixed_options={}, where="ys")
+row("trees of other structure", fg.TreeMismatchError, "a dict of ['w']", lambda a, b: fg.tree_map(torch.add, a, b),
+    lambda: ({"w": torch.ones(3)}, [torch.ones(3)]), transform=undifferentiated, where="tree",
+    fixed_args=lambda: ({"w": torch.ones(3)}, {"w": torch.ones(3)}))
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def option(name: str, wrong: Any, right: Any, what: str, **more: Any) -> None:
+    row(f"the option {name}={wrong!r}", fg.OptionError, what, total, numbers, options={name: wrong}, fixed_options={name: right}, where=None, **more)
+
+
+option("backend", "cuda", "aten", "backend='cuda'")
+option("dynamic", "yes", None, "dynamic='yes'")
+option("rng", "mersenne", "philox", "rng='mersenne'")
+option("numerics", "exact", "eager", "numerics='exact'")
+option("memory_budget", "much", "512MiB", "memory_budget='much'")
+option("backward_autocast", [1], [{"device_type": "cpu", "dtype": torch.bfloat16}], "backward_autocast=")
+option("policy", "dots", "dots_saveable", "policy='dots'")
+option("static_argnums", "x", (), "names no positions")
+row("an option that is none", fg.OptionError, "'bakend'", total, numbers, options={"bakend": "c"}, fixed_options={"backend": "c"}, where=None)
+row("options that exclude each other", fg.OptionError, "its own", total, numbers, options={"numerics": "eager", "backend": "c"},
+    fixed_options={"numerics": "eager"}, where=None)
+
+
+# ── values that are not known while the function is traced ───────────────────────────────────────────────────────
+
+
+def branches(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x.sin()
+    return x.cos()
+
+
+def chooses(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
+CONTROL, SHAPE = fg.DataDependentControlFlowError, fg.DataDependentShapeError
+row("if", CONTROL, "asked for the value", branches, numbers, fixed=chooses)
+row("if, in a gradient", CONTROL, "asked for the value", lambda x: branches(x).sum(), numbers, transform=fg.grad_compiled,
+    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum())
+row("item()", CONTROL, "asked for the value", lambda x: x * x.max().item(), numbers, fixed=lambda x, m: x * m,
+    fixed_args=lambda: (*numbers(), 2.5))
+row("tolist()", CONTROL, "asked for the value", lambda x: x * x.tolist()[0], numbers, fixed=lambda x, m: x * m, fixed_args=lambda: (*numbers(), 0.5))
+row("a number in a text", CONTROL, "asked for the value", lambda x: (x * 2, f"{x.max():.2f}"), numbers, fixed=lambda x, text: (x * 2, text),
+    fixed_args=lambda: (*numbers(), "2.50"))
+row("numpy()", CONTROL, "NumPy", lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
+row("the size of a storage", CONTROL, "how large the storage", lambda x: x * x.untyped_storage().nbytes(), numbers,
+    fixed=lambda x: x * (x.numel() * x.element_size()))
+row("an element of a storage", CONTROL, "the storage of a tensor", lambda x: x * x.untyped_storage()[0], numbers, fixed=lambda x: x * x[0])
+row("DLPack", CONTROL, "DLPack", lambda x: torch.from_dlpack(x) * 2, numbers, fixed=lambda x: x * 2)
+row("a mask", SHAPE, "depends on tensor values", lambda x: x[x > 0].sum(), numbers, fixed=lambda x: torch.where(x > 0, x, 0).sum())
+row("nonzero", SHAPE, "depends on tensor values", lambda x: x[x.nonzero()[:, 0]].sum(), numbers, fixed=lambda x, at: x[at].sum(),
+    fixed_args=lambda: (*numbers(), torch.arange(3)))
+row("least squares", SHAPE, "linalg_lstsq", lambda a, b: torch.linalg.lstsq(a, b).solution, lambda: (torch.eye(3), torch.ones(3, 1)),
+    fixed=lambda a, b: torch.linalg.pinv(a) @ b)
+
+
+# ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────
+
+TRANSFORM = fg.UnsupportedTransformError
+row("vmap of a compiled function", TRANSFORM, "inside a torch.func transform", lambda x: torch.vmap(fg.jit(doubled))(x), ones(2, 3),
+    transform=undifferentiated, fixed=fg.jit(torch.vmap(doubled)), where="x")
+row("a captured tensor of vmap", fg.CapturedTransformError, "enclosing torch.func transform",
+    torch.vmap(lambda y: fg.jit(lambda factor: (factor * y).sum())(2.0)), ones(2, 3), transform=undifferentiated,
+    fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())))
+row("a seed", TRANSFORM, "sets the state of the random generator", lambda x: (torch.manual_seed(0), x + torch.rand(3))[1], numbers,
+    fixed=lambda x: x + torch.rand(3), fixed_around=lambda: torch.manual_seed(0) and contextlib.nullcontext())
+
+
+def forks(x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        x = x + torch.rand(3)
+    return x
+
+
+row("a fork of the generator", TRANSFORM, "fork_rng", forks, numbers, fixed=lambda x: x + torch.rand(3),
+    fixed_around=lambda: torch.random.fork_rng(devices=[]))
+row("normal_ with gaps", TRANSFORM, "side by side", lambda x: x[:, ::2].normal_(), ones(6, 8), fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)))
+row("a draw that philox has no rule for", TRANSFORM, "has no rule", lambda x: torch.poisson(x.abs()), numbers, options={"rng": "philox"},
+    fixed_options={"rng": "eager"})
+row("whole numbers beyond philox", TRANSFORM, "a draw of whole numbers", lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x, numbers,
+    options={"rng": "philox"}, fixed_options={"rng": "eager"})
+row("a context_fn of its own", TRANSFORM, "context_fn",
+    lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (torch.no_grad(), torch.no_grad())), leaf,
+    fixed=lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=functools.partial(
+        torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])))
+
+
+def draws_in_a_branch(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x * 2, (x,))
+
+
+def draws_outside_of_it(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x, r: x * r, lambda x, r: x * 2, (x, torch.rand_like(x)))
+
+
+row("a draw in a branch", TRANSFORM, "a branch of torch.cond draws", draws_in_a_branch, leaf, fixed=draws_outside_of_it,
+    calls=once)
+
+
+def returns_its_own_leaf(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = torch.ones(3).requires_grad_()
+    return made, made * x
+
+
+row("a leaf it made", TRANSFORM, "a leaf it made itself", returns_its_own_leaf, numbers, fixed=lambda x, made: (made, made * x),
+    fixed_args=lambda: (*numbers(), torch.ones(3, requires_grad=True)), where=None)
+
+
+def adds_to_the_gradient(x: Tensor, w: Tensor) -> Tensor:
+    w.grad = torch.ones(3)
+    return (x**3).sum() * w.detach().sum()
+
+
+row("a second derivative beside a gradient", TRANSFORM, "differentiated a second time", adds_to_the_gradient,
+    lambda: (*leaf(), torch.ones(3, requires_grad=True)), calls=twice, where="the backward pass that is differentiated (create_graph=True)",
+    fixed=lambda x, w: (x**3).sum() * w.detach().sum())
+
+
+# ── what is another thing in each call ───────────────────────────────────────────────────────────────────────────
+
+IMPURE, TRACE = fg.ImpureFunctionError, fg.TraceError
+GENERATOR = torch.Generator()
+NUMPY = np.random.default_rng(0)
+COUNT = itertools.count()
+TURNS = [0]
+KEPT: dict[str, Any] = {}
+row("random.random()", IMPURE, "draws from random", lambda x: x * random.random(), numbers, fixed=lambda x: x * torch.rand(()), where="random")
+row("np.random", IMPURE, "draws from", lambda x: x * NUMPY.random(), numbers, fixed=lambda x, k: x * k, fixed_args=lambda: (*numbers(), 0.25),
+    where="NUMPY")
+row("an iterator", IMPURE, "an iterator", lambda x: x * next(COUNT), numbers, fixed=lambda x, n: x * n, fixed_args=lambda: (*numbers(), 2), where="COUNT")
+row("an own generator", fg.UnsupportedTensorError, "torch.Generator of its own", lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
+    fixed=lambda x: x + torch.rand(3))
+
+
+def other_branches(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x[:2] * 2, lambda x: x * 1, (x,))
+
+
+row("branches of other sizes", TRACE, "return different types", other_branches, numbers,
+    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x,)))
+row("a view that would copy", TRACE, "view", lambda x: x.t().view(-1), ones(2, 3), fixed=lambda x: x.t().reshape(-1))
+
+
+# ── writes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+MUTATION, ALIAS = fg.MutationError, fg.AliasContractError
+WEIGHT = nn.Parameter(torch.ones(3))
+
+
+def inference() -> tuple[Tensor]:
+    with torch.inference_mode():
+        return (torch.arange(3.0),)
+
+
+def writes(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x.sum()
+
+
+def writes_a_clone(x: Tensor) -> Tensor:
+    x = x.clone()
+    x.mul_(2)
+    return x.sum()
+
+
+def writes_and_gives(x: Tensor) -> Tensor:
+    x.mul_(2)
+    x.data = torch.ones(3)
+    return x.sum()
+
+
+def gives(x: Tensor) -> Tensor:
+    x.data = torch.ones(3)
+    return x.sum()
+
+
+def gives_doubles(x: Tensor) -> Tensor:
+    x.data = torch.ones(3, dtype=torch.float64)
+    return x.sum()
+
+
+def sets(x: Tensor) -> Tensor:
+    x.set_(torch.ones(3))
+    return x.sum()
+
+
+def detaches(x: Tensor) -> Tensor:
+    x.detach_()
+    x.mul_(WEIGHT)
+    return x.sum()
+
+
+def runs_backward(x: Tensor) -> Tensor:
+    (x * x).sum().backward()
+    return x.detach() * 1
+
+
+def asks_for_the_gradient(x: Tensor) -> Tensor:
+    return x.detach() * torch.autograd.grad((x * x).sum(), x)[0]
+
+
+def hooked() -> tuple[Tensor]:
+    (x,) = leaf()
+    x.register_hook(lambda g: g * 2)
+    return (x,)
+
+
+def hook_outside(x: Tensor) -> Tensor:
+    return x.detach() * torch.autograd.grad((x * x).sum(), x)[0] * 2
+
+
+def registers(x: Tensor) -> Tensor:
+    x.register_post_accumulate_grad_hook(lambda p: None)
+    return x * 2
+
+
+def retained() -> tuple[Tensor]:
+    (x,) = computed()
+    x.retain_grad()
+    return (x,)
+
+
+def keeps_its_gradient(x: Tensor) -> Tensor:
+    x.retain_grad()
+    return x * 2
+
+
+def fills_windows(x: Tensor) -> Tensor:
+    x.unfold(0, 2, 1).mul_(2)
+    return x.sum()
+
+
+def shifts(x: Tensor) -> Tensor:
+    x[1:].copy_(x[:-1])
+    return x * 1
+
+
+def adds_shifted(x: Tensor) -> Tensor:
+    x[1:].addmv_(torch.eye(2), x[:-1])
+    return x * 1
+
+
+def adds_a_shifted_copy(x: Tensor) -> Tensor:
+    x[1:].addmv_(torch.eye(2), x[:-1].clone())
+    return x * 1
+
+
+def stores_in_the_container(state: dict[str, Any]) -> Tensor:
+    state["h"] = state["h"] * 2
+    return state["h"] + 1
+
+
+def writes_into_the_container(state: dict[str, Any]) -> Tensor:
+    state["h"].copy_(state["h"] * 2)
+    return state["h"] + 1
+
+
+def sets_an_attribute(x: Tensor) -> Tensor:
+    x.mine = 3
+    return x * 2
+
+
+def resizes(x: Tensor) -> Tensor:
+    x.resize_(7)
+    return x[:2] * 1
+
+
+def with_surroundings() -> tuple[Tensor]:
+    return (torch.arange(9.0)[:3],)
+
+
+def writes_around(x: Tensor) -> Tensor:
+    x.as_strided((2,), (1,), 0).mul_(2)
+    return x.sum()
+
+
+def switches_off(w: Tensor, x: Tensor) -> Tensor:
+    w.requires_grad_(False)
+    return (w * 2).sum() + x.sum()
+
+
+def transposes_and_switches(x: Tensor) -> Tensor:
+    x.t_()
+    x.requires_grad_()
+    return x * 2
+
+
+def switches_and_transposes(x: Tensor) -> Tensor:
+    x.requires_grad_()
+    return x.t() * 2
+
+
+row("a write to a leaf", MUTATION, "", writes, leaf, fixed=writes_a_clone)
+row("a write to a view of a leaf", MUTATION, "", writes, view, fixed=writes_a_clone)
+row("a write to a parameter", MUTATION, "", lambda x: (WEIGHT.mul_(2), x * WEIGHT)[1], numbers, fixed=lambda x: x * WEIGHT.clone().mul_(2))
+row("a write in a gradient", MUTATION, "", writes, numbers, transform=fg.grad_compiled, fixed=writes_a_clone)
+row("a write to an inference tensor", MUTATION, "inference tensor", writes, inference, fixed_args=ones(), where="x")
+row("a write that requires grad, to memory that overlaps itself", MUTATION, "overlaps itself what requires grad", lambda x: x.mul_(WEIGHT[0]).sum(),
+    lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),), fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum())
+row("other memory and a write", MUTATION, "also writes to it", writes_and_gives, ones(), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
+row("other memory of another dtype", MUTATION, "of another kind", gives_doubles, ones(), fixed=gives)
+row("other memory of a leaf", MUTATION, "its result is differentiated", gives, leaf, fixed=lambda x: (gives(x), x.detach().sum())[1], where="x")
+row("set_ of what requires grad", MUTATION, "", lambda x: x.set_(WEIGHT).sum(), ones(), fixed=lambda x: (setattr(x, "data", WEIGHT.detach()), x.sum())[1])
+row("set_ of a storage", MUTATION, "of a storage", lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),
+    fixed=lambda x: x.set_(torch.ones(4)).sum())
+row("set_ twice", MUTATION, "second time", lambda x: (x.set_(torch.ones(3)), x.set_(torch.zeros(3)), x.sum())[2], ones(),
+    fixed=lambda x: torch.zeros(3).sum())
+row("other memory in two ways", MUTATION, "in two ways", lambda x: (x.set_(torch.ones(3)), gives(x))[1], ones(), fixed=sets)
+row("detach_ and a write", MUTATION, "detaches x", detaches, ones(), fixed=lambda x: (x.detach() * WEIGHT).sum(), where="x")
+row("resize_ into what lies around", MUTATION, "memory that lies around it", resizes, with_surroundings,
+    fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1)
+row("resize_ of what was given", MUTATION, "resizes other memory", lambda x: (x.set_(torch.ones(3)), x.resize_(2), x.sum())[2], ones(),
+    fixed=lambda x: x.set_(torch.ones(2)).sum())
+row("backward past an argument", MUTATION, "go on through the history", runs_backward, computed, fixed=asks_for_the_gradient, where="x")
+row("backward to a leaf with a hook", MUTATION, "hooks of it would have to run", runs_backward, hooked, fixed=hook_outside,
+    fixed_args=leaf, where="x")
+row("the gradient of a leaf with a hook", MUTATION, "hooks of it would have to run", asks_for_the_gradient, hooked, fixed=hook_outside,
+    fixed_args=leaf)
+row("a hook on a gradient", MUTATION, "register_post_accumulate_grad_hook", registers, leaf, fixed=doubled)
+row("retain_grad inside", MUTATION, "retained", keeps_its_gradient, computed, fixed=doubled, fixed_args=retained)
+row("a write to windows", MUTATION, "depends on the order", fills_windows, ones(), fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum())
+row("a write that reads where it writes", MUTATION, "reads elsewhere", adds_shifted, numbers, fixed=adds_a_shifted_copy)
+row("a store into an argument", MUTATION, "stores into a container", stores_in_the_container, lambda: ({"h": torch.ones(3)},),
+    fixed=writes_into_the_container, where="state['h']")
+row("an attribute of an argument", MUTATION, "sets an attribute", sets_an_attribute, numbers, fixed=lambda x: (x * 2, 3), where="x")
+row("requires_grad off below a view", MUTATION, "another input is a view of", switches_off,
+    lambda: (lambda w: (w, w[1:]))(torch.ones(3, requires_grad=True)), fixed=lambda w, x: (w * 2).sum() + x.sum(),
+    fixed_args=lambda: (lambda w: (w, w[1:]))(torch.ones(3)))
+row("requires_grad after t_", MUTATION, "switches requires_grad", transposes_and_switches, ones(2, 3), fixed=switches_and_transposes)
+row("a write to a storage", MUTATION, "changes the storage", lambda x: (x.untyped_storage().fill_(0), x * 2)[1], numbers,
+    fixed=lambda x: (x.zero_(), x * 2)[1])
+row("share_memory_", MUTATION, "moves the memory", lambda x: x.share_memory_() * 2, numbers, fixed=doubled,
+    fixed_args=lambda: (numbers()[0].share_memory_(),))
+row("memory around a tensor", ALIAS, "around a tensor", writes_around, lambda: (torch.arange(4.0)[1:],), fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
+    fixed_args=lambda: (torch.arange(4.0),))
+row("memory of two dtypes", ALIAS, "different dtypes", lambda a, b: (a.add_(1), (a.sum() + b.sum()))[1],
+    lambda: (lambda base: (base[:4], base.view(torch.int32)[2:]))(torch.zeros(8)), where="a",
+    fixed_args=lambda: (lambda base: (base[:4], base.view(torch.int32)[2:].clone()))(torch.zeros(8)))
+
+
+# ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
+
+STATE = types.SimpleNamespace(made=None)
+
+
+def stores(what: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    def f(x: Tensor) -> Tensor:
+        STATE.made = what(x)
+        return x * 2
+
+    return f
+
+
+def part() -> list[Any]:
+    return [1]
+
+
+row("a new object is stored", MUTATION, "stores a new Incomparable", stores(Incomparable), numbers, fixed=stores(lambda x: {"x": x}), where="STATE.made")
+row("a lambda is stored", MUTATION, "stores a new function", stores(lambda x: lambda: x), numbers, fixed=stores(lambda x: x), where="STATE.made")
+row("a parameter it makes is stored", MUTATION, "a parameter it makes", stores(lambda x: nn.Parameter(torch.ones(3))), numbers,
+    fixed=stores(lambda x: torch.ones(3)), where="STATE.made")
+row("one new list is stored twice", MUTATION, "one new container twice", stores(lambda x: [part] * 0 + (lambda p: [p, p])([1])), numbers,
+    fixed=stores(lambda x: [[1], [1]]), where="STATE.made")
+row("a ring is stored", MUTATION, "one new container twice", stores(lambda x: ring()[0]), numbers, fixed=stores(lambda x: ring()[0][:1]),
+    where="STATE.made")
+
+
+# ── tensors and operators ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Tagged(Tensor):
+    pass
+
+
+SPARSE = torch.eye(3).to_sparse()
+TENSOR = fg.UnsupportedTensorError
+row("a sparse argument", TENSOR, "torch.sparse_coo", total, lambda: (torch.eye(3).to_sparse(),), fixed_args=lambda: (torch.eye(3).to_sparse().to_dense(),),
+    where="x")
+row("a subclass that is no wrapper", TENSOR, "Tagged", total, lambda: (torch.ones(3).as_subclass(Tagged),),
+    fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),), where="x")
+row("a sparse tensor it closes over", TENSOR, "torch.sparse_coo", lambda x: (x * SPARSE).to_dense(), ones(3, 3), fixed=lambda x, s: x * s,
+    fixed_args=lambda: (torch.ones(3, 3), SPARSE.to_dense()))
+row("a sparse tensor it makes", TENSOR, "makes a sparse tensor", lambda x: x.to_sparse().to_dense() * 2, numbers, fixed=doubled)
+row("a sparse gradient", TENSOR, "sparse", lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=True).sum(), ones(3, 2), transform=fg.grad_compiled,
+    fixed=lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=False).sum())
+row("a quantized tensor it makes", TENSOR, "a quantized tensor", lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), numbers,
+    fixed=lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127))
+row("a nested tensor it makes", TENSOR, "a nested tensor", lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0), numbers,
+    fixed=lambda x: nn.utils.rnn.pad_sequence([x, x[:2]], batch_first=True))
+row("the history of an argument", TENSOR, "history of an input", lambda x: x * len(x.grad_fn.next_functions), computed, fixed=lambda x, n: x * n,
+    fixed_args=lambda: (*computed(), 2))
+row("_base", TENSOR, "is a view of (_base)", lambda x: x._base * 2, lambda: (torch.ones(4)[1:],), fixed=lambda x, base: base * 2,
+    fixed_args=lambda: (lambda base: (base[1:], base))(torch.ones(4)))
+row("the address of a tensor", TENSOR, "another one in each call", lambda x: x * (x.data_ptr() % 2), numbers, fixed=lambda x, odd: x * odd,
+    fixed_args=lambda: (*numbers(), 0))
+row("a pickle", TENSOR, "", lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
+row("a branch that closes over a tensor", TENSOR, "not one of its operands",
+    lambda x, w: torch.cond(x.sum() > 0, lambda x: x * w, lambda x: x * 2, (x,)), two,
+    fixed=lambda x, w: torch.cond(x.sum() > 0, lambda x, w: x * w, lambda x, w: x * 2, (x, w)))
+row("while_loop", fg.UnsupportedOperatorError, "while_loop",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
+    fixed=lambda x: functools.reduce(lambda y, _: y * 2, range(3), x))
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+RESULT = fg.ResultError
+
+
+def with_a_note(x: Tensor) -> Tensor:
+    y = x * 2
+    y.note = x * 3
+    return y
+
+
+row("an object with a tensor in it", RESULT, "no pytree", lambda x: Incomparable(x * 2), numbers, fixed=lambda x: {"x": x * 2}, where="result")
+row("a new object", RESULT, "returns a new one", lambda x: (x * 2, {1, 2}), numbers, fixed=lambda x: (x * 2, [1, 2]), where="result[1]")
+row("a tensor with a tensor as its attribute", RESULT, "attribute that holds a tensor", with_a_note, numbers, fixed=lambda x: (x * 2, x * 3),
+    where="result.note")
+
+
+# ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────
+
+row("a call that would compile", fg.RetraceError, "has not been compiled yet", doubled, numbers, around=fg.no_retrace, where=None,
+    fixed_around=contextlib.nullcontext)
+row("a budget that nothing keeps", fg.PartitionError, "the smallest found", lambda x: (x @ x).sin().exp().sum(), ones(64, 64), transform=fg.grad_compiled,
+    options={"memory_budget": "1KiB"}, fixed_options={"memory_budget": "1MiB"})
+row("a graph with too few values", fg.GraphError, "takes 1 values, got 0", lambda x: fg.jit(doubled).program(x).joint.run(), numbers,
+    transform=undifferentiated, fixed=lambda x: fg.jit(doubled).program(x).joint.run(x)[0], where=None)
+
+ELSEWHERE = {
+    fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",
+    fg.BuildError: "a matter of the machine: no compiler, or one that fails",
+    fg.CacheTrustError: "a matter of the machine: who may write to a folder",
+}
+"""Classes that no function or argument is the reason of."""
