@@ -11,6 +11,7 @@ import functools
 import itertools
 import pickle
 import random
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,10 @@ import torch
 import torch.nn.functional as F
 from attrs import field, frozen
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
+from turns import in_turn
 
 import funcgrad as fg
 
@@ -587,6 +591,194 @@ row("an object with a tensor in it", RESULT, "no pytree", lambda x: Incomparable
 row("a new object", RESULT, "returns a new one", lambda x: (x * 2, {1, 2}), numbers, fixed=lambda x: (x * 2, [1, 2]), where="result[1]")
 row("a tensor with a tensor as its attribute", RESULT, "attribute that holds a tensor", with_a_note, numbers, fixed=lambda x: (x * 2, x * 3),
     where="result.note")
+
+
+# ── what two runs do otherwise ───────────────────────────────────────────────────────────────────────────────────
+
+
+def in_one_run(change: Callable[..., Any]) -> Callable[[], Any]:
+    """A function that does something in one of its two runs alone, and looks at what nothing watches to know which it is."""
+    turn = in_turn(0, 1)
+
+    def f(x: Tensor) -> Any:
+        changed = change(x) if turn() else None
+        return x * 2 if changed is None else changed
+
+    return f
+
+
+TABLES = [torch.ones(3), torch.ones(3)]
+
+
+def uses_in_turn() -> Any:
+    turn = in_turn(0, 1)
+    return lambda x: x * TABLES[turn()]
+
+
+def leaves_behind(x: Tensor) -> Tensor:
+    if not hasattr(LEFT, "x"):
+        LEFT.x = x * 2
+    return x + LEFT.x
+
+
+LEFT = threading.local()
+
+
+def differs(name: str, kind: type[fg.FuncgradError], what: str, change: Callable[..., Any], always: Callable[..., Any], **more: Any) -> None:
+    row(name, kind, what, in_one_run(change), more.pop("args", numbers), fixed=always, **more)
+
+
+differs("a write in one run", TRACE, "writes to x in its second run", lambda x: (x.add_(1), x * 2)[1], lambda x: (x.add_(1), x * 2)[1], where="x")
+differs("other memory in one run", TRACE, "in one of two runs", gives, lambda x: (gives(x), x * 2)[1], where="x", args=ones())
+differs("a gradient in one run", TRACE, "sets the gradient of x", lambda x: setattr(x, "grad", torch.ones(3)),
+    lambda x: (setattr(x, "grad", torch.ones(3)), x * 2)[1], where="x", args=leaf)
+differs("a draw in one run", TRACE, "in its second run and did not in its first", lambda x: x + torch.rand(3), lambda x: x + torch.rand(3),
+    options={"rng": "philox"}, fixed_options={})
+differs("another structure in one run", TRACE, "another structure", lambda x: [x * 2], lambda x: [x * 2], where=None)
+differs("another number in one run", TRACE, "in its second", lambda x: 3, lambda x: 3, where=None)
+row("another text in one run", TRACE, "in its second", (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")), numbers, fixed=lambda x: (x * 2, "a"),
+    where="result[1]")
+row("another tensor in one run", TRACE, "another outside tensor", uses_in_turn(), numbers, fixed=lambda x: x * TABLES[0])
+row("a tensor that an earlier trace left", TRACE, "earlier trace left behind", leaves_behind, numbers, fixed=lambda x: (x + x * 2, x * 2))
+
+
+# ── other memory, once more ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def under_no_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.no_grad()(f)
+
+
+def gives_a_view(x: Tensor, y: Tensor) -> tuple[Tensor]:
+    view = x[1:]
+    view.data = y
+    x.mul_(WEIGHT.sum())
+    return (view,)
+
+
+def changes_a_used_leaf(w: Tensor, x: Tensor) -> Tensor:
+    y = w * 2
+    with torch.no_grad():
+        w.t_()
+    return y + x
+
+
+def changes_a_gradient(x: Tensor) -> Tensor:
+    x.grad = torch.ones(2, 3).t()
+    x.grad.t_()
+    return x.detach() * 2
+
+
+def writes_and_sets(x: Tensor, w: Tensor) -> Tensor:
+    x.mul_(w)
+    w.grad = torch.ones(3)
+    return x * 1
+
+
+def writes_in_backward(x: Tensor) -> Tensor:
+    made = torch.ones(3).requires_grad_()
+    return Writing.apply(made, x)
+
+
+class Writing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, x: Tensor) -> Tensor:
+        ctx.x = x
+        return made * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        ctx.x.add_(1)
+        return g * 2, None
+
+
+class Storing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        STATE.made = 3
+        return g * 2
+
+
+row("other memory of a result", MUTATION, "a result that requires grad other memory", lambda x, y: (lambda z: (setattr(z, "data", y), z * 1)[1])(x.relu()),
+    lambda: (*leaf(), torch.ones(3)), fixed=lambda x, y: y * 1)
+row("other memory of a view that requires grad", MUTATION, "a view that requires grad other memory", lambda x, y: (setattr(x[1:], "data", y), x * 1)[1],
+    lambda: (*leaf(), torch.ones(2)), fixed=lambda x, y: (x * 1, y * 1)[0])
+row("other memory of a view, and a history", MUTATION, "what it is a view of a history", gives_a_view, lambda: (torch.ones(3), torch.ones(2)),
+    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1], where="result[0]")
+row("out= of another size that requires grad", MUTATION, "requires grad other memory (out=)", under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
+    lambda: (*leaf(), torch.ones(4)), fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1), fixed_args=lambda: (*leaf(), torch.ones(3)))
+row("out= of another size, transposed", MUTATION, "a transposed layout", lambda x, y: torch.mul(y.t(), 2, out=x) * 1, lambda: (torch.ones(3), torch.ones(2, 3)),
+    fixed=lambda x, y: y.t() * 2)
+row("set_ of a storage, under autograd", MUTATION, "of a storage", under_no_grad(lambda x: x.set_(torch.ones(4).untyped_storage(), 0, (3,)).sum()), ones(),
+    fixed=lambda x: x.set_(torch.ones(4)[:3].clone()).sum())
+row("sizes of a leaf that was used", MUTATION, "that was computed or used, under no_grad", changes_a_used_leaf,
+    lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)), fixed=lambda w, x: (w * 2 + x, w.t())[0])
+row("sizes of a gradient", MUTATION, "that it made the gradient of x", changes_a_gradient, lambda: (torch.ones(3, 2, requires_grad=True),),
+    fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1], where="x")
+row("a write to a view, and a gradient", MUTATION, "a view, what requires grad", writes_and_sets, lambda: (torch.ones(4)[1:], *leaf()), where="x",
+    fixed=lambda x, w: (x.mul_(w), x * 1)[1])
+row("a write in a backward pass to its own leaf", MUTATION, "a leaf it made itself", writes_in_backward, numbers, calls=once, where="x",
+    fixed=lambda made, x: Writing.apply(made, x), fixed_args=lambda: (*leaf(), *numbers()))
+row("Python state in a backward pass", MUTATION, "in its backward pass", Storing.apply, leaf, calls=once, where="STATE.made = 3", fixed=lambda x: (Storing.apply, x * 4)[1])
+row("sizes after another sort of memory", MUTATION, "asks for its gradient", lambda x: (x.t_(), x.grad, x.detach() * 2)[2], lambda: (torch.ones(2, 3, requires_grad=True),),
+    around=torch.no_grad, fixed=lambda x: (x.grad, x.t_(), x.detach() * 2)[2])
+
+
+# ── tensor subclasses ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pair(grad: bool = False) -> TwoTensor:
+    return TwoTensor(torch.ones(2, 3), torch.zeros(2, 3)).requires_grad_(grad)
+
+
+class Unequal(TwoTensor):
+    def __tensor_flatten__(self) -> Any:
+        return ["a", "b"], Incomparable(1)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, outer_size: Any, outer_stride: Any) -> Any:
+        return Unequal(inner["a"], inner["b"])
+
+
+row("sizes of a subclass in place", MUTATION, "of a TwoTensor in place", lambda x: x.t_().a + 1, lambda: (pair(),), fixed=lambda x: x.t().a + 1)
+row("a write to a subclass beside its inner tensor", ALIAS, "one of them is a tensor subclass", lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda: (lambda x: (x, x.a))(pair()), where="x", fixed_args=lambda: (lambda x: (x, x.a.clone()))(pair()))
+row("a write to a view of a subclass", ALIAS, "a tensor subclass that is a view", lambda x: x.mul_(2).a * 1, lambda: ((pair(True) * 1)[1:],), where="x",
+    fixed=lambda x: x.clone().mul_(2).a * 1)
+row("a gradient into an inner tensor", TENSOR, "into an inner tensor", lambda x: x.a * 2,
+    lambda: (TwoTensor(*(torch.ones(3, requires_grad=True) for _ in range(2))),), where="out", fixed=lambda a, b: a * 2,
+    fixed_args=lambda: tuple(torch.ones(3, requires_grad=True) for _ in range(2)))
+row("an inner tensor of what is written to", ALIAS, "over its inner memory", lambda x: (x.mul_(2), x.a)[1], lambda: (pair(),), where="out",
+    fixed=lambda x: (x.mul_(2), x.a.clone())[1])
+row("torch.cond of a subclass", TENSOR, "takes no tensor subclass", lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (pair(),),
+    fixed=lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x.a,)))
+row("metadata that does not compare", TENSOR, "cannot be compared", lambda x: x.a * 2, lambda: (Unequal(torch.ones(3), torch.ones(3)),), where="x",
+    fixed_args=lambda: (TwoTensor(torch.ones(3), torch.ones(3)),))
+class Held:
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+register_pytree_node(Held, lambda held: ([], held.x), lambda children, context: Held(context))
+
+
+@torch.library.custom_op("funcgrad_refused::scale_all", mutates_args=("xs",))
+def scale_all(xs: list[Tensor]) -> None:
+    for x in xs:
+        x.mul_(2)
+
+
+row("an operator that writes to a list", TENSOR, "writes to tensors in a list", lambda x: (scale_all([x]), x * 1)[1], numbers, fixed=lambda x: x.mul_(2) * 1)
+row("a context of a pytree with a tensor", RESULT, "takes for constant", lambda x: Held(x * 2), numbers, fixed=lambda x: [x * 2], where="result")
+row("dropout in a reentrant checkpoint", TRANSFORM, "set the state of the random generator",
+    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True), leaf, calls=once,
+    fixed=lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=False))
+row("a gradient of another class", TRACE, "an incoming gradient is a plain tensor", lambda x, g: x * 2, lambda: (pair(True), torch.ones(2, 3)),
+    calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a, where="the backward pass", fixed_args=lambda: (pair(True), pair()))
 
 
 # ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────

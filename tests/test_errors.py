@@ -28,7 +28,9 @@ from funcgrad import errors
 from funcgrad.graphs import verify
 from funcgrad.options import read_environment
 from funcgrad.slots import Arg, Out, Signature
+from funcgrad.subclasses import inner_tensors
 from funcgrad.tags import Tag, tag
+from funcgrad.torch_private import is_wrapper_subclass
 from funcgrad.trees import flatten, unflatten
 
 HERE = Path(__file__).name
@@ -976,6 +978,8 @@ def look(value):
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return repr(value)
+        if is_wrapper_subclass(value):
+            return [type(value), value.requires_grad, value.grad_fn, *map(look, inner_tensors(value))]
         return repr((state(value), vars(value), value._backward_hooks, value._base is None))
     if isinstance(value, (list, tuple)):
         return [look(v) if v is not value else "itself" for v in value]

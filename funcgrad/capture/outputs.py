@@ -84,7 +84,7 @@ def look_at_outputs(
             if lineage.given(leaf) is not None and leaf.requires_grad != now.requires_grad:
                 raise MutationError(
                     "the function gives a view other memory (.data =), and what it is a view of a history",
-                    where=path,
+                    where=f"result{path}",
                     fix="use the other tensor itself",
                 )
             of_input = view is not None and is_untold(now) and id(view_base(now)) in slot_of

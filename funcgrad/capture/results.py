@@ -39,10 +39,11 @@ _Child = tuple[str, Any]
 def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:
     """Raise ``ResultError`` for a tensor of the trace that hides in a leaf of the result, or in what its pytree takes for constant."""
     for kind, context in contexts(tree):
-        hidden = hidden_tensor(context)
+        hidden = hidden_tensor((context,))
         if hidden is not None:
             raise ResultError(
-                f"the function returns a {kind.__name__}, and what its pytree takes for constant holds a tensor: context{hidden}",
+                f"the function returns a {kind.__name__}, and what its pytree takes for constant holds a tensor: context"
+                + hidden.removeprefix("[0]"),
                 where="result",
                 fix=f"let the flatten function of {kind.__name__} return the tensor among the children, not in the context",
             )
