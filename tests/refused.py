@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._inductor.fx_passes.post_grad  # has operators
 import torch.nn.functional as F
 from attrs import field, frozen
 from torch import Tensor, nn
@@ -53,8 +54,8 @@ class Row:
     """Arguments of a call that is not refused, and comes first."""
     calls: Callable[[Any, tuple[Any, ...]], Any] = lambda c, args: c(*args)
     """How the compiled function is called."""
-    works: bool = True
-    """Whether there is a fix in Python: some are on the command line."""
+    anew: bool = False
+    """Whether ``f`` makes the function: it behaves otherwise the second time it is called."""
 
 
 def ones(*shape: int) -> Make:
@@ -625,7 +626,7 @@ LEFT = threading.local()
 
 
 def differs(name: str, kind: type[fg.FuncgradError], what: str, change: Callable[..., Any], always: Callable[..., Any], **more: Any) -> None:
-    row(name, kind, what, in_one_run(change), more.pop("args", numbers), fixed=always, **more)
+    row(name, kind, what, lambda: in_one_run(change), more.pop("args", numbers), fixed=always, anew=True, **more)
 
 
 differs("a write in one run", TRACE, "writes to x in its second run", lambda x: (x.add_(1), x * 2)[1], lambda x: (x.add_(1), x * 2)[1], where="x")
@@ -636,9 +637,9 @@ differs("a draw in one run", TRACE, "in its second run and did not in its first"
     options={"rng": "philox"}, fixed_options={})
 differs("another structure in one run", TRACE, "another structure", lambda x: [x * 2], lambda x: [x * 2], where=None)
 differs("another number in one run", TRACE, "in its second", lambda x: 3, lambda x: 3, where=None)
-row("another text in one run", TRACE, "in its second", (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")), numbers, fixed=lambda x: (x * 2, "a"),
+row("another text in one run", TRACE, "in its second", lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")), numbers, anew=True, fixed=lambda x: (x * 2, "a"),
     where="result[1]")
-row("another tensor in one run", TRACE, "another outside tensor", uses_in_turn(), numbers, fixed=lambda x: x * TABLES[0])
+row("another tensor in one run", TRACE, "another outside tensor", uses_in_turn, numbers, anew=True, fixed=lambda x: x * TABLES[0])
 row("a tensor that an earlier trace left", TRACE, "earlier trace left behind", leaves_behind, numbers, fixed=lambda x: (x + x * 2, x * 2))
 
 
@@ -779,6 +780,77 @@ row("dropout in a reentrant checkpoint", TRANSFORM, "set the state of the random
     fixed=lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=False))
 row("a gradient of another class", TRACE, "an incoming gradient is a plain tensor", lambda x, g: x * 2, lambda: (pair(True), torch.ones(2, 3)),
     calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a, where="the backward pass", fixed_args=lambda: (pair(True), pair()))
+
+
+# ── what changes between a forward pass and the backward pass that is differentiated ─────────────────────────────
+
+CONFIG = {"k": 2.0}
+LOADED = [torch.tensor([1.0, 2.0, 3.0])]
+KINDS = types.SimpleNamespace(kind=types.SimpleNamespace(k=3.0))
+
+
+def rebinds(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A gradient of a gradient; what the function reads is another tensor before it."""
+    result = c(*args)
+    held, LOADED[0] = LOADED[0], torch.zeros(3)
+    try:
+        (first,) = torch.autograd.grad(result.sum(), args[0], create_graph=True)
+    finally:
+        LOADED[0] = held
+    return torch.autograd.grad(first.sum(), args[0])[0]
+
+
+row("what it closes over is rebound before a second derivative", TRACE, "was rebound between", lambda x: x**3 * LOADED[0], leaf, calls=rebinds, where="LOADED[0]",
+    fixed=lambda x, w: x**3 * w, fixed_args=lambda: (*leaf(), torch.tensor([1.0, 2.0, 3.0])))
+
+
+# ── what torch's own libraries, and older versions, have ─────────────────────────────────────────────────────────
+
+
+class Scaled(Tensor):
+    """A wrapper with a number as metadata."""
+
+    @staticmethod
+    def __new__(cls, elem: Tensor, scale: int) -> Any:
+        return Tensor._make_wrapper_subclass(cls, elem.shape, strides=elem.stride(), dtype=elem.dtype)
+
+    def __init__(self, elem: Tensor, scale: int) -> None:
+        self.elem, self.scale = elem, scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["elem"], self.scale
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, scale: int, size: Any, stride: Any) -> Any:
+        return Scaled(inner["elem"], scale)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(func(*(a.elem if isinstance(a, cls) else a for a in args), **(kwargs or {})), args[0].scale)
+
+
+def changes_metadata(x: Any) -> Tensor:
+    x.scale = 5
+    return x.elem * 2
+
+
+def stores_in_one_run() -> Any:
+    turn = in_turn(0, 1)
+
+    def f(x: Tensor) -> Tensor:
+        if not turn():
+            STATE.made = x * 3
+        return x * 2
+
+    return f
+
+
+row("metadata that it changes", MUTATION, "changes the metadata", changes_metadata, lambda: (Scaled(torch.ones(3), 2),), where="x",
+    fixed=lambda x: (5, x.elem * 2))
+row("a store in one run", TRACE, "in one of two runs", stores_in_one_run, numbers, anew=True, fixed=stores(lambda x: x * 3), where="STATE.made")
+row("an operator that changes more than data", MUTATION, "sets the gradient", lambda x: (torch.ops.inductor.accumulate_grad_(x, None, x * 2), x * 1)[1], leaf,
+    fixed=lambda x: x * 1)
+option("donate_argnums", (0,), (), "not available in this version")
 
 
 # ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────
