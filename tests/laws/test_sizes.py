@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +23,9 @@ _SOME = (
 )  # fmt: skip
 
 
-_OTHERWISE = ("uniform", "interpolate", "upsample", "slice")
-"""Draws, after it has set the generator; is refused by PyTorch's shape functions where the batch is empty; calls an overload itself."""
+_OTHERWISE = ("uniform", "interpolate", "upsample", "slice", "item", "resize_", "jiterator")
+"""Draws, after it has set the generator (as item does); is refused by PyTorch's shape functions where the batch is empty; calls an
+overload itself; returns memory nobody wrote to; runs on a GPU alone."""
 
 
 def sequences(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor], Any], list[Tensor]]]:
@@ -61,6 +63,14 @@ def check(name: str, function: Callable[[Tensor], Any], tensors: list[Tensor], b
 
 def test_some_functions_at_several_sizes() -> None:
     found = [text for one in sequences(_SOME) if (text := quietly(lambda: check(*one, "aten"))) is not None]
+    assert not found, "\n".join(found)
+
+
+def test_functions_at_several_sizes_in_kernels() -> None:
+    """A part of all of them, as a kernel is compiled for each."""
+    torch.set_num_threads(1)
+    chosen = random.Random(0).sample(sequences(None), 5)
+    found = [text for name, f, xs in chosen if (text := quietly(lambda: check(name, f, xs[:3], "c"))) is not None]
     assert not found, "\n".join(found)
 
 
