@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from .errors import MutationError
+from .torch_private import set_versions, versions_kept
+
 
 def made_by_python(tensor: torch.Tensor) -> bool:
     """Whether a custom ``autograd.Function`` computed a tensor."""
@@ -148,3 +151,46 @@ def with_dead_end(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory that requires grad: gradients flow to a leaf that nobody has."""
     with torch.enable_grad():
         return with_history_of(tensor, tensor.new_zeros(()).requires_grad_().expand_as(tensor))
+
+
+def versions_of(tensors: Sequence[Any]) -> dict[torch.Tensor, int]:
+    """The version counters of the tensors among some values."""
+    return {t: version_of(t) for t in tensors if isinstance(t, torch.Tensor) and not t.is_inference()}
+
+
+def go_on(
+    tensors: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+    keeps_graph: bool,
+    written: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    before: dict[torch.Tensor, int],
+) -> None:
+    """A ``.backward()`` of a function that has run, from ``tensors``, which got these gradients there (or none), on through what is above.
+
+    It finds the version counters of inputs as they were ``before`` the function ran, but for those of what that had ``written`` to by then:
+    nothing above may read that any more. ``leaves`` are those whose gradients the function sets or reads itself.
+    """
+    pairs = [(t, gradient) for t, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
+    tensors = [t for t, _ in pairs]
+    apart = {id(leaf) for leaf in leaves}
+    if apart and any(id(leaf) in apart for leaf in leaves_below(tensors)):
+        raise MutationError(
+            "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets or reads",
+            where="the history of an input of which a leaf is an input, too",
+            fix="compute the one from the other inside of the function, or call .backward() outside",
+        )
+    with versions_kept(tuple(before)):
+        set_versions(tuple(before), tuple(before.values()))
+        for tensor in written:
+            bump_version(tensor)
+        then = versions_of(tuple(before))
+        torch.autograd.backward(tensors, [gradient for _, gradient in pairs], retain_graph=keeps_graph)
+        is_written = then != versions_of(tuple(before))
+    if is_written:
+        raise MutationError(
+            "the function calls .backward(), and what that runs outside of it (a hook, a custom autograd.Function, a gradient that is "
+            "added to in place) writes to an input, which the function has read by then",
+            where="the history of an input",
+            fix="call .backward() outside",
+        )

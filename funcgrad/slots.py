@@ -110,6 +110,18 @@ class NewMemory:
 
 
 @frozen
+class Onward:
+    """What a ``.backward()`` inside the function, the ``call``-th, hands on to what an input was computed from: the gradient of that
+    input as it was given."""
+
+    of: Input
+    call: int
+
+    def __str__(self) -> str:
+        return f"onward({self.of}{f', {self.call}' if self.call else ''})"
+
+
+@frozen
 class NewGradient:
     """What the function leaves as the ``.grad`` of an input, where that is another tensor than before."""
 
@@ -169,7 +181,10 @@ class Saved:
         return f"saved({self.name})"
 
 
-Slot = Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | NewMemory | NewGradient | Stored | Late | Grad | Tangent | Saved
+Given = NewMemory | NewGradient | Onward | Stored
+"""What the function gives an input, what that is computed from, or Python state."""
+
+Slot = Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | Given | Late | Grad | Tangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:

@@ -637,8 +637,12 @@ def creation_meta(tensor: torch.Tensor) -> Any:
     return torch._C._autograd._get_creation_meta(tensor)
 
 
-versions_kept: Callable[[torch.Tensor], contextlib.AbstractContextManager[Any]] = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+versions_kept: Callable[[torch.Tensor | tuple[torch.Tensor, ...]], contextlib.AbstractContextManager[Any]]
+versions_kept = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 """Inside, writes to a tensor do not move its version counter."""
+
+set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
+"""Sets the version counters of some tensors."""
 
 
 def policy_context(out: Any) -> SelectiveCheckpointContext:

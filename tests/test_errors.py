@@ -465,6 +465,11 @@ def runs_backward(x):
     return x.detach().sum()
 
 
+def runs_backward_after_a_hidden_write(x):
+    x.data.mul_(2)
+    x.sum().backward()
+
+
 def a_leaf_with_a_hook():
     x = a_leaf()
     x.register_hook(lambda g: g * 2)
@@ -488,7 +493,7 @@ def detaches_and_writes(x):
         (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also", "copy_()"),
         (sets_data_of_a_leaf, a_leaf, "x", "and its result is differentiated", "detached"),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
-        (runs_backward, a_computed_tensor, "x", "would go on through the history of x", "torch.autograd.grad"),
+        (runs_backward_after_a_hidden_write, a_computed_tensor, "x", "history of x, after a write through .data", "autograd.grad"),
         (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "what the hook does"),
         (doubles, an_inference_tensor, "x", "inference tensor", None),
         (detaches_and_writes, lambda: torch.ones(3), "x", "detaches x", "return it"),

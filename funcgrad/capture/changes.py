@@ -144,11 +144,13 @@ def refuse(
             )
 
 
-def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored]) -> None:
-    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from."""
+def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], splits: bool) -> None:
+    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from, which nothing hands on:
+    in a gradient transform, or within another backward pass."""
+    seen = {id(own.seen) for own in mirrored.values()} if splits else ()
     for slot, tensor in named:
         own = mirrored[id(tensor)]
-        if own.leaf is not own.seen and is_leaf(own.leaf) and own.leaf.grad is not None:
+        if own.leaf is not own.seen and is_leaf(own.leaf) and id(own.leaf) not in seen and own.leaf.grad is not None:
             raise MutationError(
                 f"the function calls .backward(), which would go on through the history of {slot}",
                 where=str(slot),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import evolve, frozen
 
 from ..show import Doc, Shown, Table, in_bytes
-from ..slots import Arg, Base, Captured, Final, NewGradient, NewMemory, Slot, Stored
+from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Slot, Stored
 from ..slots import State as StateSlot
 from ..state.guards import Place
 from ..state.state import State
@@ -38,6 +38,18 @@ class Change:
         written = {None: "", "tracked": "written to", "detached": "written to under no_grad", "unversioned": "written to through .data"}
         late = "written to in backward" if self.in_backward else ""
         return ", ".join(filter(None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]))
+
+
+@frozen
+class BackwardCall:
+    """A ``.backward()`` that goes on through the histories of inputs of the inner function, and whether it keeps the graph for another one.
+
+    ``written``: the inputs whose version counters the function had moved by then.
+    """
+
+    slots: tuple[Input, ...]
+    keeps_graph: bool
+    written: tuple[Input, ...]
 
 
 def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradient | Stored]) -> Callable[[str], Slot]:
@@ -98,12 +110,19 @@ class Facts(Shown):
     """The numbers of Python state that are inputs, and where they live."""
     also: tuple[tuple[Place, Source], ...] = ()
     """Further places in which inputs live: each must hold the tensor that is read from the first."""
+    backward_calls: tuple[BackwardCall, ...] = ()
+    """What goes on through the histories of inputs, in order."""
 
     @property
     def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:
         """What Python state and inputs are given: the last of ``outputs``, in the order in which layers add them."""
         gradients = (NewGradient(slot) for slot, is_new in self.gradients.items() if is_new)
         return (*self.state.stores, *gradients, *map(NewMemory, self.stores))
+
+    @property
+    def onward(self) -> tuple[Onward, ...]:
+        """The gradients that are handed on to the histories of inputs."""
+        return tuple(Onward(slot, i) for i, call in enumerate(self.backward_calls) for slot in call.slots)
 
     @property
     def returned(self) -> tuple[OutputFact, ...]:

@@ -26,6 +26,7 @@ from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .facts import Facts, naming
 from .inputs import Inputs
+from .onward import Handing
 from .origins import GradientOf
 from .outputs import OutputFact, look_at_outputs
 from .results import require_the_same, require_visible
@@ -85,6 +86,8 @@ class Inner:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)
         args, kwargs = self.inputs.rebuild(seen)
+        handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
+        trace.backward_is_done = lambda *_: handing.done()
         assert trace.watch is not None
         trace.watch.put_numbers(self.inputs.numbers(seen))
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
@@ -99,6 +102,7 @@ class Inner:
                     fix=_PURE,
                 )
         self._require_same_gradients(seen, gradients)
+        handing.require_all()
         written = trace.written()
         _require_same_effects(trace.watch, written.effects)
         stored = written.plain | written.stores
@@ -112,7 +116,9 @@ class Inner:
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
         inner_of = {id(inner): slot for slot, tensor in tensors for inner in inner_tensors(tensor)}
         self._require_known_writes(trace, slot_of | inner_of)
-        values_of: dict[Slot, Any] = {self.named(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)}
+        values_of: dict[Slot, Any] = {**handing.values} | {
+            self.named(p): trace.current(leaf) for p, leaf in zip(paths, leaves, strict=True)
+        }
         values_of.update((base, root) for base, root in bases.items())
         values_of |= {Final(slot): tensor for slot, tensor in memory.items()}
         shared = {family.slot for overlap in self.facts.needed_overlaps() for family in overlap.families}

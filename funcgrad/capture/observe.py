@@ -40,6 +40,7 @@ from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
+from .onward import Passes, calls_of
 from .origins import GradientOf, Unresolved, find_origins
 from .outputs import look_at_outputs
 from .questions import require_bare
@@ -97,6 +98,9 @@ class _DryRun:
         """What the function has written to Python state in its forward pass."""
         self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
         self.trace.heedless = splits and not grad
+        self._passes = Passes()
+        if splits:
+            self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)
 
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
@@ -266,7 +270,7 @@ class _DryRun:
 
     def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
         captured, named = self._named(root)
-        refuse_backward(named, self._mirrored)
+        refuse_backward(named, self._mirrored, self._splits)
         require_bare({key: m.seen for key, m in self._mirrored.items()}, named)
         gradients, switches = self._gradients(named), self._switches(named)
         groups, lineage = overlaps(_plain(named)), self.trace.lineage
@@ -310,7 +314,7 @@ class _DryRun:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]])
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
-        return Facts(
+        facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
             {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
@@ -319,6 +323,9 @@ class _DryRun:
             tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
             tuple((slot, place) for slot, place, _ in self._inputs.state),
         )  # fmt: skip
+        calls, computed, asked = calls_of(self._passes.found, facts, named, self._mirrored)
+        guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
+        return evolve(facts, backward_calls=calls, leaves=guarded, asked=(*facts.asked, *asked))
 
 
 def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:

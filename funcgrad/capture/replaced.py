@@ -166,7 +166,11 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with trace.lifting(), trace.making_graphs():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
-            return original(*args, **kwargs)
+            found = original(*args, **kwargs)
+        if kwargs.get("accumulate_grad") and trace.current_pass == "forward":
+            _, _, keeps_graph, create_graph, targets = args
+            trace.backward_is_done(keeps_graph, create_graph, targets)
+        return found
 
     def run_cond(_: Any, *args: Any, **kwargs: Any) -> Any:  # torch's own starts another tracer, which cannot run within a trace
         trace.making_graphs = graphs_made_alone

@@ -103,6 +103,8 @@ class Trace(Recorder):
         self.given_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
         self.forgotten = Forgotten()
+        self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: None
+        """Called when a ``.backward()`` of the function's has run; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals)
         self.checks: str | None = None
         self.refused: Exception | None = None

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..capture.memory import BaseOf
 from ..capture.views import HowGiven, Step, View
-from ..slots import Final, NewGradient, NewMemory, Slot
+from ..slots import Final, NewGradient, NewMemory, Onward, Slot
 from ..subclasses import HowWritten, Wrapping
 
 
@@ -65,6 +65,24 @@ class SetGradient:
 
 
 @frozen
+class GoOn:
+    """A ``.backward()`` goes on through what the caller computed inputs from; the version counters of those ``written`` had moved."""
+
+    sources: tuple[Onward, ...]
+    keeps_graph: bool
+    written: tuple[Slot, ...]
+    leaves: tuple[Slot, ...]
+    """Those whose gradients the function sets or reads."""
+
+    @property
+    def target(self) -> Slot:
+        return self.sources[0].of
+
+    def __str__(self) -> str:
+        return f"backward from {', '.join(f'{source.of} with {source}' for source in self.sources)}"
+
+
+@frozen
 class RequireGrad:
     """An output becomes a leaf that requires grad; an input, too, or (not ``on``) one that does not."""
 
@@ -108,7 +126,7 @@ class SetAttribute:
         return f"{self.target}.{self.name} = {self.value!r}"
 
 
-Effect = CopyBack | Restride | SetStorage | SetGradient | RequireGrad | DeadEnd | MakeParameter | SetAttribute
+Effect = CopyBack | Restride | SetStorage | SetGradient | GoOn | RequireGrad | DeadEnd | MakeParameter | SetAttribute
 LAST = (RequireGrad, DeadEnd, MakeParameter, SetAttribute)
 """What is done to outputs when all else is done, in this order for each."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from attrs import evolve
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..histories import bump_version, renew_history, with_dead_end, with_history_of
+from ..histories import bump_version, go_on, renew_history, versions_of, with_dead_end, with_history_of
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
@@ -24,6 +24,7 @@ from .effects import (
     CopyBack,
     Drawn,
     Effect,
+    GoOn,
     MakeParameter,
     Recipe,
     RequireGrad,
@@ -74,6 +75,9 @@ def print_layers(
     for slot, view in early.items():
         if view.of in outer.ins:
             printer.make(slot, evolve(view, steps=view.steps[: len(view.steps) - view.late]))
+    for layer in layers:
+        if any(isinstance(effect, GoOn) for effect in layer.effects):
+            printer.note_versions(layer.inner.ins)
     if not bumps_inside:
         printer.bump({slot for layer in layers for slot in layer.before})
     inner = layers[-1].inner if layers else outer
@@ -161,6 +165,7 @@ class _Printer:
         self._fresh = fresh
         self._constants = constants
         self._inner_names = inner_names
+        self._versions = ""
 
     def name(self, slot: Slot) -> str:
         """A variable for a new value."""
@@ -245,6 +250,15 @@ class _Printer:
             self._constants["bump_version"] = bump_version
             self.lines.append(f"bump_version({self._variables[slot]})")
 
+    def note_versions(self, slots: Sequence[Slot]) -> None:
+        """A line that reads the version counters of all inputs, before any is moved."""
+        self._constants["versions_of"] = versions_of
+        self._versions = self._fresh("versions")
+        self.lines.append(f"{self._versions} = versions_of({self._list(slots)})")
+
+    def _list(self, slots: Iterable[Slot]) -> str:
+        return f"[{', '.join(self._variables[slot] for slot in slots)}]"
+
     def effect(self, effect: Effect, quiet: bool) -> None:
         """A line that does something to a tensor of the caller's; ``quiet``: its version counter has been moved before."""
         target = self._variables[effect.target]
@@ -278,6 +292,11 @@ class _Printer:
                 )
         elif isinstance(effect, SetGradient):
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
+        elif isinstance(effect, GoOn):
+            self._constants["go_on"] = go_on
+            lists = ([s.of for s in effect.sources], effect.sources, effect.written, effect.leaves)
+            tensors, gradients, *rest = map(self._list, lists)
+            self.lines.append(f"go_on({tensors}, {gradients}, {effect.keeps_graph}, {', '.join(rest)}, {self._versions})")
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
         elif isinstance(effect, MakeParameter):

@@ -2,7 +2,8 @@
 
 leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other memory) · dedupe
 (names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are done) ·
-synthetic base (no two inputs reach one memory) · mutation (no input is written to) · rng (nothing further in draws) · ambient
+synthetic base (no two inputs reach one memory) · mutation (no input is written to) · histories (nothing further in differentiates
+what is outside; what it does there comes before all other effects) · rng (nothing further in draws) · ambient
 state · subclass (none of them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer stands
 around each half of it).
 """
@@ -22,6 +23,7 @@ from ..slots import Final, Signature, Slot
 from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
 from .effects import Drawn
+from .histories import histories
 from .layer import Layer
 from .leaves import leaves
 from .mutation import mutation
@@ -32,7 +34,7 @@ from .storage import storage
 from .subclass import subclass
 from .synthetic_base import synthetic_base
 
-ORDER = (leaves, storage, dedupe, restride, alias_outputs, synthetic_base, mutation, rng)
+ORDER = (leaves, storage, dedupe, restride, alias_outputs, synthetic_base, mutation, histories, rng)
 """The layers that facts ask for."""
 
 

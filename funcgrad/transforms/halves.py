@@ -126,6 +126,12 @@ def differentiable(
                 where="the backward pass that is differentiated (create_graph=True)",
                 fix="compute the gradient with torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
+        if inner.facts.onward:
+            raise UnsupportedTransformError(
+                f"a function that calls .backward() through the history of {inner.facts.onward[0].of} is differentiated a second time",
+                where="the backward pass that is differentiated (create_graph=True)",
+                fix="compute the gradient with torch.autograd.grad inside, and return it",
+            )
         for slot, then in zip(ins, given, strict=True):
             if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
                 raise TraceError(

@@ -272,6 +272,15 @@ def f_leaves(a):
     return (a * 2,)
 
 
+def computed():
+    return (torch.arange(6.0, requires_grad=True).view(2, 3) * 2,)
+
+
+def f_histories(a):
+    (a * a).sum().backward()
+    return (a.detach() * 2,)
+
+
 NEEDED = {
     "leaves": (one, f_leaves),
     "storage": (one, f_storage),
@@ -280,8 +289,10 @@ NEEDED = {
     "outputs": (one, f_outputs),
     "synthetic base": (overlapping, f_synthetic_base),
     "mutation": (one, f_mutation),
+    "histories": (computed, f_histories),
 }
-PLANS = dict(zip(("leaves", "storage", "dedupe", "restride", "outputs", "synthetic base", "mutation", "rng"), ORDER, strict=True))
+NAMES = ("leaves", "storage", "dedupe", "restride", "outputs", "synthetic base", "mutation", "histories", "rng")
+PLANS = dict(zip(NAMES, ORDER, strict=True))
 
 
 def broken_laws(case):
@@ -456,10 +467,11 @@ def f_everything(p, q, a, b, m, v):
     return p + q, a * b, m.sum(1), v[1:]
 
 
-# "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is written to
+# "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is written to; and
+# "histories" after all of them: what is outside is gone through before anything is done to it
 ORDERS = [
     o
-    for o in itertools.permutations(ORDER[2:-1])
+    for o in itertools.permutations(ORDER[2:-2])
     if o.index(PLANS["mutation"]) > max(map(o.index, (PLANS["outputs"], PLANS["synthetic base"])))
 ]
 

@@ -1,0 +1,149 @@
+"""``.backward()`` inside a function whose inputs were computed outside: the gradient of such an input is handed on to its history.
+
+Each call that gets so far is one ``BackwardCall``: when a program has run, it goes on through the caller's own graph, as autograd would
+have gone on, with the gradients the call ended in. So that graph is freed or kept, its hooks run, and a second pass raises as in eager
+PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen
+from torch import Tensor
+
+from ..errors import MutationError, TraceError
+from ..graphs import type_text
+from ..histories import has_hooks, is_leaf, version_of
+from ..slots import Onward
+from .facts import BackwardCall, Facts, Source
+from .questions import Asked
+from .stand_ins import Mirrored
+from .where import user_line
+
+_FIX = "call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside"
+
+
+@frozen(eq=False)
+class _Pass:
+    keeps_graph: bool
+    reached: frozenset[int]
+    moved: frozenset[int]
+    """Of which real tensors the version counters had moved."""
+    hidden: bool
+    """Whether something was written to without that."""
+
+
+@frozen(eq=False)
+class Passes:
+    """The ``.backward()`` calls of a dry run that came to the history of an input: to what autograd knows as the base of which real
+    tensors, by identity."""
+
+    found: list[_Pass] = field(factory=list)
+
+    def done(
+        self, mirrored: Mapping[int, Mirrored], written: Mapping[int, str], keeps_graph: bool, again: bool, targets: Sequence[Any]
+    ) -> None:
+        """A ``.backward()`` has run; ``again``: so that it can be differentiated; ``targets``: to these alone."""
+        for own in mirrored.values():
+            if any(own.seen is target for target in targets) and not is_leaf(own.seen):
+                raise MutationError(
+                    f"the function calls .backward(inputs=…), which sets the gradient of an input {type_text(own.seen)} "
+                    "that is computed outside",
+                    where=user_line(),
+                    fix="call torch.autograd.grad, and set x.grad to what it returns",
+                )
+        seen = {id(own.seen) for own in mirrored.values()}
+        above = {key: own for key, own in mirrored.items() if id(own.leaf) not in seen and own.leaf.grad is not None}
+        if above and again:
+            own = next(iter(above.values()))
+            raise MutationError(
+                f"the function calls .backward(create_graph=True), which would go on through the history of an input {type_text(own.seen)}",
+                where=user_line(),
+                fix="call torch.autograd.grad with respect to what is meant",
+            )
+        for own in above.values():
+            own.leaf.grad = None
+        if above:
+            moved = frozenset(key for key, own in mirrored.items() if version_of(own.family) != own.version)
+            self.found.append(_Pass(keeps_graph, frozenset(above), moved, "unversioned" in written.values()))
+
+
+_HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"
+"""Whether somebody hears of the gradient of a tensor that is computed."""
+
+
+def calls_of(
+    passes: Sequence[_Pass], facts: Facts, named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored]
+) -> tuple[tuple[BackwardCall, ...], tuple[Source, ...], tuple[Asked, ...]]:
+    """What those calls may hand on, by the inputs of the inner function; the inputs that must be computed outside for that; and those of
+    whose gradient nobody must hear.
+
+    Raises ``MutationError`` where that would not be what eager PyTorch does.
+    """
+    calls: list[BackwardCall] = []
+    seen = {id(own.seen) for own in mirrored.values()} if facts.gradients else set()
+    computed = {s: None for s, t in named if t.requires_grad and not t.is_leaf and id(mirrored[id(t)].leaf) in seen}
+    unheard: dict[Source, Asked] = {}
+    slots = {id(t): slot for slot, t in reversed(named)}
+    for one in passes:
+        found: dict[Any, None] = {}
+        written = tuple(dict.fromkeys(facts.goes_in_as(slots[key]) for key in slots if key in one.moved))
+        for slot, tensor in named:
+            if id(tensor) not in one.reached or slots[id(tensor)] != slot:
+                continue
+            goes_in = facts.goes_in_as(slot)
+            faults = ["after a write through .data, of which autograd does not know"] if one.hidden else []
+            if goes_in != slot:  # its own gradient is not known, only that of what it is a view of
+                faults += ["though it is written to, and has hooks, or its gradient retained"] * (has_hooks(tensor) or tensor.retains_grad)
+                unheard[slot] = Asked(slot, _HEARD, False, NotImplemented)
+            if faults:
+                raise MutationError(
+                    f"the function calls .backward(), which would go on through the history of {slot}, {' and '.join(faults)}",
+                    where=str(slot),
+                    fix=_FIX,
+                )
+            found[goes_in] = computed[slot] = None
+        calls.append(BackwardCall(tuple(found), one.keeps_graph, written))  # type: ignore[arg-type]
+    return tuple(calls), tuple(computed), tuple(unheard.values())
+
+
+@frozen(eq=False)
+class Handing:
+    """The gradients that the calls of a recorded run hand on; ``leaves`` are the inputs of the inner function, where they arrive."""
+
+    facts: Facts
+    leaves: Mapping[Any, Tensor]
+    values: dict[Onward, Tensor | None] = field(factory=dict)
+    """A gradient, or None, for each input that it may arrive at."""
+
+    def done(self) -> None:
+        """A ``.backward()`` has run."""
+        calls = self.facts.backward_calls
+        onward = {s for call in calls for s in call.slots} | {s for s in self.leaves if self.facts.leaves.get(s) is False}
+        reached = {slot for slot in onward if self.leaves[slot].grad is not None}
+        if not reached:
+            return
+        n = len({slot.call for slot in self.values})
+        expected = calls[n].slots if n < len(calls) else ()
+        for slot in reached - set(expected):
+            raise MutationError(
+                f"the function calls .backward(), which would go on through the history of {slot}, to another input, a leaf that it is a "
+                "view of",
+                where=str(slot),
+                fix=_FIX,
+            )
+        for slot in expected:
+            gradient, self.leaves[slot].grad = self.leaves[slot].grad, None
+            self.values[Onward(slot, n)] = None if gradient is None else gradient.clone()  # what is written to it later, it had then
+
+    def require_all(self) -> None:
+        """Raises ``TraceError`` where the dry run met calls that this run did not make."""
+        for slot in self.facts.onward:
+            if slot not in self.values:
+                raise TraceError(
+                    f"the function calls .backward(), which goes on through the history of {slot.of}, in one of two runs",
+                    where=str(slot.of),
+                    fix="make it a pure function of its arguments: what it differentiates must not depend on what ran before",
+                )
