@@ -75,6 +75,11 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor.grad
 
 
+def retains_grad(tensor: torch.Tensor) -> bool:
+    """Whether what is computed keeps the gradient that comes to it."""
+    return has_history(tensor) and tensor.retains_grad
+
+
 def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
     pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
     seen = set(pending)
@@ -94,6 +99,11 @@ def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
 def is_dead_end(tensor: torch.Tensor) -> bool:
     """Whether what computed a tensor leads to no leaf: nothing would get a gradient."""
     return not any(hasattr(node, "variable") for node in _nodes_below([tensor]))
+
+
+def depends_on(tensors: Sequence[torch.Tensor], source: torch.Tensor) -> bool:
+    """Whether some tensors were computed from another, as autograd knows."""
+    return source.grad_fn in _nodes_below([t for t in tensors if has_history(t)])
 
 
 def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

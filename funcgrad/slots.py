@@ -123,9 +123,9 @@ class Onward:
 
 @frozen
 class NewGradient:
-    """What the function leaves as the ``.grad`` of an input, where that is another tensor than before."""
+    """What the function leaves as the ``.grad`` of an input, where that is another tensor than before; or of what it returns."""
 
-    of: Input
+    of: Input | Out
 
     def __str__(self) -> str:
         return f"new({self.of}.grad)"

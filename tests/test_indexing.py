@@ -318,3 +318,20 @@ def test_a_singular_matrix():
         compiled(torch.ones(3, 3), b, seen)
     assert seen == 1
     assert not [s for k in compiled.program(a, b, seen).kernels for s in k.steps if isinstance(s, Extern)]
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 2, 1), (1, 1, 2, 3), (2, 3), (1, 3), (3,), (1,), ()])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_values_that_do_not_fit_where_they_go_are_refused_as_in_eager(shape, accumulate):
+    def f(x, v):
+        return x.index_put((torch.tensor([0, 1]),), v, accumulate)
+
+    x, v = torch.zeros(4, 3), torch.ones(shape)
+    try:
+        expected = f(x, v)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError) as found:
+            fg.jit(f)(x, v)
+        assert str(error) in str(found.value)
+    else:
+        torch.testing.assert_close(fg.jit(f)(x, v), expected)

@@ -512,3 +512,143 @@ def test_another_run_that_sets_another_gradient_is_refused():
 
     with pytest.raises(fg.TraceError, match="sets the gradient of x in one of two runs"):
         fg.jit(f)(leaf(), values())
+
+
+def given_to_a_result(x, y):
+    z = x * 2
+    z.grad = x.detach() * 3
+    return z, z[:1]
+
+
+def given_an_input(x, y):
+    z = x * 2
+    z.grad = y
+    z.mul_(2)
+    y.detach().add_(1)
+    return z, z.grad
+
+
+def given_to_a_constant(x, y):
+    z = y.detach() * 2
+    z.grad = y.detach() * 4
+    return (z,)
+
+
+def computed_for_a_leaf_it_made(x, y):
+    z = (y.detach() * 2).requires_grad_()
+    (z * z).sum().backward()
+    return (z,)
+
+
+def retained_inside(x, y):
+    z = x * 2
+    z.retain_grad()
+    (z * z * y).sum().backward()
+    return (z,)
+
+
+def given_to_a_view(x, y):
+    z = x[1:]
+    z.grad = y[1:].detach()
+    return z, x
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("make", [lambda: (leaf(), values()), lambda: (leaf().sin(), values()), lambda: (leaf(), leaf())])
+@pytest.mark.parametrize(
+    "f",
+    [given_to_a_result, given_an_input, given_to_a_constant, computed_for_a_leaf_it_made, retained_inside, given_to_a_view],
+)
+def test_what_is_returned_has_the_gradient_it_was_given(f, make):
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        expected, found = run(case, lambda f: f), run(case, lambda f: compiled)
+        assert difference(expected, found) is None
+        assert found.error is None or expected.error is not None, found.error
+
+
+@pytest.mark.parametrize("made", [lambda x, y: x * y, lambda x, y: x.view(2, 2)])
+def test_a_result_keeps_the_gradient_that_comes_to_it(made):
+    def f(x, y):
+        z = made(x, y)
+        z.retain_grad()
+        return z
+
+    for g in (f, fg.jit(f)):
+        z = g(leaf(), values())
+        (z * z).sum().backward()
+        assert_rounded(z.grad, 2 * z.detach())
+
+
+def beside_what_depends_on_it(x, y):
+    z = x * 2
+    z.retain_grad()
+    return (z * y).sum(), z
+
+
+def changed_when_it_has_one(x, y):
+    z = x * 2
+    z.grad = y
+    z.unsqueeze_(0)
+    return z
+
+
+def written_to_what_backward_reads(x, y):
+    part = y[1:]
+    part.requires_grad_()
+    z = y * part.mean()
+    with torch.no_grad():
+        y.zero_()
+    return z
+
+
+def restrided_then_switched(x, y):
+    z = y.detach() * 1
+    view = z.view_as(z)
+    z.squeeze_()
+    z.requires_grad_()
+    return view
+
+
+def a_gradient_with_a_history(x, y):
+    z = x * x
+    y.transpose_(0, -1)
+    x.grad = z
+
+
+REFUSED_RESULTS = {
+    "kept": (beside_what_depends_on_it, "keeps its gradient .* beside what depends on it"),
+    "sizes": (changed_when_it_has_one, "that it made the gradient of"),
+    "backward would fail": (written_to_what_backward_reads, "its backward pass would fail"),
+    "switched": (restrided_then_switched, "and switches requires_grad"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_RESULTS)
+def test_what_cannot_be_done_to_a_result_is_refused(name):
+    f, message = REFUSED_RESULTS[name]
+    with pytest.raises(fg.MutationError, match=message):
+        fg.jit(f)(leaf("backward" not in name), values())
+
+
+def test_a_gradient_with_a_history_beside_a_change_of_sizes_is_refused():
+    base = leaf() * 1
+    with pytest.raises(fg.MutationError, match="has a history that goes by them"):
+        fg.jit(a_gradient_with_a_history)(base[:3], base.view(2, 2))
+
+
+def test_an_input_may_come_to_depend_on_a_leaf_that_nobody_has():
+    def f(x, y):
+        made = (y * 2).requires_grad_()
+        x.add_(made.mean())
+        return ()
+
+    def make():
+        base = torch.arange(6.0)
+        return base[2:], values(), base[:4]
+
+    case, compiled = Case(make, lambda x, y, z: f(x, y)), fg.jit(lambda x, y, z: f(x, y))
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+    assert compiled.program(*make()).layers

@@ -299,3 +299,30 @@ def test_what_a_call_could_not_carry_over_is_refused(f, message):
     with pytest.raises(fg.FuncgradError, match=message):
         fg.jit(f)(x, y)
     assert x.grad is None and y.shape == (3,) and torch.equal(x, torch.ones(3))
+
+
+def test_a_part_of_unbind_changes_its_sizes_before_its_base_gets_a_history():
+    def f(part, base, w):
+        part.t_()
+        base.add_(w.mean())
+        return ()
+
+    def make():
+        base = torch.arange(8.0)
+        return base.view(2, 4).unbind(0)[1], base, torch.ones(3, requires_grad=True)
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():
+    def f(x):
+        x.requires_grad_()
+        with torch.no_grad():
+            x.transpose_(0, -1)
+        return x.view_as(x)
+
+    with pytest.raises(fg.MutationError, match="and changes its sizes"):
+        fg.jit(f)(torch.arange(8.0)[:3])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from closeness import assert_rounded
+from laws.programs import Case, CountBackward, difference, run
 from turns import in_turn
 
 import funcgrad as fg
@@ -425,3 +426,30 @@ def test_a_write_that_reads_what_it_overwrites_elsewhere_is_refused(f):
     with pytest.raises(fg.MutationError, match="writes to memory it reads elsewhere"):
         fg.jit(f)(x)
     assert torch.equal(x, torch.arange(8.0))
+
+
+def test_what_is_given_other_memory_keeps_the_version_counter_it_shares():
+    def f(x, y):
+        look = x.detach()
+        look.data = y.detach() * 2
+        look[:1].mul_(5)
+        return (look,)
+
+    def make():
+        base = torch.arange(8.0, requires_grad=True) * 1
+        return base.view(4, 2).unbind(0)[1], base[1:7:2]
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_other_memory_that_backward_writes_to_is_refused():
+    def f(x, y):
+        z = CountBackward.apply(x, y)
+        y.resize_(9).zero_()
+        return z
+
+    with pytest.raises(fg.MutationError, match="and writes to it in a backward pass"):
+        fg.jit(f)(torch.ones(3, requires_grad=True), torch.empty(0))

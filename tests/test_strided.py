@@ -233,3 +233,11 @@ def test_every_look_at_dense_memory_is_a_sequence_of_views(base):
             found = take(base, steps_between(Geometry.of(base), Geometry.of(look)))
             assert torch.equal(found, look) and found.storage_offset() == look.storage_offset()
             assert all(a == b for a, b, n in zip(found.stride(), look.stride(), look.shape, strict=True) if n > 1)
+
+
+def test_an_expanded_tensor_without_elements_is_written_to():
+    def f(x):
+        x.expand(2, 0).data.add_(1)
+        return x
+
+    assert fg.jit(f)(torch.empty(0)).shape == (0,)

@@ -9,10 +9,11 @@ from attrs import evolve
 from torch import Tensor
 
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
-from ..histories import has_history, has_hooks, is_leaf, leaves_below, view_base
+from ..graphs import type_text
+from ..histories import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
-from ..torch_private import is_wrapper_subclass
+from ..torch_private import creation_meta, is_wrapper_subclass
 from .facts import Change, Source
 from .forgotten import Forgotten
 from .memory import Overlap, entangled, neighbours, overlaps_itself
@@ -61,6 +62,10 @@ def changes_of(
         restrides = lineage.restrides(own.seen)
         if own_data == "tracked" and not forgotten.holds(lineage.current(own.seen)):
             restrides = tuple(evolve(step, tracked=True) for step in restrides)  # what gets a history, autograd must follow
+        if (
+            not tensor.requires_grad and view_base(tensor) is not None and creation_meta(tensor).name != "DEFAULT"
+        ):  # once it requires grad, autograd would forbid it
+            restrides = tuple(evolve(step, tracked=False) for step in restrides)
         late = slot not in shared and id(tensor) in ever and not own_data
         untouched = (slot not in shared or shared[slot].base not in written) and not own_data and not restrides and ever is in_forward
         moved = untouched and own.how_written(False) == "detached"
@@ -179,6 +184,9 @@ def refuse_leaves(
         faults += ["writes to it, a leaf, what requires grad"] if tracked and tensors[slot].requires_grad and slot in switches else []
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
             faults.append("hooks of it would have to run")
+        made = gradients.get(slot)
+        if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):
+            faults.append("changes sizes, while that gradient has a history that goes by them")
         if faults:
             raise MutationError(
                 f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and {' and '.join(faults)}",
@@ -198,8 +206,35 @@ def refuse_leaves(
             )
 
 
-def refuse_hidden_backward(in_backward: Sequence[Source]) -> None:
-    """Raise for a backward pass that writes to inputs, though none of them requires grad: it begins at a leaf the function made."""
+def refuse_restrided_gradients(lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}) -> None:
+    """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as it is now."""
+    for slot, gradient in gradients.items():
+        if gradient is not None and (lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])):
+            raise MutationError(
+                f"the function changes the sizes of {slot}, or of the {type_text(gradient)} that it made the gradient of that (.grad =)",
+                where=str(slot),
+                fix="change its sizes before, or set a copy",
+            )
+
+
+def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> None:
+    """Raise for a result that is to keep the gradient that comes to it, where some comes from other results: within the program."""
+    for slot, tensor in made.items():
+        if retains_grad(tensor) and depends_on([t for t in others if t is not tensor], tensor):
+            raise MutationError(
+                f"the function returns {slot}, which keeps its gradient (retain_grad()), beside what depends on it",
+                where=str(slot),
+                fix="compute what depends on it in another function",
+            )
+
+
+def refuse_hidden_backward(in_backward: Sequence[Source], failed: Exception | None) -> None:
+    """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a leaf the function made."""
+    if failed is not None:
+        raise MutationError(
+            "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward pass would fail",
+            fix="make the leaf outside and pass it as an argument",
+        ) from failed
     for slot in in_backward:
         raise MutationError(
             f"the function writes to {slot} in a backward pass that goes to a leaf it made itself (requires_grad_() inside)",
@@ -215,8 +250,12 @@ def refuse_stores(
     mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
+    in_backward: Sequence[Tensor],
 ) -> None:
-    """Raise where an input is given other memory and something else goes by the memory it had."""
+    """Raise where an input is given other memory and something else goes by the memory it had.
+
+    ``in_backward``: what a backward pass writes to.
+    """
     tensors = dict(named)
     touched = {slot for key in changes for slot in (key.of if isinstance(key, Base) else (key,))}
     shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
@@ -232,6 +271,8 @@ def refuse_stores(
             faults.append("writes to it, though others share its memory")
         others = {id(mirrored[id(t)].seen): other for other, t in reversed(named) if t is not tensors[slot]}
         source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
+        if any(t is now for t in in_backward):
+            faults.append("writes to it in a backward pass")
         if slot in shared:
             faults.append("writes to one that shares that memory")
         if source is not None and changes.get(source, Change()).restrides:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import evolve, frozen
 
 from ..show import Doc, Shown, Table, in_bytes
-from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Slot, Stored
+from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Slot, Stored
 from ..slots import State as StateSlot
 from ..state.guards import Place
 from ..state.state import State
@@ -112,12 +112,14 @@ class Facts(Shown):
     """Further places in which inputs live: each must hold the tensor that is read from the first."""
     backward_calls: tuple[BackwardCall, ...] = ()
     """What goes on through the histories of inputs, in order."""
+    result_gradients: tuple[Out, ...] = ()
+    """What the function made, returns, and has set the ``.grad`` of."""
 
     @property
     def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:
         """What Python state and inputs are given: the last of ``outputs``, in the order in which layers add them."""
         gradients = (NewGradient(slot) for slot, is_new in self.gradients.items() if is_new)
-        return (*self.state.stores, *gradients, *map(NewMemory, self.stores))
+        return (*self.state.stores, *gradients, *map(NewGradient, self.result_gradients), *map(NewMemory, self.stores))
 
     @property
     def onward(self) -> tuple[Onward, ...]:

@@ -50,7 +50,10 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
         raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
     memory = value.data  # a version counter of its own
-    trace.lineage.give(own, with_history_of(memory, tensor), memory, how)
+    by = with_history_of(memory, tensor)
+    trace.lineage.give(own, by, memory, how)
+    if id(own) not in trace.inputs and trace.lineage.source(tensor) is not None:
+        trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of
 
 
 def _of_a_view() -> MutationError:

@@ -28,7 +28,7 @@ from .facts import Facts, naming
 from .inputs import Inputs
 from .onward import Handing
 from .origins import GradientOf
-from .outputs import OutputFact, look_at_outputs
+from .outputs import OutputFact, look_at_outputs, results_by_slot
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
@@ -106,7 +106,8 @@ class Inner:
         written = trace.written()
         _require_same_effects(trace.watch, written.effects)
         stored = written.plain | written.stores
-        leaves += [self._given(trace, slot, seen, stored) for slot in self.facts.given]
+        owners: dict[Any, Any] = {**seen, **results_by_slot(leaves, paths, slot_of, self.out_slot)}
+        leaves += [self._given(trace, slot, owners, stored) for slot in self.facts.given]
         paths = [*paths, *map(str, self.facts.given)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):

@@ -36,7 +36,7 @@ from .branches import choice
 from .given import GIVES, call_with_out, give_data
 from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import GradientsMatter, MetTooLate, require_dense_results
-from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator
+from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
 from .questions import QUESTIONS, refuse_unknowable
 from .replaced import set_
 from .storages import STORAGES, require_memory_in_place, storage_of
@@ -105,6 +105,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.higher_order.cond:
             return choice(trace, *args)
         require_compiled_operator(func)
+        if func is torch.ops.aten.index_put.default and trace.graph is None:
+            with trace.fakes:
+                require_fitting_values(*args[:3])
         try:
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
@@ -273,13 +276,12 @@ class Lifter(TorchFunctionMode):
     def _switch(self, original: Any, tensor: Any, on: bool) -> None:
         """Note an input that is to require grad where it did not, or the other way round."""
         real = original if not is_traced(original) else self._trace.reals.get(id(original))
+        named = self._trace.lineage.named(tensor)
+        if real is None and named is not tensor and self._trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
+            raise _switched_too_late()
         if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
-            if self._trace.lineage.named(tensor) is not tensor:
-                raise MutationError(
-                    "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
-                    where=user_line(),
-                    fix="call requires_grad_() before",
-                )
+            if named is not tensor:
+                raise _switched_too_late()
             if not on and any(other._base is real for other in self._trace.reals.values()):
                 raise MutationError(
                     "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view of",
@@ -305,6 +307,12 @@ class Lifter(TorchFunctionMode):
                 fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
             )
         own = original if is_traced(original) else self._trace.lift(original)
+        if self._trace.lineage.is_switched_on(tensor):
+            raise MutationError(
+                "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its sizes",
+                where=user_line(),
+                fix="take the view instead, or change its sizes outside",
+            )
         first = self._trace.graph is None  # in later runs, it may be changed
         if first and func is Tensor.detach_:
             if own._is_view():
@@ -364,3 +372,11 @@ class Lifter(TorchFunctionMode):
             where=user_line(),
             fix="let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
         )
+
+
+def _switched_too_late() -> MutationError:
+    return MutationError(
+        "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
+        where=user_line(),
+        fix="call requires_grad_() before",
+    )

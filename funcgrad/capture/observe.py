@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
 import weakref
@@ -33,6 +32,8 @@ from .changes import (
     refuse_hidden_backward,
     refuse_inner_tensors,
     refuse_leaves,
+    refuse_restrided_gradients,
+    refuse_retained,
     refuse_stores,
 )
 from .facts import Facts, Source, naming
@@ -42,7 +43,7 @@ from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
 from .onward import Passes, calls_of
 from .origins import GradientOf, Unresolved, find_origins
-from .outputs import look_at_outputs
+from .outputs import look_at_outputs, results_by_slot
 from .questions import require_bare
 from .results import hidden_tensor, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
@@ -228,12 +229,7 @@ class _DryRun:
             if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
                 self.trace.questions.has_hooks(real)
-                if now is not None and self.trace.lineage.restrides(now):
-                    raise MutationError(
-                        f"the function changes the sizes of a tensor {type_text(now)} that it made the gradient of {slot} (.grad =)",
-                        where=str(slot),
-                        fix="change its sizes before, or set a copy",
-                    )
+        refuse_restrided_gradients(self.trace.lineage, found)
         return found
 
     def _gradless(self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]) -> tuple[Source, ...]:
@@ -258,15 +254,22 @@ class _DryRun:
                 found[slot] = begins if now.requires_grad else (*begins, False)
         return found
 
-    def _run_backward(self, leaves: Sequence[Tensor]) -> None:
-        """For what the caller's own Python writes to in backward; torch's own formulas write to no input."""
+    def _run_backward(self, leaves: Sequence[Tensor], sources: bool) -> Exception | None:
+        """For what the caller's own Python writes to in backward; torch's own formulas write to no input. Returns what it raises.
+
+        ``sources``: whether an input requires grad; where none does, no backward pass will be recorded.
+        """
         written = [self._mirrored[key].family for key in self._written()]
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
-        if python_node_below(roots):
+        if roots and (python_node_below(roots) or not sources):
             seeds = [torch.ones_like(v) for v in roots]
             self.trace.known.forget([from_functional(inner) for seed in seeds for inner in inner_tensors(seed)])
-            with self.watch, self.trace.backward_pass(), contextlib.suppress(RuntimeError):  # told when it is recorded
-                torch.autograd.backward(roots, seeds)
+            try:
+                with self.watch, self.trace.backward_pass():
+                    torch.autograd.backward(roots, seeds)
+            except RuntimeError as error:
+                return error
+        return None
 
     def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
         captured, named = self._named(root)
@@ -281,19 +284,30 @@ class _DryRun:
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
         stores = {slot: new for slot, new in given.items() if new is not None}
+        replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept = self._left.stores if self._left is not None else {}
         extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
             slot: kept_apart(self.trace.named(new), self._splits) for slot, new in kept.items()
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
+        made = results_by_slot(leaves, paths, slot_of, self._out_slot)
+        extra |= {NewGradient(slot): self.trace.named(new) for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
+        refuse_retained(made, [*made.values(), *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history)])
+        result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
+        refuse_restrided_gradients(lineage, {slot: gradient_of(leaf) for slot, leaf in made.items()}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)
-        in_forward, wrote = self._written(), None
+        kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
+        switched_on = any(True in calls for calls in switches.values())
+        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on)
+        in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:
-            known, wrote = len(self._reals), len(self._inputs_written(slot_of))
-            self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)])
+            known, wrote, given_now = len(self._reals), len(self._inputs_written(slot_of)), {id(new) for new in replaced}
+            before = len(lineage.written(lambda t: id(t) in given_now))
+            failed = self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)], sources)
+            late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
                 groups = overlaps(_plain(named))
@@ -305,14 +319,11 @@ class _DryRun:
         refuse_leaves(gradients, switches, read, named, changes, stores)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
-        kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
-        switched_on = any(True in calls for calls in switches.values())
-        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
-            refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]])
-        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked)
+            refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
+        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late)
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
@@ -325,7 +336,8 @@ class _DryRun:
         )  # fmt: skip
         calls, computed, asked = calls_of(self._passes.found, facts, named, self._mirrored)
         guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
-        return evolve(facts, backward_calls=calls, leaves=guarded, asked=(*facts.asked, *asked))
+        asked = (*facts.asked, *asked)
+        return evolve(facts, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients)
 
 
 def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:

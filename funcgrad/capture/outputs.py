@@ -11,8 +11,8 @@ from torch.nn import Parameter
 
 from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
-from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, view_base
-from ..slots import Arg, Base, Captured, Slot
+from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, retains_grad, view_base
+from ..slots import Arg, Base, Captured, Out, Slot
 from .questions import set_by_function
 from .results import hidden_tensor
 from .views import DETACH, Lineage, Step, View, When, detaches
@@ -39,6 +39,8 @@ class OutputFact:
     """Whether the function made an ``nn.Parameter`` of it."""
     attributes: tuple[tuple[str, Any], ...] = field(default=(), eq=False)
     """What it gave a tensor it made besides."""
+    retains_grad: bool = False
+    """Whether it keeps the gradient that comes to it (``retain_grad()``)."""
 
     def __str__(self) -> str:
         kind = "" if self.view is None else (f"is {self.view}" if not self.view.steps else f"view {self.view}")
@@ -95,12 +97,25 @@ def look_at_outputs(
             is_parameter = made and isinstance(leaf, Parameter)
             _require_plain(attributes, path)
             found.append(
-                OutputFact(path, type_now(now), True, requires_grad, own_leaf, view, is_parameter=is_parameter, attributes=attributes)
-            )
+                OutputFact(
+                    path, type_now(now), True, requires_grad, own_leaf, view, None, is_parameter, attributes, made and retains_grad(leaf)
+                )
+            )  # fmt: skip
         else:
             found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None, leaf))
     _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
+
+
+def results_by_slot(
+    leaves: Sequence[Any], paths: Sequence[str], slot_of: Mapping[int, Arg | Captured], out_slot: Callable[[str], Slot]
+) -> dict[Out, Tensor]:
+    """The tensors a function returns that are no inputs, by the first slot of each."""
+    found: dict[int, tuple[Slot, Tensor]] = {}
+    for path, leaf in zip(paths, leaves, strict=True):
+        if isinstance(leaf, Tensor) and id(leaf) not in slot_of:
+            found.setdefault(id(leaf), (out_slot(path), leaf))
+    return {slot: leaf for slot, leaf in found.values() if isinstance(slot, Out)}
 
 
 _Users = dict[str, tuple[tuple[Step, ...], When, bool]]
@@ -167,13 +182,10 @@ def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
 
 
 def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:
-    """A leaf made in the function and returned would not get the gradient of a result that depends on it, nor bring one along."""
-    made = [t for t in tensors if is_leaf(t) and id(t) not in slot_of]
-    own = {id(t) for t in made if t.requires_grad}
-    depends = own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own
-    if depends or any(t.grad is not None for t in made):
+    """A leaf made in the function and returned would not get the gradient of a result that depends on it."""
+    own = {id(t) for t in tensors if is_leaf(t) and id(t) not in slot_of and t.requires_grad}
+    if own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own:
         raise UnsupportedTransformError(
-            "the function returns a leaf it made itself (requires_grad_() inside) together with "
-            + ("results that depend on it" if depends else "a gradient (.grad =, .backward())"),
+            "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend on it",
             fix="make the leaf outside and pass it as an argument",
         )

@@ -6,7 +6,7 @@ that code, so it is answered here; a value read in the caller's own code is an e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -122,6 +122,18 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
 }
 """Ops with a size that depends on values, but only in a result that nothing but their own backward reads."""
+
+
+def require_fitting_values(target: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
+    """What eager PyTorch raises for ``index_put`` of values that do not fit where they go, which fake tensors do not ask."""
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return  # how many there are depends on values
+    shape = torch.ops.aten.index.Tensor(target, list(indices)).shape
+    sizes = zip(reversed(values.shape), reversed(shape), strict=False)
+    if values.dim() > len(shape) or any(n not in (1, m) for n, m in sizes):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape {list(shape)}"
+        )
 
 
 FILLS = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor}

@@ -328,6 +328,10 @@ class Lineage:
             raise _of_a_view()
         self._switched_on.add(id(view))
 
+    def is_switched_on(self, view: Tensor) -> bool:
+        """Whether it is such an input."""
+        return id(view) in self._switched_on
+
     def switched_off(self, leaf: Tensor) -> None:
         """Write down that a leaf requires grad no more."""
         self._switched_off.add(id(leaf))

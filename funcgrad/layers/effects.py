@@ -18,9 +18,12 @@ class CopyBack:
     source: Final
     how: HowWritten
     is_subclass: bool = False
+    to_no_end: bool = False
+    """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which nobody else has."""
 
     def __str__(self) -> str:
-        return f"copy {self.source} into {self.target}" + ("" if self.how == "plain" else f" ({self.how})")
+        how = ["" if self.how == "plain" else self.how, "requires grad, to no end" if self.to_no_end else ""]
+        return f"copy {self.source} into {self.target}" + (f" ({', '.join(filter(None, how))})" if any(how) else "")
 
 
 @frozen
@@ -59,6 +62,27 @@ class SetGradient:
 
     target: Slot
     source: NewGradient | None
+
+    def __str__(self) -> str:
+        return f"{self.target}.grad = {self.source}"
+
+
+@frozen
+class RetainGrad:
+    """An output keeps the gradient that comes to it."""
+
+    target: Slot
+
+    def __str__(self) -> str:
+        return f"{self.target}.retain_grad()"
+
+
+@frozen
+class SetResultGradient:
+    """An output has a gradient."""
+
+    target: Slot
+    source: NewGradient
 
     def __str__(self) -> str:
         return f"{self.target}.grad = {self.source}"
@@ -126,9 +150,13 @@ class SetAttribute:
         return f"{self.target}.{self.name} = {self.value!r}"
 
 
-Effect = CopyBack | Restride | SetStorage | SetGradient | GoOn | RequireGrad | DeadEnd | MakeParameter | SetAttribute
-LAST = (RequireGrad, DeadEnd, MakeParameter, SetAttribute)
+LAST = (RequireGrad, DeadEnd, MakeParameter, SetAttribute, RetainGrad, SetResultGradient)
 """What is done to outputs when all else is done, in this order for each."""
+
+Effect = (
+    CopyBack | Restride | SetStorage | SetGradient | GoOn | RequireGrad | DeadEnd | MakeParameter | SetAttribute | RetainGrad
+    | SetResultGradient
+)  # fmt: skip
 
 
 @frozen

@@ -14,7 +14,10 @@ def mutation(signature: Signature, facts: Facts) -> Layer | None:
     written = {slot: change.data for slot, change in facts.changes.items() if change.data and slot in signature.ins}
     if not written:
         return None
-    effects = tuple(CopyBack(slot, Final(slot), _how(slot, data, facts), slot in facts.subclasses) for slot, data in written.items())
+    effects = tuple(
+        CopyBack(slot, Final(slot), _how(slot, data, facts), slot in facts.subclasses, data == "tracked" and not facts.differentiable)
+        for slot, data in written.items()
+    )
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
     early = {e.target for e in effects if facts.shares_memory(e.target) or facts.changes[e.target].restrides}  # type: ignore[index]
     before = tuple(e.target for e in effects if e.how != "unversioned" and facts.differentiable and e.target in early)

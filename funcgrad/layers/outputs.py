@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from ..capture.facts import Facts
 from ..capture.views import View
-from ..slots import Signature, Slot
-from .effects import DeadEnd, Effect, MakeParameter, RequireGrad, SetAttribute
+from ..slots import NewGradient, Signature, Slot
+from .effects import DeadEnd, Effect, MakeParameter, RequireGrad, RetainGrad, SetAttribute, SetResultGradient
 from .layer import Layer, replaced
 
 
@@ -20,8 +20,10 @@ def alias_outputs(signature: Signature, facts: Facts) -> Layer | None:
     attributes = tuple(SetAttribute(slot, name, value) for slot, output in made.items() for name, value in output.attributes)
     ends = tuple(DeadEnd(slot) for slot, o in slots.items() if o.requires_grad and not o.is_leaf and slot not in views)
     ends = () if facts.differentiable else ends
-    if not views and not leaves and not ends and not parameters and not attributes:
+    retained = tuple(RetainGrad(slot) for slot, output in made.items() if output.retains_grad)
+    gradients = tuple(SetResultGradient(slot, NewGradient(slot)) for slot in facts.result_gradients)
+    if not views and not leaves and not ends and not parameters and not attributes and not retained and not gradients:
         return None
     outs = (*(s for s in signature.outs if s not in views or views[s].computed), *facts.bases)
-    effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *attributes)
+    effects: tuple[Effect, ...] = (*leaves, *ends, *parameters, *attributes, *retained, *gradients)
     return Layer("outputs", str(alias_outputs.__doc__), signature, replaced(signature, outs=outs), recover=views, effects=effects)

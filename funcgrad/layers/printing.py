@@ -29,8 +29,10 @@ from .effects import (
     Recipe,
     RequireGrad,
     Restride,
+    RetainGrad,
     SetAttribute,
     SetGradient,
+    SetResultGradient,
     SetStorage,
     Wrapped,
 )
@@ -272,7 +274,8 @@ class _Printer:
             self.lines.append(f"{within}overwrite({target}, {self._variables[effect.source]}{how})")
         elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
-            self.lines.append(f"{within}{target}{through}.copy_({self._variables[effect.source]})")
+            source = self._variables[effect.source]
+            self.lines.append(f"{within}{target}{through}.copy_({self._to_no_end(source) if effect.to_no_end else source})")
         elif isinstance(effect, Restride):
             self._constants["renew_history"] = renew_history
             renew = f"renew_history({target})"  # autograd finds the history of a view again, of its base and by its sizes, when asked
@@ -290,7 +293,7 @@ class _Printer:
                 self.lines.append(
                     f"{target}.data = {source}" if effect.how == "data" else f"{target}.resize_({source}.shape).data.copy_({source})"
                 )
-        elif isinstance(effect, SetGradient):
+        elif isinstance(effect, (SetGradient, SetResultGradient)):
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, GoOn):
             self._constants["go_on"] = go_on
@@ -299,14 +302,19 @@ class _Printer:
             self.lines.append(f"go_on({tensors}, {gradients}, {effect.keeps_graph}, {', '.join(rest)}, {self._versions})")
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
+        elif isinstance(effect, RetainGrad):
+            self.lines.append(f"{target}.retain_grad()")
         elif isinstance(effect, MakeParameter):
             self._constants["Parameter"] = torch.nn.Parameter
             self.lines.append(f"{target} = Parameter({target}, {effect.requires_grad})")
         elif isinstance(effect, SetAttribute):
             self.lines.append(f"{target}.{effect.name} = {self._argument(effect.value)}")
         else:
-            self._constants["with_dead_end"] = with_dead_end
-            self.lines.append(f"{target} = with_dead_end({target})")
+            self.lines.append(f"{target} = {self._to_no_end(target)}")
+
+    def _to_no_end(self, value: str) -> str:
+        self._constants["with_dead_end"] = with_dead_end
+        return f"with_dead_end({value})"
 
     def _argument(self, value: Any) -> str:
         if isinstance(value, tuple):

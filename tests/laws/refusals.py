@@ -20,8 +20,11 @@ CEILINGS: dict[str, float] = {
     "and switches requires_grad (requires_grad_()) of it": 10,
     "returns a leaf it made itself": 10,
     "switches requires_grad off (requires_grad_())": 2,
-    "that it made the gradient of": 1,
+    "that it made the gradient of": 2,
+    "which keeps its gradient (retain_grad()), beside": 1,
     "that goes to a leaf it made itself": 1,
+    "goes on through the history of an input to a leaf": 5,
+    "depends on a leaf it made itself (requires_grad_() inside), and": 1,
     # of other memory
     "gives a tensor with a history other memory": 171,
     "other memory (.data =, set_, resize_, out=) and": 118,
