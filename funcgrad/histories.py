@@ -157,6 +157,24 @@ def with_history_of(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class _WithoutDerivative(torch.autograd.Function):
+    """What ``set_`` computes, in the eyes of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, look: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
+        return look.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:  # type: ignore[override]
+        raise RuntimeError("derivative for set_ is not implemented")
+
+
+def without_derivative(look: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory that requires grad, and cannot be differentiated."""
+    tensor: torch.Tensor = _WithoutDerivative.apply(look, look.new_zeros(()).requires_grad_())  # type: ignore[no-untyped-call]
+    return tensor
+
+
 def with_dead_end(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor over the same memory that requires grad: gradients flow to a leaf that nobody has."""
     with torch.enable_grad():

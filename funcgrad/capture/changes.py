@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -13,7 +13,7 @@ from ..graphs import type_text
 from ..histories import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
-from ..torch_private import creation_meta, is_wrapper_subclass
+from ..torch_private import creation_meta, is_wrapper_subclass, storage_id
 from .facts import Change, Source
 from .forgotten import Forgotten
 from .memory import Overlap, entangled, neighbours, overlaps_itself
@@ -251,12 +251,17 @@ def refuse_stores(
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
     in_backward: Sequence[Tensor],
+    used: Callable[[Callable[[Tensor], bool]], bool],
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
-    ``in_backward``: what a backward pass writes to.
+    ``in_backward``: what a backward pass writes to; ``used``: whether it may come to what was computed of some tensors.
     """
     tensors = dict(named)
+
+    def is_used(tensor: Tensor) -> bool:
+        return used(lambda t: lineage.path(t, lambda u: u is tensor, True)[0] is tensor)
+
     touched = {slot for key in changes for slot in (key.of if isinstance(key, Base) else (key,))}
     shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
     for slot in stores:
@@ -277,10 +282,14 @@ def refuse_stores(
             faults.append("writes to one that shares that memory")
         if source is not None and changes.get(source, Change()).restrides:
             faults.append("changes how the one looks whose memory it is given")
-        if differentiable and tensors[slot].numel():  # eager PyTorch's own backward may read the new values, or the old ones
+        shares = any(storage_id(t) == storage_id(stores[slot]) for t, _ in lineage.written(lambda t: True))
+        # eager PyTorch's own backward may read the new values, or the old ones
+        if differentiable and tensors[slot].numel() and (is_used(own) or (is_used(now) and shares)):
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
+        if own.requires_grad and view_base(own) is not None and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
+            faults.append("then writes to it, a view that requires grad")
         if not own.requires_grad and lineage.current(own).requires_grad:
             faults.append("writes to it what depends on a tensor that requires grad")
         if faults:

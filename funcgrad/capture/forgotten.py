@@ -7,7 +7,8 @@ more dimensions of size one in front, which a gradient may have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ class Forgotten:
     """What was used so that a gradient may come back to it, and what must not be any more, in the dry run."""
 
     def __init__(self) -> None:
-        self._used: set[int] = set()
+        self._used: dict[int, Tensor] = {}
         self._errors: dict[int, MutationError] = {}
 
     def used(self, args: Iterable[Any], out: Any) -> None:
@@ -31,7 +32,24 @@ class Forgotten:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
             for tensor in (t for a in args for t in tensors_in(a)):
                 self.require_known(tensor)
-                self._used.add(id(tensor))
+                self._used[id(tensor)] = tensor
+
+    def handed_to_python(self, operand: Tensor) -> None:
+        """Write down that a custom ``autograd.Function`` got a tensor, which it may look at in backward."""
+        self.used([operand], operand)
+        if torch.is_grad_enabled():
+            self._used[id(operand)] = operand
+
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """What is used inside, the trace itself uses."""
+        before = dict(self._used)
+        yield
+        self._used = before
+
+    def is_used(self, known: Callable[[Tensor], bool]) -> bool:
+        """Whether a gradient may come back to what was computed of a tensor that is ``known``."""
+        return any(map(known, self._used.values()))
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's history is of other sizes than it has."""
@@ -49,7 +67,7 @@ class Forgotten:
             return
         more = by.dim() - tensor.dim()
         fits = more >= 0 and by.shape == (1,) * more + tuple(tensor.shape) and by.stride()[more:] == tensor.stride()
-        used = real.requires_grad and is_leaf(real) and self._used & {id(own), id(tensor)}
+        used = real.requires_grad and is_leaf(real) and self._used.keys() & {id(own), id(tensor)}
         computed = not real._is_view() and own.requires_grad and has_history(own)
         error = self._errors.get(id(tensor))
         if error is None and (used or (computed and not fits)):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import MutationError
 from ..graphs import type_text
-from ..histories import has_history, is_stale, version_of, with_history_of
+from ..histories import bump_version, has_history, is_stale, version_of, with_history_of, without_derivative
 from ..subclasses import is_traced
 from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes, without_overload
 from ..trees import flatten
@@ -32,25 +32,26 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     plain = isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor)
     fits = plain and (tensor.dtype, tensor.device) == (value.dtype, value.device)
     fits = fits and (not tensor.requires_grad or tensor.shape == value.shape)
+    if value is tensor and how == "data":
+        return  # x.data = x
     if not fits:
         raise MutationError(
             f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
             where=user_line(),
             fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
         )
-    if is_stale(value) or (tensor._is_view() and tensor.requires_grad):
+    if is_stale(value) or (tensor._is_view() and tensor.requires_grad and how != "data"):
         raise _of_a_view()
     if has_history(tensor) and id(original) not in trace.inputs and is_traced(original):
         raise MutationError(  # what computed it may have saved it for backward
             "the function gives a result that requires grad other memory", where=user_line(), fix="use the other tensor itself"
         )
     own = original if is_traced(original) else trace.lift(original)
-    if value is tensor:
-        return  # x.data = x
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
         raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
     memory = value.data  # a version counter of its own
-    by = with_history_of(memory, tensor)
+    with trace.forgotten.unheard():
+        by = with_history_of(memory, tensor)
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs and trace.lineage.source(tensor) is not None:
         trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of
@@ -74,17 +75,20 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}")
-    if source.requires_grad or (tensor.requires_grad and not tensor.is_leaf):
+    tracked = torch.is_grad_enabled() and (source.requires_grad or tensor.requires_grad)
+    own = original if is_traced(original) else trace.lift(original)
+    if tracked and (id(own) in trace.inputs or own is not original or tensor._is_view() or trace.lineage.given(own) is not None):
         raise MutationError(
             "the function gives a tensor with a history other memory, or one to it (set_)", where=user_line(), fix="x.data = y"
         )
-    if tensor._is_view() or trace.lineage.given(original) is not None:
-        raise MutationError(
-            "the function gives a view other memory, or a tensor for the second time (set_)",
-            where=user_line(),
-            fix="use the other tensor itself",
-        )
-    give_data(trace, original, tensor, source, "set_")
+    if source is tensor and not tracked:
+        bump_version(tensor)  # and nothing else
+    elif tracked:
+        memory = source.data
+        bump_version(tensor)
+        trace.lineage.give(own, without_derivative(memory), memory, "set_")
+    else:
+        give_data(trace, original, tensor, source, "set_")
     return original
 
 

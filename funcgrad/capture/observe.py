@@ -311,7 +311,8 @@ class _DryRun:
             if len(self._reals) > known:  # the caller's Python in backward reads tensors forward did not
                 captured, named = self._named(root)
                 groups = overlaps(_plain(named))
-            changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)) | changes
+            ever = changes_of(lineage, named, self._mirrored, groups, in_forward, self._written(), self.trace.forgotten)
+            changes = {slot: change for slot, change in ever if change.in_backward} | changes
         written = {slot for slot, change in changes.items() if change.data or change.in_backward}
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
@@ -323,7 +324,7 @@ class _DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late)
+        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late, self.trace.forgotten.is_used)
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,

@@ -83,7 +83,7 @@ def look_at_outputs(
                 when = "after" if view is None else view.when
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
-            if lineage.given(leaf) is not None and leaf.requires_grad != now.requires_grad:
+            if lineage.given(leaf) is not None and lineage.source(leaf) is not None and leaf.requires_grad != now.requires_grad:
                 raise MutationError(
                     "the function gives a view other memory (.data =), and what it is a view of a history",
                     where=f"result{path}",

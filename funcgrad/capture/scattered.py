@@ -179,4 +179,6 @@ def _indices(root: Tensor, own: Geometry) -> list[Tensor]:
             where=user_line(),
             fix="pass the tensor all of whose memory it looks at, and take the view of that",
         )
-    return [torch.tensor(i.tolist(), dtype=torch.int64, device=root.device) for i in np.unravel_index(order[at], base.shape)]
+    return [
+        torch.tensor(i.tolist(), dtype=torch.int64, device=root.device).reshape(i.shape) for i in np.unravel_index(order[at], base.shape)
+    ]

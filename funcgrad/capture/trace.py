@@ -271,7 +271,7 @@ class Trace(Recorder):
             return value
         operand = self.lineage.current(self.stand_in(value))
         if self.graph is None:
-            self.forgotten.used([operand], operand)
+            self.forgotten.handed_to_python(operand)
         elif self.writes.custom_functions == 1:
             renew_history(operand)
         return operand
