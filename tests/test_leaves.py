@@ -652,3 +652,33 @@ def test_an_input_may_come_to_depend_on_a_leaf_that_nobody_has():
         assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
         assert found.error is None, found.error
     assert compiled.program(*make()).layers
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_leaf_with_a_gradient_comes_to_have_a_history():
+    def f(w, x):
+        w.grad.mul_(2)
+        w.mul_(x.sum())
+        return ()
+
+    def make():
+        w = values()
+        w.grad = torch.ones(4)
+        return w, leaf()
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_a_gradient_that_is_set_when_the_sizes_have_changed_is_refused():
+    def f(x, y):
+        z = x * 2
+        with torch.no_grad():
+            z.unsqueeze_(0)
+        z.grad = y.unsqueeze(0)
+        return z
+
+    with pytest.raises(fg.MutationError, match="that it made the gradient of"):
+        fg.jit(f)(leaf(False), values())

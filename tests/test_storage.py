@@ -566,3 +566,13 @@ def written_elsewhere(x, y):
 def test_other_memory_of_what_backward_reads_is_refused(f):
     with pytest.raises(fg.MutationError, match=r"other memory \(.data =, set_, resize_, out=\) and"):
         fg.jit(f)(leaf(), torch.ones(3))
+
+
+def test_other_memory_of_a_view_that_may_not_be_used_any_more_is_refused():
+    def f(x):
+        with torch.no_grad():
+            x.add_(1)
+        x.data = x.detach() * 2
+
+    with pytest.raises(fg.MutationError, match="whose base was written to since"):
+        fg.jit(f)((torch.arange(8.0, requires_grad=True) * 1).view(2, 4).unbind(0)[1])

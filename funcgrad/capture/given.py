@@ -40,7 +40,7 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
             where=user_line(),
             fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
         )
-    if is_stale(value) or (tensor._is_view() and tensor.requires_grad and how != "data"):
+    if is_stale(value) or is_stale(tensor) or (tensor._is_view() and tensor.requires_grad and how != "data"):
         raise _of_a_view()
     if has_history(tensor) and id(original) not in trace.inputs and is_traced(original):
         raise MutationError(  # what computed it may have saved it for backward

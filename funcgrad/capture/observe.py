@@ -222,7 +222,7 @@ class _DryRun:
         given = {id(t) for t in self.trace.given_gradient}
         for slot, real in named:
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
-            now = gradient_of(own.seen) if is_leaf(own.seen) or id(real) in given else None
+            now = gradient_of(own.seen) if before is not None or is_leaf(own.seen) or id(real) in given else None
             known = None if before is None else self._mirrored.get(id(before))
             if before is not None and known is None and now is not None:
                 raise MetTooLate(before)
@@ -294,7 +294,8 @@ class _DryRun:
         extra |= {NewGradient(slot): self.trace.named(new) for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
         refuse_retained(made, [*made.values(), *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history)])
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
-        refuse_restrided_gradients(lineage, {slot: gradient_of(leaf) for slot, leaf in made.items()}, made)
+        looks = {slot: gradient_of(lineage.current(leaf)) for slot, leaf in made.items()}  # what it looks like now has what is set since
+        refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
         outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 CEILINGS: dict[str, float] = {
     # of leaves and histories
-    "which would go on through the history": 287,
+    "which would go on through the history": 40,
     "that is computed outside, and has it retained": 1,
     "(.backward() inside, .grad =, requires_grad_())": 41,
     "that was computed or used, under no_grad": 35,
     "or gives it other memory, and asks for its gradient": 24,
     "of an input that is a view itself": 18,
     "and switches requires_grad (requires_grad_()) of it": 10,
-    "returns a leaf it made itself": 10,
+    "returns a leaf it made itself": 5,
     "switches requires_grad off (requires_grad_())": 2,
     "that it made the gradient of": 2,
     "which keeps its gradient (retain_grad()), beside": 1,
@@ -26,12 +26,11 @@ CEILINGS: dict[str, float] = {
     "goes on through the history of an input to a leaf": 5,
     "depends on a leaf it made itself (requires_grad_() inside), and": 1,
     # of other memory
-    "gives a tensor with a history other memory": 171,
+    "gives a tensor with a history other memory": 115,
     "other memory (.data =, set_, resize_, out=) and": 118,
-    "other memory of another kind": 118,
-    "gives a view that requires grad other memory": 99,
-    "resizes a tensor in place to memory that lies around it": 61,
-    "gives a view other memory, or a tensor for the second time": 43,
+    "other memory of another kind": 95,
+    "gives a view that requires grad other memory": 30,
+    "resizes a tensor in place to memory that lies around it": 40,
     "gives a result that requires grad other memory": 14,
     "gives a tensor that requires grad other memory (out=)": 12,
     "gives a view other memory (.data =), and what it is a view of a history": 3,
@@ -46,11 +45,13 @@ CEILINGS: dict[str, float] = {
 }
 """Part of what a refusal says → of how many programs in 10,000 it is said at most."""
 
-STRIDED_CEILINGS = CEILINGS | {
-    "writes to memory it reads elsewhere": 150,
+STRIDED_CEILINGS = dict.fromkeys(CEILINGS, 1) | {
     "writes to memory that overlaps itself": 400,
-    "writes to memory around a tensor": 50,
-    "several elements of which are one in memory, what requires grad": 200,
+    "writes to memory it reads elsewhere": 105,
+    "several elements of which are one in memory, what requires grad": 60,
+    "that was computed or used, under no_grad": 25,
+    "writes to memory around a tensor": 15,
+    "or gives it other memory, and asks for its gradient": 5,
 }
 """The same for programs that are made to overlap."""
 
