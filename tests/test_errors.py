@@ -440,8 +440,9 @@ def sets_data_of_another_dtype(x):
 
 
 def sets_data_of_a_leaf(x):
+    y = (x * x).sum()
     x.data = torch.ones(3)
-    return x.sum()
+    return y
 
 
 def sets_data_and_writes(x):

@@ -290,7 +290,6 @@ def gives_a_view_of_what_gets_a_history(x, y):
     ("f", "message"),
     [
         (sets_a_gradient_it_then_changes, "that it made the gradient of x"),
-        (returns_a_leaf_with_a_gradient, "returns a leaf it made itself"),
         (gives_a_view_of_what_gets_a_history, "gives a view other memory"),
     ],
 )
@@ -326,3 +325,10 @@ def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():
 
     with pytest.raises(fg.MutationError, match="and changes its sizes"):
         fg.jit(f)(torch.arange(8.0)[:3])
+
+
+def test_a_leaf_is_returned_with_its_gradient():
+    case, compiled = Case(lambda: (torch.ones(3), torch.ones(3)), returns_a_leaf_with_a_gradient), fg.jit(returns_a_leaf_with_a_gradient)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error

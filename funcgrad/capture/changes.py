@@ -211,7 +211,7 @@ def refuse_restrided_gradients(lineage: Lineage, gradients: Mapping[Any, Tensor 
     for slot, gradient in gradients.items():
         if gradient is not None and (lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])):
             raise MutationError(
-                f"the function changes the sizes of {slot}, or of the {type_text(gradient)} that it made the gradient of that (.grad =)",
+                f"the function changes the sizes of the {type_text(gradient)} that it made the gradient of {slot} (.grad =), or of {slot}",
                 where=str(slot),
                 fix="change its sizes before, or set a copy",
             )
