@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import SymFloat, Tensor, dtype
+from torch import SymFloat, SymInt, Tensor, dtype
 from torch.fx import Node
 
 from .calls import scalar
@@ -34,7 +34,7 @@ def type_text(value: Any, size_of: Callable[[Any], object] = size_text) -> str:
         return f"{kind}{_SHORT.get(short, short)}[{', '.join(str(size_of(n)) for n in value.shape)}]"
     if isinstance(value, (list, tuple)):
         return f"({', '.join(type_text(v, size_of) for v in value)})"
-    return "float" if isinstance(value, SymFloat) else type(value).__name__
+    return "float" if isinstance(value, SymFloat) else "int" if isinstance(value, SymInt) else type(value).__name__
 
 
 def call_text(node: Node, name: Callable[[Node], str] = lambda n: n.name) -> str:

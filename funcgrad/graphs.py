@@ -153,7 +153,7 @@ class Joint(Shown):
     """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
 
     The outputs of ``graph`` that are ``Grad`` slots belong to the backward pass, the others to the forward pass.
-    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of floats (name → path). ``sizes``: what is
+    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of numbers (name → path). ``sizes``: what is
     known of symbolic sizes, and asked of them until the program is done.
     """
 
@@ -164,6 +164,8 @@ class Joint(Shown):
     sizes: Sizes | None = None
     wrappings: Mapping[Slot, Wrapping] = {}
     """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
+    by_value: frozenset[str] = frozenset()
+    """The guards among them that fix what is made of a symbol to its value: another value is another program."""
 
     @property
     def signature(self) -> Signature:
@@ -179,7 +181,7 @@ class Joint(Shown):
         return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards)
 
     def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Broken]:
-        """The guards that do not hold for these floats (by path) and sizes (by symbol)."""
+        """The guards that do not hold for these numbers (by path) and sizes (by symbol)."""
         symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
         names = {**self.symbols, **(self.sizes.origins if self.sizes else {})}
         broken = [g for g in self.conditions if not guard_holds(g, **symbols)]

@@ -35,9 +35,11 @@ class Captured:
 
 @frozen
 class State:
-    """A number that the function reads of Python state, an input as a symbol; ``path`` reads as code: ``self.temperature``."""
+    """A number that the function reads of Python state, an input as a symbol; ``path`` reads as code: ``self.temperature``. ``kind`` is
+    its type."""
 
     path: str
+    kind: type = float
 
     def __str__(self) -> str:
         return self.path

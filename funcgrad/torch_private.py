@@ -31,6 +31,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -691,6 +692,11 @@ def constant_bool(value: bool) -> Any:
 def expression(value: Any) -> Any:
     """The sympy expression behind a SymInt, SymFloat or SymBool."""
     return value.node.expr
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is a symbolic size of PyTorch's; funcgrad's own symbolic ints have nodes of their own."""
+    return isinstance(value, torch.SymInt) and isinstance(value.node, SymNode)
 
 
 def shape_environment(value: torch.SymInt) -> Any:

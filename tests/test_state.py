@@ -314,6 +314,16 @@ def test_another_module_under_the_name_that_is_imported_inside(statement, monkey
         assert torch.equal(c(X), X * k)
 
 
+def test_what_is_added_to_a_float_is_no_difference_of_two():
+    ours, theirs = (world("c = Config(); c.t = 0.3\ndef f(x):\n    c.t += 0.1\n    return x * 2") for _ in range(2))
+    c = fg.jit(ours["f"], backend="aten")
+    for t in (0.3, 1e16, float("nan"), 0.7, -1, float("inf"), 0.1, 3):
+        ours["c"].t = theirs["c"].t = t
+        for _ in range(2):
+            c(X), theirs["f"](X)
+            assert repr(ours["c"].t) == repr(theirs["c"].t)
+
+
 def test_nothing_is_left_behind_where_compiling_fails():
     log, state = [], types.SimpleNamespace(n=0, last=None)
 
@@ -509,11 +519,11 @@ def test_a_program_is_found_again_that_also_met_its_argument_elsewhere():
 
 
 def test_a_value_that_changes_with_each_call_is_named_once():
-    space = world("c = Config()\ndef f(x): return x * c.lr")
+    space = world("c = Config()\ndef f(x): return x * int(c.lr)")
     c = fg.jit(space["f"], backend="aten")
     with pytest.warns(fg.RecompileWarning, match=r"f compiles for the 4th time.*c\.lr: was") as caught:
         for i in range(8):
-            space["c"].lr = i
+            space["c"].lr = str(i)
             assert torch.equal(c(X), X * i)
     assert len(caught) == 1
 

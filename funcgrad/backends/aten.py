@@ -20,7 +20,7 @@ from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
 from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
-from ..torch_private import argument_names, direct, is_operator, is_torchs_own, overload_name, symbol_name
+from ..torch_private import argument_names, direct, is_operator, is_size, is_torchs_own, overload_name, symbol_name
 from ..torch_sizes import symbols_of
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
 from .library import ADDING
@@ -257,7 +257,7 @@ def _symbolic_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
 def _symbols(node: fx.Node) -> Collection[str]:
     """The symbols that a value knows of."""
     value = node.meta.get("val")
-    sizes = [value] if isinstance(value, torch.SymInt) else [n for _, n in _symbolic_sizes(node)]
+    sizes: list[Any] = [value] if is_size(value) else [n for _, n in _symbolic_sizes(node)]
     return {symbol for n in sizes for symbol in symbols_of(n)}
 
 

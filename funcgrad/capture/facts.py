@@ -131,6 +131,11 @@ class Facts(Shown):
         """The outputs that are leaves of the function's result."""
         return self.outputs[: len(self.outputs) - len(self.given)]
 
+    @property
+    def symbols(self) -> frozenset[str]:
+        """The names of numbers of Python state that are inputs."""
+        return frozenset(slot.path for slot, _ in self.numbers)
+
     def is_leaf(self, slot: Slot) -> bool:
         """Whether the function does to an input what can only be done to a leaf, so that it must be one in the trace."""
         had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)

@@ -1,9 +1,10 @@
-"""Symbolic floats: numbers of Python that a program is given when it is called, in the trace of it.
+"""Symbolic floats and ints: numbers of Python that a program is given when it is called, in the trace of it.
 
-A ``Float`` is computed with like the ``float`` it stands for, to the last bit, infinities, NaN and signed zeros included: its arithmetic
-is written down as Python, for the program to carry out. Whatever else is asked of it (a comparison, ``if v:``, ``int(v)``,
-``math.exp(v)``) is answered by its value now, its *hint*, and becomes a guard: the program is for the values with which the answer is the
-same. No value is special, and none is looked at without a guard.
+A ``Float`` is computed with like the ``float`` it stands for, to the last bit, infinities, NaN and signed zeros included, an ``Int`` like
+the ``int``, however large: the arithmetic, and what functions of ``math`` make of it, is written down as Python, for the program to
+carry out. Whatever else is asked of one (a comparison, ``if v:``, ``int(v)``, ``range(v)``) is answered by its value now, its *hint*, and
+becomes a guard: the program is for the values with which the answer is the same. No value is special, and none is looked at without a
+guard.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..torch_private import constant_bool, expression, python_text
 
 _LONGEST = 4000
 """What takes more characters to write down is fixed to its value."""
+_EXACT = 1 << 53
+"""Up to here each int is a float."""
 
 
 class NotSymbolicError(Exception):
@@ -26,30 +30,40 @@ class NotSymbolicError(Exception):
 
 
 class Floats:
-    """The symbolic floats of one trace, and the guards they leave."""
+    """The symbolic floats and ints of one trace, and the guards they leave."""
 
     def __init__(self) -> None:
         self.names: dict[str, str] = {}
         """By symbol, the name of what it stands for."""
         self.guards: dict[str, None] = {}
         """Conditions over symbols, as Python, in the order in which they were asked; one that raises does not hold."""
+        self.by_value: set[str] = set()
+        """Those that fix what is computed of symbols to its value."""
+        self.ints = False
+        """Whether some are ints."""
 
-    def symbol(self, name: str, value: float) -> Float:
-        """A new symbol for the float of this name."""
-        symbol = f"float_{len(self.names)}"
+    def symbol(self, name: str, value: float) -> Float | Int:
+        """A new symbol for the number of this name."""
+        symbol = f"{type(value).__name__}_{len(self.names)}"
         self.names[symbol] = name
-        return Float(FloatNode(self, symbol, value, frozenset({symbol})))
+        return _wrapped(NumberNode(self, symbol, value, frozenset({symbol})))  # type: ignore[no-any-return]
 
-    def node(self, value: Any) -> FloatNode | None:
+    def object(self, value: Any) -> Any:
+        """A number as one that is told by identity from any other, as those the function makes are; ints of Python are not."""
+        if type(value) is not int:
+            return value
+        return _wrapped(NumberNode(self, _written(value), value, frozenset()))
+
+    def node(self, value: Any) -> NumberNode | None:
         """A number as an expression; PyTorch's own symbols, too, which are sizes or are computed from sizes. None for what is no number."""
         if type(value) in (int, float, bool):
-            return FloatNode(self, _written(value), value, frozenset())
+            return NumberNode(self, _written(value), value, frozenset())
         if isinstance(value, (SymFloat, SymInt, SymBool)):
-            if isinstance(value.node, FloatNode):
+            if isinstance(value.node, NumberNode):
                 return value.node
             if not value.node.is_constant():
                 expr = expression(value)
-                return FloatNode(self, f"({python_text(expr)})", value.node.hint, frozenset(map(str, expr.free_symbols)))
+                return NumberNode(self, f"({python_text(expr)})", value.node.hint, frozenset(map(str, expr.free_symbols)))
         return None
 
     def exact(self, value: SymFloat) -> SymFloat:
@@ -61,13 +75,14 @@ class Floats:
         """A question that the trace went on by: from now on it must have the same answer."""
         if isinstance(answer, bool):
             self.guards[text if answer else f"not {text}"] = None
-        elif isinstance(answer, complex) or answer == 0 or answer != answer:  # 0.0 is not -0.0, and NaN is NaN
-            self.guards[f"repr({text}) == {str(answer)!r}"] = None
-        else:
-            self.guards[f"{text} == {_written(answer)}"] = None
+            return
+        exact = isinstance(answer, complex) or answer == 0 or answer != answer  # 0.0 is not -0.0, and NaN is NaN
+        guard = f"repr({text}) == {str(answer)!r}" if exact else f"{text} == {_written(answer)}"
+        self.guards[guard] = None
+        self.by_value.add(guard)
 
 
-class FloatNode:
+class NumberNode:
     """An expression over symbols, as Python, and its value now. Its methods are what PyTorch asks for below a ``SymFloat``."""
 
     constant = None
@@ -76,10 +91,10 @@ class FloatNode:
         self.floats, self.text, self.hint, self.symbols = floats, text, hint, symbols
 
     def is_int(self) -> bool:
-        return False
+        return type(self.hint) is int
 
     def is_float(self) -> bool:
-        return True
+        return type(self.hint) is float
 
     def is_bool(self) -> bool:
         return False
@@ -103,10 +118,14 @@ class FloatNode:
         """Its value: the program is for this one."""
         return self.answer("{}", float)  # type: ignore[no-any-return]
 
-    def sym_float(self) -> FloatNode:
+    def guard_int(self, file: str = "", line: int = 0) -> int:
+        """The same for an int."""
+        return self.answer("{}", int)  # type: ignore[no-any-return]
+
+    def sym_float(self) -> NumberNode:
         return self
 
-    def wrap_float(self, value: Any) -> FloatNode:
+    def wrap_float(self, value: Any) -> NumberNode:
         node = self.floats.node(value)
         assert node is not None
         return node
@@ -118,7 +137,7 @@ class FloatNode:
 
     _graph_repr = __repr__
 
-    def answer(self, question: str, function: Callable[..., Any], *others: FloatNode) -> Any:
+    def answer(self, question: str, function: Callable[..., Any], *others: NumberNode) -> Any:
         """What is no arithmetic on floats: the answer now, which becomes a guard."""
         answer = function(self.hint, *(other.hint for other in others))
         text = question.format(self.text, *(other.text for other in others))
@@ -126,35 +145,46 @@ class FloatNode:
             self.floats.ask(text, answer)
         return answer
 
-    def computed(self, text: str, function: Callable[..., Any], *others: FloatNode, may_raise: bool = False) -> Any:
+    def computed(self, text: str, function: Callable[..., Any], *others: NumberNode, may_raise: bool = False) -> Any:
         """What is computed of it and others: a node, or (a power may be complex) a number that is fixed. Where it may raise, that it does
-        not is a guard, whether or not anybody reads it."""
+        not is a guard, whether or not anybody reads it: an int may be too large for the float that it is to be."""
         value = function(self.hint, *(other.hint for other in others))
         written = text.format(self.text, *(other.text for other in others))
         symbols = self.symbols.union(*(other.symbols for other in others))
-        if symbols and (may_raise or type(value) is not float):
+        rounds = self.floats.ints and type(value) is float and any(n.symbols and type(n.hint) is int for n in (self, *others))
+        if symbols and (may_raise or rounds or type(value) not in (int, float)):
             self.floats.ask(f"(type({written}) is {type(value).__name__})", True)
-        if type(value) is float and len(written) <= _LONGEST:
-            return FloatNode(self.floats, written, value, symbols)
+        if type(value) in (int, float) and len(written) <= _LONGEST:
+            return NumberNode(self.floats, written, value, symbols)
         if symbols:
             self.floats.ask(written, value)
-        return FloatNode(self.floats, _written(value), value, frozenset()) if type(value) is float else value
+        return NumberNode(self.floats, _written(value), value, frozenset()) if type(value) in (int, float) else value
+
+    def as_float(self) -> NumberNode | None:
+        """An int as a float that is equal to it, which is a guard; None where there may be none."""
+        if not self.answer(f"(-{_EXACT} <= {{}} <= {_EXACT})", lambda value: -_EXACT <= value <= _EXACT):
+            return None
+        return NumberNode(self.floats, f"float({self.text})", float(self.hint), self.symbols)
 
 
 def _written(value: Any) -> str:
     """A number as Python."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{'(-' if value < 0 else '('}math.{'nan' if value != value else 'inf'})"
-    text = repr(value)
+    text = hex(value) if type(value) is int and value.bit_length() > 4096 else repr(value)  # Python writes no long ones in decimals
     return f"({text})" if text.startswith("-") else text
 
 
-Operation = Callable[[FloatNode, FloatNode], Any]
+Operation = Callable[[NumberNode, NumberNode], Any]
 """Of two nodes: a node, or what Python makes of their values, fixed by a guard."""
 
 
 def _arithmetic(sign: str, function: Callable[[Any, Any], Any], may_raise: bool = True) -> Operation:
-    return lambda a, b: a.computed(f"({{}} {sign} {{}})", function, b, may_raise=may_raise)
+    def operation(a: NumberNode, b: NumberNode) -> Any:
+        is_plain = not b.symbols and type(a.hint) is int and type(b.hint) is int and b.hint > 0  # that makes an int of any other
+        return a.computed(f"({{}} {sign} {{}})", function, b, may_raise=may_raise and not is_plain)
+
+    return operation
 
 
 def _comparison(sign: str, function: Callable[[Any, Any], bool]) -> Operation:
@@ -166,27 +196,62 @@ _ARITHMETIC: Mapping[str, Operation] = {
     "mul": _arithmetic("*", operator.mul, may_raise=False), "truediv": _arithmetic("/", operator.truediv),
     "floordiv": _arithmetic("//", operator.floordiv), "mod": _arithmetic("%", operator.mod), "pow": _arithmetic("**", operator.pow),
 }  # fmt: skip
+_OF_BITS: Mapping[str, Operation] = {
+    "and": _arithmetic("&", operator.and_, may_raise=False), "or": _arithmetic("|", operator.or_, may_raise=False),
+    "xor": _arithmetic("^", operator.xor, may_raise=False),
+    "lshift": _arithmetic("<<", operator.lshift), "rshift": _arithmetic(">>", operator.rshift),
+}  # fmt: skip
 _COMPARISONS: Mapping[str, Operation] = {
     "eq": _comparison("==", operator.eq), "ne": _comparison("!=", operator.ne), "lt": _comparison("<", operator.lt),
     "le": _comparison("<=", operator.le), "gt": _comparison(">", operator.gt), "ge": _comparison(">=", operator.ge),
 }  # fmt: skip
-_OF_ONE: Mapping[str, Callable[[FloatNode], Any]] = {
+_OF_ONE: Mapping[str, Callable[[NumberNode], Any]] = {
     "neg": lambda a: a.computed("(-{})", operator.neg), "abs": lambda a: a.computed("abs({})", abs), "pos": lambda a: a,
 }  # fmt: skip
 _QUESTIONS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "__bool__": ("bool({})", bool), "__float__": ("{}", float), "__int__": ("int({})", int), "__trunc__": ("int({})", int),
-    "__floor__": ("math.floor({})", math.floor), "__ceil__": ("math.ceil({})", math.ceil), 
+    "__floor__": ("math.floor({})", math.floor), "__ceil__": ("math.ceil({})", math.ceil),
     "is_integer": ("{}.is_integer()", float.is_integer),
 }  # fmt: skip
-_BY_VALUE = ("__hash__", "__repr__", "__str__", "__format__", "as_integer_ratio", "hex", "__reduce_ex__")
-"""Methods of a float that depend on all of it."""
+_QUESTIONS_TO_INTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "__bool__": ("bool({})", bool), "__float__": ("float({})", float), "__int__": ("{}", int), "__index__": ("{}", int),
+    "bit_length": ("{}.bit_length()", int.bit_length), "bit_count": ("{}.bit_count()", int.bit_count),
+}  # fmt: skip
+_BY_VALUE = ("__hash__", "__repr__", "__str__", "__format__", "as_integer_ratio", "__reduce_ex__")
+"""Methods of a number that depend on all of it."""
 
 
-class Float(SymFloat):
-    """A symbolic float as the function sees it: to ``isinstance`` it is a float, which PyTorch's own is not."""
+class _Number:
+    """What symbolic floats and ints have in common, as the function sees them."""
 
-    def __init__(self, node: FloatNode) -> None:
+    def __init__(self, node: NumberNode) -> None:
         self.node = node
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def conjugate(self) -> Any:
+        return self
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, known: Any) -> Any:
+        return self
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return np.array(fixed(self), dtype)
+
+    @property
+    def real(self) -> Any:
+        return self
+
+
+class Float(_Number, SymFloat):
+    """A symbolic float as the function sees it: to ``isinstance`` it is a float, which PyTorch's own is not."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -197,84 +262,146 @@ class Float(SymFloat):
             return self.node.answer("round({})", round)
         return _wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
 
-    def __divmod__(self, other: Any) -> Any:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return other // self, other % self
-
-    def conjugate(self) -> Float:
-        return self
-
-    def __copy__(self) -> Float:
-        return self
-
-    def __deepcopy__(self, known: Any) -> Float:
-        return self
-
-    @property
-    def real(self) -> Float:
-        return self
-
     @property
     def imag(self) -> float:
         return 0.0
 
 
+class Int(_Number, SymInt):
+    """A symbolic int as the function sees it: to ``isinstance`` it is an int. PyTorch is never given one (see ``ints``)."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self if digits is None else _wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
+
+    def __invert__(self) -> Any:
+        return _wrapped(self.node.computed("(~{})", operator.invert))
+
+    def __pow__(self, other: Any, modulo: Any = None) -> Any:
+        return _power(self, other) if modulo is None else pow(fixed(self), other, modulo)
+
+    def __trunc__(self) -> Int:
+        return self
+
+    __floor__ = __ceil__ = __trunc__
+
+    def to_bytes(self, *args: Any, **kwargs: Any) -> bytes:
+        return fixed(self).to_bytes(*args, **kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def numerator(self) -> Int:
+        return self
+
+    @property
+    def denominator(self) -> int:
+        return 1
+
+    @property
+    def imag(self) -> int:
+        return 0
+
+
+def fixed(number: Any) -> Any:
+    """The value of a symbolic number now: the program is for this one."""
+    return number.node.answer("{}", type(number.node.hint))
+
+
 def _wrapped(value: Any) -> Any:
-    return Float(value) if isinstance(value, FloatNode) else value
+    if not isinstance(value, NumberNode):
+        return value
+    if type(value.hint) is float:
+        return Float(value)
+    value.floats.ints = True
+    return Int(value)
 
 
-def _method(function: Callable[[Any, Any], Any], operation: Operation, swapped: bool = False) -> Callable[[Float, Any], Any]:
-    """A method of ``Float``. With what is neither a number nor a tensor, Python says what comes of the value."""
+def _method(function: Callable[[Any, Any], Any], operation: Operation, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    """A method of a number. With what is neither a number nor a tensor, Python says what comes of the value."""
 
-    def method(self: Float, other: Any) -> Any:
+    def method(self: Any, other: Any) -> Any:
         node = self.node.floats.node(other)
         if node is not None:
             return _wrapped(operation(node, self.node) if swapped else operation(self.node, node))
         if isinstance(other, Tensor) or not isinstance(other, (int, float, complex)):
             return NotImplemented
-        return function(other, float(self)) if swapped else function(float(self), other)
+        return function(other, fixed(self)) if swapped else function(fixed(self), other)
 
     return method
 
 
-def _below(operation: Operation) -> Callable[[FloatNode, Any], Any]:
+_power = _method(operator.pow, _ARITHMETIC["pow"])
+
+
+MATH = tuple(
+    name
+    for name in (
+        "sqrt cbrt exp exp2 expm1 log log2 log10 log1p pow sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh hypot "
+        "fabs copysign fmod degrees radians erf erfc gamma lgamma floor ceil trunc isqrt isnan isinf isfinite"
+    ).split()
+    if hasattr(math, name)
+)
+"""Functions of ``math`` that are written down, too."""
+
+
+def of_math(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function of ``math`` makes of numbers, some of which may be symbols."""
+    floats = next((a.node.floats for a in args if type(a) in (Float, Int)), None)
+    nodes = [] if floats is None else [floats.node(a) for a in args]
+    if not nodes or None in nodes:
+        return function(*args)
+    text = f"math.{function.__name__}({', '.join(['{}'] * len(nodes))})"
+    return _wrapped(nodes[0].computed(text, function, *nodes[1:], may_raise=True))
+
+
+def _below(operation: Operation) -> Callable[[NumberNode, Any], Any]:
     """A method of a node, which PyTorch calls with nodes."""
 
-    def method(self: FloatNode, other: Any) -> Any:
-        node = other if isinstance(other, FloatNode) else self.floats.node(SymFloat(other))  # type: ignore[no-untyped-call]
+    def method(self: NumberNode, other: Any) -> Any:
+        node = other if isinstance(other, NumberNode) else self.floats.node(SymFloat(other))  # type: ignore[no-untyped-call]
         if node is None:
             raise NotSymbolicError(f"{other} is a constant")
         found = operation(self, node)
         if isinstance(found, bool):
             return constant_bool(found)
-        if not isinstance(found, FloatNode):
+        if not isinstance(found, NumberNode):
             raise NotSymbolicError(f"{self} and {other} make {found!r}")
         return found
 
     return method
 
 
-def _question(text: str, function: Callable[[Any], Any]) -> Callable[[Float], Any]:
+def _question(text: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda self: self.node.answer(text, function)
 
 
 def _by_value(name: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(float(self), name)(*args)
+    return lambda self, *args: getattr(fixed(self), name)(*args)
 
 
 for _name, _operation in (*_ARITHMETIC.items(), *_COMPARISONS.items()):
     _function = getattr(operator, _name)
-    setattr(Float, f"__{_name}__", _method(_function, _operation))
-    if _name in _ARITHMETIC:
-        setattr(Float, f"__r{_name}__", _method(_function, _operation, swapped=True))
+    for _kind in (Float, Int):
+        if (_kind, _name) != (Int, "pow"):
+            setattr(_kind, f"__{_name}__", _method(_function, _operation))
+        if _name in _ARITHMETIC:
+            setattr(_kind, f"__r{_name}__", _method(_function, _operation, swapped=True))
     for _method_name in (_name, *{"truediv": ("float_truediv",), "floordiv": ("int_floordiv",), "pow": ("float_pow",)}.get(_name, ())):
-        setattr(FloatNode, _method_name, _below(_operation))
+        setattr(NumberNode, _method_name, _below(_operation))
+for _name, _operation in _OF_BITS.items():
+    _function = getattr(operator, f"__{_name}__")
+    setattr(Int, f"__{_name}__", _method(_function, _operation))
+    setattr(Int, f"__r{_name}__", _method(_function, _operation, swapped=True))
 for _name, _of_one in _OF_ONE.items():
-    setattr(Float, f"__{_name}__", lambda self, of_one=_of_one: _wrapped(of_one(self.node)))
-    setattr(FloatNode, _name, _of_one)
-for _name, (_text, _ask) in _QUESTIONS.items():
-    setattr(Float, _name, _question(_text, _ask))
-for _name in _BY_VALUE:
-    setattr(Float, _name, _by_value(_name))
+    for _kind in (Float, Int):
+        setattr(_kind, f"__{_name}__", lambda self, of_one=_of_one: _wrapped(of_one(self.node)))
+    setattr(NumberNode, _name, _of_one)
+for _kind, _questions in ((Float, _QUESTIONS), (Int, _QUESTIONS_TO_INTS)):
+    for _name, (_text, _ask) in _questions.items():
+        setattr(_kind, _name, _question(_text, _ask))
+    for _name in _BY_VALUE:
+        setattr(_kind, _name, _by_value(_name))
+setattr(Float, "hex", _by_value("hex"))  # noqa: B010
+Float.__name__, Int.__name__ = "float", "int"

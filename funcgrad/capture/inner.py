@@ -89,7 +89,8 @@ class Inner:
         handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
         trace.backward_is_done = lambda *_: handing.done()
         assert trace.watch is not None
-        trace.watch.put_numbers(self.inputs.numbers(seen))
+        numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
+        trace.watch.put_numbers(self.inputs.numbers(numbers))
         leaves, tree, paths = flatten(self.definition(*args, **kwargs))
         require_visible(leaves, paths, tree)
         leaves = [trace.named(v) for v in leaves]
@@ -266,5 +267,5 @@ def inputs_of(inner: Inner, trace: Trace, reals: Sequence[Any], grad: bool) -> l
             stand_ins.append(trace.input(slot, real, grad and inner.facts.requires_grad(slot), dims))  # type: ignore[arg-type]
         else:
             assert isinstance(slot, (Arg, State))
-            stand_ins.append(trace.symbolic_float(slot, real.value))
+            stand_ins.append(trace.symbolic_number(slot, real.value))
     return stand_ins

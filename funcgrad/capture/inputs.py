@@ -16,7 +16,7 @@ from .origins import GradientOf, Origin, Unresolved
 
 @frozen
 class Symbolic:
-    """Stands in the place of a float argument that is traced as a symbol; ``value`` is the one of this call."""
+    """Stands in the place of a float argument, or a number of Python state, that is traced as a symbol; ``value``: that of this call."""
 
     value: float
 

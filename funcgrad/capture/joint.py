@@ -65,7 +65,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
-    return Joint(graph, Returned(ran.tree, leaves), tuple(symbols.guards()), symbols.floats.names, symbols.of_sizes, trace.wrappings)
+    guards, floats = tuple(symbols.guards()), symbols.floats
+    return Joint(graph, Returned(ran.tree, leaves), guards, floats.names, symbols.of_sizes, trace.wrappings, frozenset(floats.by_value))
 
 
 def _constant(value: Any, inner: Inner) -> Slot | Constant:

@@ -34,6 +34,7 @@ from ..torch_private import (
 from ..trees import flatten
 from .branches import choice
 from .given import GIVES, call_with_out, give_data
+from .ints import without_ints
 from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import GradientsMatter, MetTooLate, require_dense_results
 from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
@@ -174,6 +175,8 @@ class Lifter(TorchFunctionMode):
             self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self._stand_in(a) for a in args]
         kwargs = {k: self._stand_in(v) for k, v in given.items()}
+        if self._trace.symbols.floats.ints:
+            args, kwargs = without_ints(func, args, kwargs)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
             return answer
         if method in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:

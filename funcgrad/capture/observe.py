@@ -37,6 +37,7 @@ from .changes import (
     refuse_stores,
 )
 from .facts import Facts, Source, naming
+from .floats import NotSymbolicError
 from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .lifted import Lifted, MetTooLate
@@ -113,7 +114,7 @@ class _DryRun:
 
     def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
         trace, inputs = self.trace, self._inputs
-        stand_ins: dict[Any, Any] = {s: trace.symbolic_float(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
+        stand_ins: dict[Any, Any] = {s: trace.symbolic_number(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
         self._mirrored = mirror(trace, self._reals, self._grad)
         for own in self._mirrored.values():
             trace.writes.keep_place(own.memory)
@@ -149,6 +150,8 @@ class _DryRun:
             self.watch.take_numbers_back()
         if drawn:
             raise refuse_draw(drawn[0])
+        if trace.symbols.floats.names and self.watch.said.types:
+            raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments))
         also, others = self._other_places(facts)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also)

@@ -1,4 +1,4 @@
-"""Functions of torch that are others in a trace: what a trace cannot see otherwise, or could not carry out.
+"""Functions of torch, and of ``math``, that are others in a trace: what a trace cannot see otherwise, or could not carry out.
 
 All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks first whether it
 is its own thread that traces: in every other thread it is the original. The first trace to begin puts it there, the last one to end takes
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ import torch.utils.checkpoint
 
 from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
 from .fast_paths import FORWARDS, fast_path_replacements
+from .floats import MATH, of_math
 from .outside import cond
 from .questions import ABSENT
 from .regions import checkpointed
@@ -31,7 +33,7 @@ Replacement = Callable[..., Any]
 
 
 class _Place(NamedTuple):
-    """An attribute of torch, and the name of what replaces it."""
+    """An attribute of torch or of ``math``, and the name of what replaces it."""
 
     owner: Any
     name: str
@@ -51,6 +53,7 @@ _PLACES = (
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "get_state", "get state"),
     _Place(torch.Generator, "set_state", "set state"),
+    *(_Place(math, name, "math") for name in MATH),
 )
 _SEEDS = ("generator seed", "set state")
 
@@ -190,6 +193,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "generator seed": draws.seed_generator,
         "get state": draws.get_state,
         "set state": draws.set_state,
+        "math": of_math,
     }
 
 

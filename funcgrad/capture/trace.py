@@ -230,8 +230,8 @@ class Trace(Recorder):
         finally:
             self._depth -= 1
 
-    def symbolic_float(self, slot: Slot, value: float) -> Any:
-        """A symbolic float input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
+    def symbolic_number(self, slot: Slot, value: float) -> Any:
+        """A symbolic float or int as an input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
         symbol = self.symbols.floats.symbol(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:

@@ -19,7 +19,7 @@ from ..calls import again, scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..sizes import SizeError
-from ..torch_private import argument_kinds, is_zero_tensor
+from ..torch_private import argument_kinds, is_size, is_zero_tensor
 from ..torch_sizes import shape_of, strides_of
 from .gather import Checked
 from .index import ZERO
@@ -188,7 +188,7 @@ def _exists(node: fx.Node, out: Any) -> Value | None:
         return pointwise("neg", there) if out.is_neg() else there  # PyTorch notes that the sign is turned, and leaves memory as it is
     if isinstance(out, (torch.SymFloat, float)):
         return Scalar((), torch.float64, node.name, ())
-    return sizes.plain(out) if isinstance(out, (torch.SymInt, int)) else None
+    return sizes.plain(out) if is_size(out) or type(out) is int else None
 
 
 def _constant(tensor: Tensor, node: fx.Node) -> Value | None:

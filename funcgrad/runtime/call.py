@@ -74,7 +74,7 @@ def print_call(
     reads += print_state(facts.state.guards, constant, otherwise)
     numbers: dict[Slot, str] = {slot: names.fresh(slot.path) for slot, _ in facts.numbers}
     for slot, place in facts.numbers:
-        reads += [f"{numbers[slot]} = {place.expression(constant)}", f"if type({numbers[slot]}) is not float: {otherwise}"]
+        reads += [f"{numbers[slot]} = {place.expression(constant)}", f"if type({numbers[slot]}) is not {slot.kind.__name__}: {otherwise}"]
     reads += _print_reads(facts, arguments, captured_names, chains, constants, constant, otherwise)
     if reads:
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"

@@ -1,4 +1,4 @@
-"""Whether a program fits a call, and if not, why: the reasons a miss gives, and what they teach about floats.
+"""Whether a program fits a call, and if not, why: the reasons a miss gives, and what they teach about floats and ints.
 
 The hot path asks the printed call (``call.py``); this is the same question asked slowly, for an answer one can read.
 """
@@ -6,6 +6,7 @@ The hot path asks the printed call (``call.py``); this is the same question aske
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -55,12 +56,15 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         key = key_of(inputs, captured, program.facts)
         found += explain(program.key, key)
     numbers = {slot.path: place.read() for slot, place in program.facts.numbers}
-    found += [Difference(path, f"is no float any more: {value!r}", "state") for path, value in numbers.items() if type(value) is not float]
+    others = [slot for slot, _ in program.facts.numbers if type(numbers[slot.path]) is not slot.kind]
+    found += [Difference(s.path, f"is no {s.kind.__name__} any more: {numbers[s.path]!r}", "state") for s in others]
     if not found:
         values = {slot.path: leaf for slot, leaf in zip(inputs.slots, inputs.leaves, strict=True)} | numbers
         broken = program.joint.broken_guards(values, sizes_in(program.key, key))
         sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
-        found += [Difference(b.where, f"{b} no longer holds", "sizes" if sizes.issuperset(b.symbols) else "") for b in broken]
+        fixed = {b.where for b in broken if b.guard in program.joint.by_value and b.where in numbers}
+        about = ["sizes" if sizes.issuperset(b.symbols) else "state" if b.where in fixed else "" for b in broken]
+        found += [Difference(b.where, f"{b} no longer holds", a) for b, a in zip(broken, about, strict=True)]
         known = dict(inputs.tensors) | dict(captured)
         changed = [slot for slot, is_leaf in program.facts.leaves.items() if known[slot].is_leaf is not is_leaf]
         found += [Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed]
@@ -72,7 +76,7 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for guard in program.facts.state.guards:
         if not guard.holds():
-            yield Difference(str(guard.place), guard.explain(), "state", guard.place if type(guard.value) is float else None)
+            yield Difference(str(guard.place), guard.explain(), "state", guard.place if type(guard.value) in (float, int) else None)
     for place, slot in program.facts.also:
         if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
@@ -112,19 +116,24 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
 
 
-def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool) -> Inputs:
+def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, ints: bool = False) -> Inputs:
     """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a symbol: its third value
-    will be a hit."""
+    will be a hit. So is an int of Python state that was two others: many a one is there in two values, or decides what is computed.
+    ``ints``: whether ints among the arguments are like floats: those that another program has as symbols."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
     varying: set[str] = set()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)
     places: dict[Any, Place] = {}
+    others: Counter[Any] = Counter()
+    kinds = {float, int} if ints else {float}
     for program in programs:
-        found = _varying(program, inputs, here, sizes)
+        found = _varying(program, inputs, here, sizes, kinds)
         if found is not None:
             varying |= found[0]
             dims |= {path: dims.get(path, frozenset()) | own for path, own in found[1].items() if own}
             places |= {place.identity: place for place in found[2]}
+            others.update(place.identity for place in found[3])
+            places |= {place.identity: place for place in found[3] if others[place.identity] >= _OTHER_INTS}
     leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
     return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=_numbers(places.values(), set(here)))
 
@@ -135,32 +144,39 @@ def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Pla
     for place in places:
         name = next(n for i in itertools.count(1) if (n := place.name if i == 1 else f"{place.name}#{i}") not in taken)
         taken.add(name)
-        found.append((State(name), place, Symbolic(place.read())))
+        value = place.read()
+        found.append((State(name, type(value)), place, Symbolic(value)))
     return tuple(found)
 
 
-_Varying = tuple[set[str], dict[str, frozenset[int]], list[Place]]
+_Varying = tuple[set[str], dict[str, frozenset[int]], list[Place], list[Place]]
+_OTHER_INTS = 2
+"""So many other values an int of Python state has had when it becomes a symbol."""
 _REPLACED = ("item", "slot", "cell")
 """Kinds of places in which something else can stand for a number while a function is traced."""
 
 
-def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool) -> _Varying | None:
+def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool, kinds: Collection[type]) -> _Varying | None:
     """The floats, the dimensions and the numbers of Python state in which a call differs from those a program is for, and that program's
-    symbols; None if they differ in other things."""
-    floats = {p for p, v in here.items() if type(v) is float}
+    symbols; then the ints of Python state in which it differs. None if they differ in other things."""
+    numbers = {p for p, v in here.items() if type(v) in kinds}
     specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
-    found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & floats
+    found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
     dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
-    places = [place for _, place in program.facts.numbers if type(place.read()) is float]
+    places = [place for slot, place in program.facts.numbers if type(place.read()) is slot.kind]
+    own = {slot.path for slot, place in program.facts.numbers if place in places}
+    ints: list[Place] = []
     for difference in why_not(program, inputs):
         place = difference.place
-        if difference.where in floats:
+        if difference.where in numbers:
             found.add(difference.where)
         elif place is not None and place.kind in _REPLACED and type(place.read()) is float:
             places.append(place)
-        elif not (sizes and difference.about and dims.get(difference.where)) and difference.about != "sizes":
+        elif place is not None and place.kind in _REPLACED and type(place.read()) is int:
+            ints.append(place)
+        elif difference.where not in own and difference.about != "sizes" and not (difference.about and dims.get(difference.where)):
             return None
-    return found, dims, places
+    return found, dims, places, ints
 
 
 def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:

@@ -84,10 +84,12 @@ class StaticSpec:
 
 @frozen
 class DynamicSpec:
-    """A float traced as a symbol: any value fits."""
+    """A float, or an int that another program has read of Python state, traced as a symbol: any value fits."""
+
+    kind: type = float
 
     def __str__(self) -> str:
-        return "any float"
+        return f"any {self.kind.__name__}"
 
 
 @frozen
@@ -200,7 +202,7 @@ def spec_of(value: Any, path: str) -> LeafSpec:
     if isinstance(value, Tensor):
         return SubclassSpec.of(value, path) if is_wrapper_subclass(value) else TensorSpec.of(value)
     if isinstance(value, Symbolic):
-        return DynamicSpec()
+        return DynamicSpec(type(value.value))
     if type(value).__module__ == "numpy":
         raise ArgumentError(
             f"a NumPy {type(value).__name__} is neither a tensor nor a static value", where=path, fix="convert it: torch.from_numpy(x)"
@@ -307,7 +309,7 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not holds(a.value, b.value):
             yield Difference(path, f"value was {a}, now {b}")
-    elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is float):
+    elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is a.kind):
         yield Difference(path, f"was {a}, now {b}")
 
 
@@ -366,7 +368,7 @@ def print_guards(
             pending[:0] = inner
             tensors.append(name)
         elif isinstance(spec, DynamicSpec):
-            lines.append(f"if type({name}) is not float: {otherwise}")
+            lines.append(f"if type({name}) is not {spec.kind.__name__}: {otherwise}")
         elif type(spec.value) in (bool, int, str, type(None)):
             lines.append(f"if type({name}) is not {type(spec.value).__name__} or {name} != {spec.value!r}: {otherwise}")
         else:

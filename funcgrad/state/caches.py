@@ -32,5 +32,6 @@ def results_of(cache: Any) -> list[Any]:
 
 
 def keeps_traced(cache: Any) -> bool:
-    """Whether it keeps a tensor of a trace."""
-    return any(is_traced(leaf) or isinstance(leaf, torch.SymFloat) for value in results_of(cache) for leaf in flatten(value)[0])
+    """Whether it keeps a tensor or a number of a trace."""
+    leaves = [leaf for value in results_of(cache) for leaf in flatten(value)[0]]
+    return any(is_traced(leaf) or isinstance(leaf, (torch.SymFloat, torch.SymInt)) for leaf in leaves)

@@ -49,6 +49,8 @@ class Mentions:
     stored: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
     uses: Mapping[str, frozenset[Use]] = {}
+    types: frozenset[str] = frozenset()
+    """``type``, where code asks for the type of what may be a number, and does more with it than to read an attribute of it."""
 
     @property
     def by_name(self) -> bool:
@@ -67,7 +69,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
         for name, own in part.uses.items():
             uses.setdefault(name, set()).update(own)
     merged = {name: frozenset(own) for name, own in uses.items()}
-    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned")
+    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned", "types")
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
@@ -75,12 +77,14 @@ def together(parts: Sequence[Mentions]) -> Mentions:
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
     steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
-    found: dict[str, set[str]] = {"globals": set(), "imports": set(), "attributes": set(), "stored": set(), "assigned": set()}
+    found: dict[str, set[str]] = {name: set() for name in ("globals", "imports", "attributes", "stored", "assigned", "types")}
     uses: dict[str, set[Use]] = {}
     for at, step in enumerate(steps):
         kind = _kind(step.opname)
         if kind is not None:
             found[kind].add(step.argval)
+        if step.argval == "type" and step.opname in _GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
+            found["types"].add("type")
         if step.opname in _GLOBAL | _ATTRIBUTE | _CELL:
             uses.setdefault(step.argval, set()).add(_use(steps, at))
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(*(c for c in code.co_consts if _is_names(c)))
@@ -147,6 +151,11 @@ def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
         if store is not None and store.opname.startswith("STORE_") and store.argval == steps[at].argval:
             return Use((), "count", by)
     return Use(tuple(keys), "read")
+
+
+def _reads_of_type(rest: _Ahead) -> bool:
+    """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
+    return rest.ops(0).startswith("LOAD_") and rest.ops(1) == "CALL" and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
 
 
 @frozen

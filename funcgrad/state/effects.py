@@ -25,10 +25,9 @@ from ..subclasses import is_traced
 from ..trees import LEAF, Tree, flatten, print_unflatten
 from .caches import keeps_traced
 from .code import Mentions
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Place, is_plain, same
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, is_plain, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
-from .reached import Met
 from .watch import Watch
 
 _KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType)
@@ -37,6 +36,8 @@ _KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, ty
 
 _TURNS = 64
 """How often a loop may increase a number, for that to be found."""
+_ITEM_BY_ITEM = 64
+"""Items of a list that is stored, and as long as before, that are guarded one by one: numbers among them may become inputs."""
 _OF_RNN = ("_flat_weights", "_flat_weight_refs")
 """Where torch's recurrent modules keep lists of their weights, new ones whenever one is swapped (``functional_call``)."""
 
@@ -227,25 +228,24 @@ class Written:
 
     def _items(self, met: Met) -> None:
         container, before = met.container, met.before
-        now, before = [self._real(v) for v in container], [self._watch.number(v) for v in before]
-        if len(now) == len(before) and all(a is b for a, b in zip(before, now, strict=True)):
+        pairs = enumerate(zip(before, container, strict=False))
+        changed = [i for i, (had, now) in pairs if not self._same(Place("item", container, i, "").identity, had, now)]
+        n, before = len(before), [self._watch.number(v) for v in before]
+        if not changed and len(container) == n:
             self._back.append(
                 lambda: refill(container, before) if any(a is not b for a, b in zip(before, container, strict=False)) else None
             )
             return
         self._back.append(lambda: refill(container, before))
         self._watch.written.add(id(container))
-        changed = [i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a is not b]
-        counts = [self._counted(Place("item", container, i, item_name(met.name, i)), before[i], now[i]) for i in changed]
-        if len(now) == len(before) and all(counts):
+        counts = [self._counted(Place("item", container, i, item_name(met.name, i)), before[i], container[i]) for i in changed]
+        if len(container) == n and all(counts):
             self._count(*counts)
             return
-        grown = (
-            len(now) > len(before) and all(a is b for a, b in zip(before, now, strict=False)) and uses_of(met.name, self._said) == {"grow"}
-        )
+        grown = not changed and len(container) > n and uses_of(met.name, self._said) == {"grow"}
         if not grown:
-            self._watch.replaced.add(id(container))
-        new = self._new(list(container)[len(before) :] if grown else list(container), met.name)
+            self._watch.replaced.add(("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container))
+        new = self._new(list(container)[n:] if grown else list(container), met.name)
         if new is not None:
             self.effects.append((Grow if grown else Refill)(container, met.name, new))
 
@@ -267,10 +267,10 @@ class Written:
         self.counted.update(count.place.identity for count in counts if count is not None)
 
     def _place(self, place: Place, before: Any, now: Any, of: Any = None) -> None:
-        if now is before or self._watch.number(now) is self._watch.number(before):
-            return
-        self._back.append(lambda: place.write(before))
-        if self._real(now) is before:
+        unchanged = self._same(place.identity, before, now)
+        if not (unchanged and (now is before or place.identity in self._watch.stand_ins)):
+            self._back.append(lambda: place.write(before))
+        if unchanged:
             return
         self._watch.written.add(id(place.owner))
         if now is MISSING:
@@ -305,8 +305,11 @@ class Written:
 
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _real(self, value: Any) -> Any:
-        return self._known(value) if isinstance(value, Tensor) else self._watch.number(value)
+    def _same(self, identity: Any, before: Any, now: Any) -> bool:
+        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other values may be equal now."""
+        if identity in self._watch.stand_ins:
+            return any(now is stand_in for stand_in in self._watch.stand_ins[identity])
+        return now is before or (isinstance(now, Tensor) and self._known(now) is before)
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
@@ -321,7 +324,7 @@ class Written:
             if isinstance(leaf, torch.nn.Parameter) and self._known(leaf) is leaf and is_traced(leaf):
                 self._refused.append((path, "a parameter it makes"))
                 return None
-            if isinstance(leaf, (Tensor, torch.SymFloat)):
+            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)):
                 slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)

@@ -332,3 +332,13 @@ def copied(container: Any) -> Any:
     if isinstance(container, (set, frozenset)):
         return set(container)
     return deque(container) if isinstance(container, deque) else list(container)
+
+
+@frozen(eq=False)
+class Met:
+    """A container, or the attributes of an object, as it was when it was met. ``of`` is the object whose attributes they are."""
+
+    container: Any
+    before: Any
+    name: str
+    of: Any = None

@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
-from torch import SymFloat, Tensor
+from torch import SymFloat, SymInt, Tensor
 
 from .caches import entries_of, results_of
 from .code import Mentions, mentions, together
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place, compared_fields, copied, holds_tensors, shape_of
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
 from .impure import GENERATORS, Generator, global_generators, is_iterator, levels_of, refuse_iterator
 from .names import HOOK_TABLES, LIBRARIES, SITE, TABLES, attributes_of, is_library, item_name, joined, members_of, package, slots_of
@@ -37,16 +36,6 @@ CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _NO_STATE = {"__init__", "__new__", "__repr__", "__init_subclass__", "__setattr__", "__getstate__", "__getattribute__", "__class_getitem__"}
-
-
-@frozen(eq=False)
-class Met:
-    """A container, or the attributes of an object, as it was when it was met. ``of`` is the object whose attributes they are."""
-
-    container: Any
-    before: Any
-    name: str
-    of: Any = None
 
 
 class Reached:
@@ -70,7 +59,8 @@ class Reached:
         self.written: set[int] = set()
         """The identities of containers that were written to."""
         self.replaced: set[Any] = set()
-        """Of containers whose contents a program stores, and of the places of single values it stores: what they were is guarded."""
+        """Of containers whose contents a program stores (with ``"items"``: that are guarded one by one), and of the places of single values
+        it stores: what they were is guarded."""
         self.stored: list[tuple[Place, Any]] = []
         """Attributes of which no hook hears that were written to, with what was there."""
         self.first: list[Any] | None = None
@@ -87,6 +77,8 @@ class Reached:
         self._said: set[str] = set()
         self.numbers: dict[Any, tuple[Place, Any]] = {}
         """Numbers that are inputs, and where they live."""
+        self.stand_ins: dict[Any, list[Any]] = {}
+        """By the identity of such a place, what stood there for the number, in one of the runs."""
         self.stood_in: dict[int, tuple[Any, Any]] = {}
         """By identity, what stood for such a number in one of the runs, and the number."""
         self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
@@ -102,7 +94,7 @@ class Reached:
         """Let go of all that was met: a watch is a ring of references, and lives until the next garbage collection."""
         for held in (self._guards, self._known, self._late, self.tensors, self.met, self.globals, self.cells, self.classes, self.slots):
             held.clear()
-        for more in (self._places, self._codes, self.numbers, self.stood_in, self.unwatched):
+        for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched):
             more.clear()
 
     def _name(self, value: Any) -> str:
@@ -113,7 +105,7 @@ class Reached:
 
     def _value(self, place: Place, value: Any) -> None:
         """A value was read, or may have been, at a place."""
-        if isinstance(value, SymFloat):  # an input
+        if isinstance(value, (SymFloat, SymInt)):  # an input
             return
         if isinstance(value, Tensor):
             self.tensors.setdefault(place.identity, (place, value))
@@ -143,7 +135,7 @@ class Reached:
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, Reached)):
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, SymInt, Reached)):
             return
         if isinstance(value, types.ModuleType):
             self._own_module(value, name)

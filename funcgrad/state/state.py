@@ -34,8 +34,9 @@ class State(Shown):
 
 
 def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]]) -> State:
-    """The guards that hold before a call, without those on what is only counted. To be asked when what was written is undone."""
-    guards = [g for g in watch.guards if g.place.identity not in written.counted and g.holds()]
+    """The guards that hold before a call, without those on what is only counted or is an input. To be asked when all writes are undone."""
+    unguarded = written.counted | watch.stand_ins.keys()
+    guards = [g for g in watch.guards if g.place.identity not in unguarded and g.holds()]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
     guarded = {id(g.place.owner) for g in guards}
     objects = frozenset(p for p, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded)
@@ -77,7 +78,7 @@ def as_it_was(state: State) -> Iterator[None]:
 
 def _put_back(guard: Guard) -> Any:
     place, now = guard.place, guard.place.read()
-    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)):
+    if place.kind == "itself" and isinstance(place.owner, (dict, list, set)) and guard.how != "shape":
         held = place.owner.copy()
         refill(place.owner, guard.value)
         return lambda: refill(place.owner, held)

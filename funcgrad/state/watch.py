@@ -24,11 +24,11 @@ from torch import Tensor
 from ..errors import UnwatchedStateWarning
 from .caches import entries_of, results_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
-from .guards import MISSING, Guard, Place, holds_tensors, is_plain
+from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked, hooked_environment, listening, unhook
 from .impure import Generator, put_back, warn_of_clocks
 from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
-from .reached import CONTAINERS, Met, Reached
+from .reached import CONTAINERS, Reached
 
 
 class Watch(Reached):
@@ -99,6 +99,7 @@ class Watch(Reached):
         for place, stand_in in numbers:
             number = self.number(place.read())
             self.numbers[place.identity] = place, number
+            self.stand_ins.setdefault(place.identity, []).append(stand_in)
             self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
 
@@ -302,6 +303,9 @@ class Watch(Reached):
                     self._value(Place("item", container, name, joined(met.name, name)), value)
             return
         keys = self._keys(container, names, said) if id(container) not in self.replaced | self.whole else None
+        if keys is not None and ("items", id(container)) in self.replaced:
+            self._guard(Guard(Place("itself", container, None, met.name), (type(container), len(met.before)), "shape"))
+            keys = set(range(len(met.before)))
         if keys is not None and not isinstance(container, (set, frozenset)):
             for key in keys:
                 place = Place("item", container, key, item_name(met.name, key))

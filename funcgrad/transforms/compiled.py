@@ -234,12 +234,16 @@ class Compiled:
 
     def _note_change(self, inputs: Inputs) -> None:
         """Warn, once, of one value of Python state that is another in each of several calls."""
-        by_program = [why_not(program, inputs) for program in self._cache.programs]
-        alone = {found[0].where for found in by_program if len(found) == 1 and found[0].about == "state"}
-        for name in alone:
+        by_program = [(program.facts.symbols, why_not(program, inputs)) for program in self._cache.programs]
+        symbols = frozenset[str]().union(*(own for own, _ in by_program))
+        alone: dict[str, str] = {}
+        for own, found in by_program:
+            name = found[0].where if found and {(d.where, d.about) for d in found} == {(found[0].where, "state")} else ""
+            if name and (name in own or name not in symbols):  # programs from before it was a symbol say nothing about that
+                alone.setdefault(name, str(found[0]))
+        for name, reason in alone.items():
             self._changes[name] += 1
             if self._changes[name] == _CHANGES:
-                reason = next(str(found[0]) for found in by_program if found and found[0].where == name)
                 warnings.warn(_CHANGES_AGAIN.format(self.__name__, _CHANGES + 1, reason), RecompileWarning, stacklevel=2)
 
     def _compile_with_symbols(self, inputs: Inputs) -> Program:
@@ -250,7 +254,7 @@ class Compiled:
             return self._compile(inputs)
         sizes = self._options.memory_budget is None  # which is for sizes that are known
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
-        symbolic = with_symbols(start, programs, sizes)
+        symbolic = with_symbols(start, programs, sizes, ints=not self._definition.replays)
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
         symbols = symbols_in(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}

@@ -1,0 +1,461 @@
+"""Ints of Python state among tensors: from its third value on one is a symbol, computed with as Python does, whatever its value."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from laws.numbers import difference, outcome
+from torch import Tensor
+
+import funcgrad as fg
+from funcgrad.capture.floats import Floats
+
+X = torch.tensor([-2.0, -0.0, 0.0, 0.5, math.inf, math.nan, 3.0])
+WHOLE = torch.tensor([-3, 0, 7, 2**40])
+VALUES: tuple[Any, ...] = (
+    3, 4, 5, 6, 0, 1, -1, 2, True, 7, 2.5, 2**24 + 1, 2**53 + 1, 2**62 + 1, -(2**70), 10**400, 9, False, "a", None, 11, 12,
+)  # fmt: skip
+"""What is no int is another program; the largest are no int of C, and no float."""
+
+
+class Counter:
+    def __init__(self, n: Any = 3) -> None:
+        self.n = n
+        self.history = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+        self.last, self.items = 0, [0, 0]
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "mul": lambda x, s: x * s.n,
+    "rmul": lambda x, s: s.n * x,
+    "sub": lambda x, s: (x - s.n, s.n - x),
+    "div": lambda x, s: (x / s.n, s.n / x),
+    "floor": lambda x, s: (x[:4] // s.n, x[:4] % s.n, s.n // x[3:4]),
+    "pow": lambda x, s: x ** (s.n % 5),
+    "rpow": lambda x, s: (s.n % 5) ** x,
+    "alpha": lambda x, s: x.add(x, alpha=s.n),
+    "clamp": lambda x, s: x.clamp(-s.n, s.n),
+    "where": lambda x, s: torch.where(x > 0, x, s.n),
+    "where of ints": lambda x, s: torch.where(x > 0, 1, s.n),
+    "masked": lambda x, s: x.masked_fill(x > 0, s.n),
+    "compare": lambda x, s: (x < s.n, s.n < x, x == s.n),
+    "in place": lambda x, s: x.clone().mul_(s.n).add_(s.n),
+    "integer": lambda x, s: (WHOLE * s.n, WHOLE + s.n, s.n > WHOLE, WHOLE // 3 + s.n),
+    "truth": lambda x, s: (x > 0) * s.n,
+    "of no dimensions": lambda x, s: (x[0] * s.n, x[0] < s.n, WHOLE[0] * s.n),
+    "half": lambda x, s: (x.bfloat16() * s.n, x.half() + s.n),
+    "complex": lambda x, s: (x[2:4] + 1j) * s.n,
+    "full": lambda x, s: (torch.full((2,), s.n), torch.tensor(s.n), torch.tensor([s.n, 1])),
+    "size": lambda x, s: torch.ones(abs(s.n) % 4, 2),
+    "index": lambda x, s: x[s.n % 7],
+    "slice": lambda x, s: x[: s.n % 7],
+    "roll": lambda x, s: x.roll(s.n % 3),
+    "view": lambda x, s: x[:6].view(s.n % 2 + 1, -1),
+    "range": lambda x, s: x + sum(i * 0.5 for i in range(s.n % 4)),
+    "list": lambda x, s: x * s.history[s.n % 7],
+    "dict": lambda x, s: x * {0: 2, 1: 3, 2: 5}[s.n % 3],
+    "if": lambda x, s: x * 2 if s.n else x * 3,
+    "compared": lambda x, s: x * 2 if 3 < s.n < 7 else x,
+    "schedule": lambda x, s: x * (0.1 * min(1.0, (s.n + 1) / 5)),
+    "bits": lambda x, s: (x * (s.n & 3), s.n | 8, s.n ^ 5, s.n >> 1, ~s.n),
+    "shift": lambda x, s: (x, 1 << s.n % 70, s.n << 2),
+    "powers": lambda x, s: (x, 0.9**s.n, 2 ** -abs(s.n % 9), (s.n % 7) ** 3, pow(s.n, 3, 7), (-8.0) ** (s.n / 2)),
+    "divided": lambda x, s: (x, s.n / 7, s.n // 7, s.n % 7, divmod(s.n, -3), 7 // s.n, 7 % s.n, 1 / s.n),
+    "returned": lambda x, s: (x, s.n, s.n + 1, -s.n, s.n > 1, s.n - s.n, s.n * 0.1 * 3, s.n * s.n, abs(s.n), +s.n),
+    "rounded": lambda x, s: (x, round(s.n), round(s.n, -1), round(s.n / 3), math.floor(s.n), math.ceil(s.n), math.trunc(s.n)),
+    "math": lambda x, s: x * math.sqrt(abs(s.n % 5)),
+    "text": lambda x, s: x * len(f"{s.n}"),
+    "formatted": lambda x, s: x * float(f"{s.n:.1f}"),
+    "isinstance": lambda x, s: x if isinstance(s.n, int) and not isinstance(s.n, bool) else x * 2,
+    "methods": lambda x, s: (x, isinstance(s.n, int) and (s.n.bit_length(), s.n.numerator, s.n.real, s.n.imag, s.n.conjugate())),
+    "float of it": lambda x, s: x * float(s.n),
+    "int of it": lambda x, s: x * int(s.n),
+    "mixed": lambda x, s: (x * (s.n + 0.5), 0.5 - s.n, s.n + True, s.n * x.shape[0]),
+    "numpy": lambda x, s: (x, float(np.float64(2) * s.n), float(np.sqrt(abs(s.n))), np.arange(s.n % 4).sum().item()),
+    "complex number": lambda x, s: (x, s.n * 1j, s.n + (1 + 2j)),
+    "kept": lambda x, s: (x, [s.n], {"n": s.n + 1}, (s.n, s.n)),
+    "equal to none": lambda x, s: x if s.n is None or s.n == "a" else x * 2,
+    "repeated": lambda x, s: (x, [1] * (s.n % 4), "ab" * (s.n % 3)),
+    "dropped": lambda x, s: torch.nn.functional.leaky_relu(x, s.n % 5) + torch.nn.functional.elu(x, s.n % 5),
+    "dimension": lambda x, s: x[:6].view(2, 3).sum(s.n % 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_value_is_special(name: str, backend: str) -> None:
+    function, ours, theirs = FUNCTIONS[name], Counter(), Counter()
+    compiled = fg.jit(lambda x: function(x, ours), backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.RecompileWarning)
+        for n in VALUES:
+            ours.n = theirs.n = n
+            found, expected = outcome(lambda: compiled(X)), outcome(lambda: function(X, theirs))
+            assert difference(found, expected) is None, (n, difference(found, expected))
+            assert type(ours.n) is type(theirs.n) and ours.n == theirs.n
+
+
+# ── how many programs there are ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Adam(Counter):
+    """One step by hand, as papers write it."""
+
+    def __init__(self) -> None:
+        self.t, self.lr, self.m, self.v = 0, 1e-2, torch.zeros(7), torch.zeros(7)
+
+    def __call__(self, g: Tensor) -> Tensor:
+        self.t += 1
+        self.m = 0.9 * self.m + 0.1 * g
+        self.v = 0.999 * self.v + 0.001 * g * g
+        return self.lr * (self.m / (1 - 0.9**self.t)) / ((self.v / (1 - 0.999**self.t)).sqrt() + 1e-8)
+
+
+class AdamInPlace(Adam):
+    """As torch.optim does it without tensors of steps."""
+
+    def __call__(self, g: Tensor) -> Tensor:
+        self.t += 1
+        self.m.lerp_(g, 1 - 0.9)
+        self.v.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
+        step = self.lr / (1 - 0.9**self.t)
+        denominator = (self.v.sqrt() / (1 - 0.999**self.t) ** 0.5).add_(1e-8)
+        return torch.zeros(7).addcdiv_(self.m, denominator, value=-step)
+
+
+class AdamOfMath(Adam):
+    """With the functions of math."""
+
+    def __call__(self, g: Tensor) -> Tensor:
+        self.t += 1
+        self.m.mul_(0.9).add_(g, alpha=0.1)
+        self.v.mul_(0.999).addcmul_(g, g, value=0.001)
+        step = self.lr * math.sqrt(1 - math.pow(0.999, self.t)) / (1 - 0.9**self.t)
+        return -step * self.m / (self.v.sqrt() + 1e-8)
+
+
+class Cosine(Counter):
+    """Down half a wave, in steps of five; and as much again after each restart."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        lr = 0.5 * (1 + math.cos(math.pi * (self.step % 50) / 50)) * 0.9 ** math.floor(self.step / 5) * math.exp(-self.step / 100)
+        self.step += 1
+        return x * lr
+
+
+class WarmUp(Counter):
+    def __init__(self) -> None:
+        self.step, self.lr = 0, 0.0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.lr = 0.1 * min(1.0, (self.step + 1) / 20)
+        self.step += 1
+        return x * self.lr
+
+
+class Decayed(Counter):
+    def __init__(self) -> None:
+        self.step, self.lr = 0, 0.5
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.step += 1
+        return x * (self.lr / (1 + self.step)) + x / self.step
+
+
+class Now(Counter):
+    """Every tenth time, something else; another from the hundredth on."""
+
+    def __init__(self) -> None:
+        self.step, self.log = 0, 0.0
+
+    def __call__(self, x: Tensor) -> Any:
+        self.step += 1
+        y = x * self.step if self.step % 10 == 0 else x + 1
+        return (y * 2 if self.step > 100 else y), self.step
+
+
+class TwoCounters(Counter):
+    def __init__(self) -> None:
+        self.step, self.epoch = 0, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.step = self.step + 1
+        if self.step % 30 == 0:
+            self.epoch += 1
+        return x * 0.9**self.epoch / (self.step % 30 + 1)
+
+
+LOOPS = {Adam: 3, AdamInPlace: 3, AdamOfMath: 3, Cosine: 3, WarmUp: 5, Decayed: 3, Now: 6, TwoCounters: 7}
+GRADIENT = torch.tensor([-2.0, -0.5, 0.25, 0.5, 1.0, -1.0, 3.0])
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_counter_that_is_read_compiles_few_programs(kind: Any, backend: str) -> None:
+    ours, theirs = kind(), kind()
+    compiled = fg.jit(lambda x: ours(x), backend=backend)  
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.RecompileWarning)
+        for i in range(150):
+            found, expected = compiled(GRADIENT + i), theirs(GRADIENT + i)  
+            assert difference(found, expected) is None, (i, difference(found, expected))
+            assert difference(list(vars(ours).values()), list(vars(theirs).values())) is None, i
+    assert compiled.cache_info().misses <= LOOPS[kind]
+
+
+ONE = "mul sub div clamp where masked half schedule bits mixed divided isinstance kept".split()
+FEW = "if compared size index slice roll range list dict dimension repeated".split()
+
+
+@pytest.mark.parametrize("name", [*ONE, "in place", *FEW])
+def test_values_that_ask_the_same_are_served_by_one_program(name: str) -> None:
+    state = Counter()
+    compiled = fg.jit(lambda x: FUNCTIONS[name](x, state), backend="aten")
+    for _ in range(2):
+        for state.n in range(3, 66):
+            assert difference(compiled(X), FUNCTIONS[name](X, state)) is None
+    assert compiled.cache_info().misses <= (14 if name in FEW else 3)
+
+
+def test_what_takes_the_value_itself_compiles_for_each_and_says_so_at_the_fourth() -> None:
+    state = Counter()
+    compiled = fg.jit(lambda x: x * state.history[state.n], backend="aten")
+    for state.n in (0, 1, 2):
+        compiled(X)
+    state.n = 3
+    with pytest.warns(fg.RecompileWarning, match="compiles for the 4th time.*state.n"):
+        assert difference(compiled(X), X * 8) is None
+
+
+def test_two_values_are_two_programs() -> None:
+    state = Counter(2)
+    compiled = fg.jit(lambda x: x * state.n, backend="aten")
+    for state.n in (2, 5, 2, 5):
+        compiled(X)
+    assert "state_n" not in compiled.program(X).call.text and compiled.cache_info().misses == 2
+    state.n = 7
+    assert "type(state_n) is not int" in compiled.program(X).call.text
+
+
+def test_what_is_not_dynamic_compiles_for_each() -> None:
+    for options in ({"dynamic": False}, {"numerics": "eager"}):
+        state = Counter()
+        compiled = fg.jit(lambda x: x * state.n, backend="aten", **options)
+        with pytest.warns(fg.RecompileWarning):
+            for state.n in range(6):
+                assert torch.equal(compiled(GRADIENT), GRADIENT * state.n)
+        assert compiled.cache_info().misses == 6
+
+
+@pytest.mark.parametrize("of", ["int", "float"])
+def test_functions_of_math(of: str) -> None:
+    state = Counter()
+    functions = {
+        "sqrt": math.sqrt, "log": lambda v: math.log(v, 3), "atan2": lambda v: math.atan2(v, 2), "hypot": lambda v: math.hypot(v, 3, 4),
+        "floor": lambda v: (math.floor(v / 3), math.ceil(v / 3), math.trunc(-v / 3)), "nan": math.isnan, "gamma": math.lgamma,
+        "log10": lambda v: math.log10(v - 5), "fmod": lambda v: math.fmod(7, v), "isqrt": lambda v: math.isqrt(v), "exp": math.exp,
+    }  # fmt: skip
+    for name, function in functions.items():
+        compiled = fg.jit(lambda x, function=function: (x, function(state.n)), backend="aten")
+        for n in (1, 2, 3, 4, 5, 6, 7, 30, 1000, 10**400, 0, -1, 10):
+            state.n = n if of == "int" or n > 10**300 else n + 0.5
+            found, expected = outcome(lambda: compiled(X)), outcome(lambda: (X, function(state.n)))
+            assert difference(found, expected) is None, (name, n, difference(found, expected))
+    assert all(type(function).__name__ == "builtin_function_or_method" for function in vars(math).values() if callable(function))
+
+
+@pytest.mark.parametrize("where", ["item", "global", "closure", "slot", "nested"])
+def test_wherever_it_lives(where: str) -> None:
+    class Slots:
+        __slots__ = ("n",)
+
+    space: dict[str, Any] = {"slots": Slots(), "d": {"n": 0}, "nested": {"a": [Counter()]}, "n": 0}
+    source = {
+        "item": "def put(v): d['n'] = v\ndef f(x): return x * d['n']",
+        "global": "def put(v):\n    global n; n = v\ndef f(x): return x * n",
+        "closure": "def make():\n    k = 0\n    def put(v):\n        nonlocal k; k = v\n    return put, lambda x: x * k\nput, f = make()",
+        "slot": "def put(v): slots.n = v\ndef f(x): return x * slots.n",
+        "nested": "def put(v): nested['a'][0].n = v\ndef f(x): return x * nested['a'][0].n",
+    }[where]
+    exec(source, space)
+    compiled = fg.jit(space["f"], backend="aten")
+    for n in range(20):
+        space["put"](n)
+        assert torch.equal(compiled(GRADIENT), GRADIENT * n)
+    assert compiled.cache_info().misses == 3
+
+
+@pytest.mark.parametrize("backend", ["c", "aten"])
+def test_gradients(backend: str) -> None:
+    def loss(x: Tensor) -> Tensor:
+        state.n += 1
+        return (x**3 * state.n / (1 - 0.9**state.n)).sum() + (x.sin() - state.n).pow(2).mean()
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        jitted(leaf).backward()
+        assert leaf.grad is not None
+        return leaf.grad, leaf
+
+    state = Counter(0)
+    gradient, jitted = fg.value_and_grad_compiled(loss, backend=backend), fg.jit(loss, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.RecompileWarning)
+        for n in (*range(12), 100, 10**6):
+            state.n = n
+            leaf = GRADIENT.clone().requires_grad_()
+            expected = loss(leaf)
+            (slope,) = torch.autograd.grad(expected, leaf)
+            for call in (lambda: gradient(GRADIENT), lambda: (expected, step(GRADIENT)[0])):
+                state.n = n
+                value, found = call()
+                torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
+                torch.testing.assert_close(found, slope, rtol=1e-4, atol=1e-4)
+                assert state.n == n + 1
+    assert gradient.cache_info().misses <= 4 and jitted.cache_info().misses <= 4
+
+
+def test_a_second_derivative_has_the_number_of_its_forward_pass() -> None:
+    state = Counter()
+
+    def f(x: Tensor) -> Tensor:
+        state.n += 1
+        return (x**3 * state.n).sum()
+
+    compiled = fg.jit(f)
+    for n in range(1, 30):
+        state.n = n
+        x = GRADIENT.clone().requires_grad_()
+        (g,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+        torch.testing.assert_close(h, 6 * GRADIENT * (n + 1))
+        assert state.n == n + 1
+    assert compiled.cache_info().misses <= 5
+
+
+def test_a_symbol_is_an_int_to_python() -> None:
+    n = Floats().symbol("n", 5)
+    assert isinstance(n, int) and not isinstance(n, (bool, float)) and copy.deepcopy(n) is n
+    assert [*range(n)] == [0, 1, 2, 3, 4] and {5: 1}[n] == 1 and f"{n} {n:03d} {n!r}" == "5 005 5"
+    asked = n.node.floats.guards
+    assert list(asked) == ["int_0 == 5", "(int_0 == 5)"]
+
+
+ASKED = ["type(v) is int", "type(v) is float", "type(v).__name__ == 'int'", "v.__class__ is float", "type(v) in (int, bool)"]
+
+
+STORED = {
+    "capped": "s.n = min(s.n + 1, 6)",
+    "in a ring": "s.n = (s.n + 1) % 4",
+    "kept": "s.last = s.n",
+    "exchanged": "s.n, s.last = s.last, s.n",
+    "in a list": "s.items[0] = min(s.items[0] + 1, 6)",
+    "exchanged in a list": "s.items[0], s.items[1] = s.items[1], s.items[0]",
+    "appended": "s.items.append(s.n)",
+    "a capped float": "s.n = min(s.n + 0.5, 6.0)",
+}
+
+
+@pytest.mark.parametrize("read", ["1", "s.n * (s.items[0] + s.last)"])
+@pytest.mark.parametrize("statement", STORED.values(), ids=STORED.keys())
+@pytest.mark.parametrize("transform", ["jit", "grad", "second"])
+def test_what_is_stored_does_not_go_by_what_is_equal_now(statement: str, read: str, transform: str) -> None:
+    worlds: list[dict[str, Any]] = [{"s": Counter(), "min": min}, {"s": Counter(), "min": min}]
+    for space in worlds:
+        exec(f"def f(x):\n    {statement}\n    return (x**3 * {read}).sum()", space)
+    ours, theirs = worlds
+    compiled = fg.grad_compiled(ours["f"], backend="aten") if transform == "grad" else fg.jit(ours["f"], backend="aten")
+
+    def run(space: dict[str, Any], function: Callable[..., Any]) -> Tensor:
+        if transform == "jit":
+            return function(GRADIENT)
+        if transform == "grad":
+            return function(GRADIENT) if space is ours else torch.func.grad(function)(GRADIENT)
+        leaf = GRADIENT.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+        return torch.autograd.grad(slope.sum(), leaf)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.RecompileWarning)
+        for i, n in enumerate((1, 2, 3, 4, 5, 6, 6, 6, 7, 10**6, 3, 3, 6, 2)):
+            for space in worlds:
+                space["s"].n = n if "0.5" not in statement else n + 0.25
+                space["s"].last, space["s"].items = (n, [n, n]) if i % 3 else (n + 2, [n + 3, n])
+            torch.testing.assert_close(run(ours, compiled), run(theirs, theirs["f"]))
+            assert vars(ours["s"]) == vars(theirs["s"]), i
+            for key, value in vars(ours["s"]).items():
+                assert type(value) is type(vars(theirs["s"])[key])
+
+
+ITEMS = {
+    "counted": "s.items[0] += 1\n    return x * s.items[0]",
+    "from the end": "s.items[-1] = s.items[0] + 1\n    s.items[0] += 1\n    return x * s.items[0]",
+    "at the end alone": "s.items[-1] += 1\n    return x * s.items[-1]",
+    "change places": "s.items[0], s.items[1] = s.items[1] + 1, s.items[0]\n    return x * s.items[0]",
+    "carried over": "s.items[1] = s.items[0]; s.items[0] += 1\n    return x * s.items[1]",
+}
+
+
+@pytest.mark.parametrize("kind", [list, collections.deque])
+@pytest.mark.parametrize("of", [int, float])
+@pytest.mark.parametrize("body", ITEMS.values(), ids=ITEMS.keys())
+def test_counters_in_a_list(body: str, of: type, kind: type) -> None:
+    worlds: list[dict[str, Any]] = [{"s": Counter()}, {"s": Counter()}]
+    for space in worlds:
+        space["s"].items = kind([of(0), of(0)])
+        exec(f"def f(x):\n    {body}\n    return x", space)
+    ours, theirs = worlds
+    compiled = fg.jit(ours["f"], backend="aten")
+    for _ in range(12):
+        assert torch.equal(compiled(GRADIENT), theirs["f"](GRADIENT))
+        assert repr(ours["s"].items) == repr(theirs["s"].items)
+    assert compiled.cache_info().misses <= 4
+    for change in (lambda v: v.append(of(7)), lambda v: v.insert(0, of(5)), lambda v: v.pop(), lambda v: v.reverse(), lambda v: v.pop()):
+        for space in worlds:
+            change(space["s"].items)
+        for _ in range(2):
+            assert torch.equal(compiled(GRADIENT), theirs["f"](GRADIENT))
+            assert repr(ours["s"].items) == repr(theirs["s"].items)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("values", [(1, 2, 3, 4, 5, 6), (0.5, 1.5, 2.5, 3.5)])
+def test_the_type_of_a_number_is_what_it_is(asked: str, values: tuple[Any, ...]) -> None:
+    space: dict[str, Any] = {"s": Counter()}
+    exec(f"def choose(x, v): return x * (2 if {asked} else 3) * v\ndef f(x): return choose(x, s.n)", space)
+    read, given = fg.jit(space["f"], backend="aten"), fg.jit(space["choose"], backend="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fg.RecompileWarning)
+        for space["s"].n in values:
+            assert torch.equal(read(GRADIENT), space["f"](GRADIENT))
+            assert torch.equal(given(GRADIENT, space["s"].n), space["f"](GRADIENT))
+    assert "__" not in asked or read.cache_info().misses <= 3
+
+
+def test_a_number_an_earlier_trace_left_behind_is_an_error() -> None:
+    kept: list[Any] = []
+    state = Counter()
+
+    @fg.jit
+    def f(x: Tensor) -> Tensor:
+        if len(kept) < 9:
+            list.append(kept, state.n + 1)
+        return x * kept[-1]
+
+    for state.n in (1, 2, 3, 4):
+        try:
+            f(X)
+        except fg.FuncgradError:
+            break
+    assert all(type(k) is int for k in kept), "no symbol stays behind"
