@@ -194,6 +194,19 @@ WRITES = {
     "an array in place": "a = np.zeros(3)\ndef f(x):\n    a[0] += 1\n    return x * 2",
     "an environment variable": "def f(x):\n    os.environ['FUNCGRAD_TEST_K'] = '5'\n    return x * 2",
     "a context variable": "v = contextvars.ContextVar('v', default=2.0)\ndef f(x):\n    v.set(v.get() + 1)\n    return x * v.get()",
+    "another tensor": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h = c.w\n    return x * 2",
+    "a global tensor": "h = torch.zeros(3); c = Config(); c.h = None\ndef f(x):\n    c.h = h\n    return x * 2",
+    "a pair with another tensor": "c = Config(); c.h = torch.zeros(3)\ndef f(x):\n    c.both = [c.h, x * 2]\n    return x * 3",
+    "an item that is another tensor": "h = torch.zeros(3); d = {'v': [torch.ones(3), torch.ones(3) * 2]}\ndef f(x):\n    d['v'][0] = h\n    return x * 2",
+    "a list of tensors that is counted": "v = [1.5, 2]\ndef f(x):\n    y = x * len([*v])\n    v.append(y.sum())\n    return y",
+    "two that change places": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h, c.w = c.w, c.h\n    return x * 2",
+    "another tensor that is read": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h = c.w\n    return x * c.h",
+    "read by another name": "c = Config()\ndef f(x):\n    c.last = x * 2\n    return vars(c)['last'] + getattr(c, 'last')",
+    "a parameter": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(torch.ones(3))\n    return x * 2",
+    "a parameter of a value": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(x.detach() * 2)\n    return x * 2",
+    "a parameter without gradient": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(x.detach() * 2, requires_grad=False)\n    return x * m.extra",
+    "a list of parameters": "m = nn.ParameterList()\ndef f(x):\n    if len(m) < 2: m.append(nn.Parameter(torch.ones(3) * 3))\n    return x * 2",
+    "a parameter in a dict": "d = {}\ndef f(x):\n    d['p'] = nn.Parameter(torch.ones(3))\n    return x * 2",
     "a step in ten": "c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n % 2 == 0: return x * 2\n    return x",
 }
 
@@ -214,7 +227,7 @@ def seen(value, known=None):
     """All that can be seen of a value, as plain data; one object twice is told apart from two."""
     known = {} if known is None else known
     if isinstance(value, torch.Tensor):
-        return "tensor", value.tolist(), value.requires_grad, known.setdefault(id(value), len(known))
+        return type(value).__name__, value.tolist(), value.requires_grad, known.setdefault(id(value), len(known))
     if isinstance(value, (list, tuple, collections.deque)):
         return type(value).__name__, [seen(v, known) for v in value]
     if isinstance(value, set):
@@ -353,6 +366,36 @@ def test_what_cannot_be_replayed_is_refused_and_undone(source):
     with pytest.raises(fg.MutationError, match="the function stores"):
         fg.jit(space["f"])(X)
     assert all_of(space) == before
+
+
+LAZY = """
+class Lazy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = None
+    def forward(self, x):
+        if self.w is None: self.w = nn.Parameter(torch.ones(3) * 2)
+        return x * self.w
+f = Lazy()
+"""
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_parameter_that_is_made_and_used_is_refused_and_made_without_grad(transform):
+    ours, theirs = world(LAZY), world(LAZY)
+    c, f = TRANSFORMS[transform][0](ours["f"]), TRANSFORMS[transform][1](theirs["f"])
+    with pytest.raises(fg.MutationError, match=r"the function stores a parameter that it makes, or another leaf \(stored\(.*w\)\)"):
+        c(X)
+    assert ours["f"].w is None
+    with torch.no_grad():  # as the error says
+        jitted = fg.jit(ours["f"], backend="aten")
+        assert outcome(jitted, X) == outcome(theirs["f"], X)
+    for _ in range(2):
+        found, expected = c(X), f(X)
+        torch.testing.assert_close(found, expected)
+        if transform == "jit":
+            found.sum().backward(), expected.sum().backward()
+            torch.testing.assert_close(ours["f"].w.grad, theirs["f"].w.grad)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ class _DryRun:
             require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
             self._left = trace.written() if self._replays else None
+            for new in self._left.stores.values() if self._left is not None else ():
+                trace.named(new)  # it may be met here for the first time
             self.watch.first = None if self._left is None else self._left.effects
             facts = self._facts(leaves, paths, root)
         except BaseException:

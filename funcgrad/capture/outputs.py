@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
-from ..histories import has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, retains_grad, view_base
+from ..histories import gradient_of, has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, retains_grad, view_base
 from ..slots import Arg, Base, Captured, Out, Slot
 from .questions import set_by_function
 from .results import hidden_tensor
@@ -103,7 +103,7 @@ def look_at_outputs(
             )  # fmt: skip
         else:
             found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None, leaf))
-    _refuse_leaves([v for v in leaves if isinstance(v, Tensor)], slot_of)
+    _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
 
 
@@ -181,10 +181,28 @@ def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
             )
 
 
-def _refuse_leaves(tensors: Sequence[Tensor], slot_of: Mapping[int, object]) -> None:
-    """A leaf made in the function and returned would not get the gradient of a result that depends on it."""
+def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object]) -> None:
+    """A leaf that the function makes and returns, or stores, would not get the gradient of a result that depends on it."""
+    tensors = [t for _, t in named]
     own = {id(t) for t in tensors if is_leaf(t) and id(t) not in slot_of and t.requires_grad}
-    if own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own:
+    depends = own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own
+    returned = {id(t) for path, t in named if not path.startswith("stored(")}
+    for path, tensor in named:
+        if not path.startswith("stored(") or id(tensor) in slot_of:
+            continue
+        if id(tensor) in depends:
+            raise MutationError(
+                f"the function stores a parameter that it makes, or another leaf ({path}), together with results that depend on it",
+                where=path,
+                fix="make it before: call the function once under torch.no_grad(), or make it where the object is made",
+            )
+        if id(tensor) not in returned and gradient_of(tensor) is not None:
+            raise MutationError(
+                f"the function stores a tensor that it made and gave a gradient (.grad =, .backward()): {path}",
+                where=path,
+                fix="store the gradient itself, or return the tensor, too",
+            )
+    if depends:
         raise UnsupportedTransformError(
             "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend on it",
             fix="make the leaf outside and pass it as an argument",

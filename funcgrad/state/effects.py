@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..errors import ContainerError, MutationError
 from ..slots import Stored
-from ..subclasses import is_traced
 from ..trees import LEAF, Tree, flatten, print_unflatten
 from .caches import keeps_traced
 from .code import Mentions
@@ -321,9 +320,6 @@ class Written:
             return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
-            if isinstance(leaf, torch.nn.Parameter) and self._known(leaf) is leaf and is_traced(leaf):
-                self._refused.append((path, "a parameter it makes"))
-                return None
             if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)):
                 slot = Stored(path)
                 self.stores[slot] = leaf
