@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
@@ -85,10 +85,10 @@ _DONE = (("reads",), ("reads",), ("writes",), ("reads", "writes"), ("writes", "r
 """What a program does with a part."""
 
 
-def generate(seed: int) -> Program:
-    """The program of a seed."""
+def generate(seed: int, of: Sequence[Kind] = KINDS) -> Program:
+    """The program of a seed, of these kinds of state."""
     r = random.Random(seed)
-    chosen = r.choices(KINDS, [k.weight for k in KINDS], k=r.choice([1, 1, 1, 2, 2, 3, 4]))
+    chosen = r.choices(of, [k.weight for k in of], k=r.choice([1, 1, 1, 2, 2, 3, 4]))
     entry = r.choice(ENTRIES)
     transform = "jit" if entry == "decorated method" or any(kind.keeps_history for kind in chosen) else r.choice(TRANSFORMS)
     parts = []

@@ -1045,4 +1045,30 @@ def tell$(*a): out$.lines.append(a)
     ),
 )
 
+COUNTERS = (
+    Kind(
+        "step counter", "steps$",
+        """
+class Steps$:
+    def __init__(self): self.step, self.n, self.lr, self.history = 0, 3, 0.5, [1.5, 2.0, 2.5]
+steps$ = Steps$()
+""",
+        attributes=(("@", "step"), ("@", "n")),
+        numbers=("@.step", "(@.step + 1) * @.n", "(1 - 0.9 ** (@.step + 1))", "@.step // 2", "(@.step % 3)", "@.lr / (1 + @.step)",
+            "min(1.0, (@.step + 1) / 4)", "(-@.step)", "(@.step & 1)", "0.5 * (1 + math.cos(math.pi * @.step / 8))", "abs(@.n - @.step)",
+            "divmod(@.step, 3)[1]", "2 ** (2 - @.step % 5)", "@.history[@.step % 3]", "(@.step == @.n)", "round(@.step / 3, 1)"),
+        reads=("if @.step % 3 == 0:\n    y = y * 2", "if 2 < @.step <= 5:\n    y = y + @.step", "y = y * (1 if @.step < @.n else @.lr)",
+            "y = y.lerp(y.sin(), 1 / (1 + @.step))", "y = y ** (@.step % 2 + 1)", "y = torch.where(y > @.step, y, -y * @.step)",
+            "y = y + torch.arange(3) * @.step", "y = y + torch.tensor(@.step)", "for i in range(@.step % 3):\n    y = y * (i + 1.5)",
+            "y = y.add(y.cos(), alpha=@.step)"),
+        writes=("@.step += 1", "@.step += 1", "@.step = @.step + 1", "@.step = min(@.step + 1, 6)", "@.step = (@.step + 1) % 4",
+            "@.lr = 0.1 * (@.step + 1); @.step += 2", "@.n, @.step = @.step, @.step + @.n", "@.step += 1\nif @.step > 4:\n    @.n += 1",
+            "@.history[@.step % 3] += @.step\n@.step += 1", "@.last, @.step = (@.step, y.detach() * @.step), @.step + 1", "@.step *= 3"),
+        changes=("@.step = 0", "@.step = 5", "@.step += 1", "@.n += 2", "@.step = 2.5", "@.step = True", "@.step = 10 ** 12",
+            "@ = Steps$()", "@.step = -1", "@.lr = 1"),
+        weight=1.5,
+    ),
+)
+"""Numbers that are another in each call: programs of these alone."""
+
 KINDS = (*OBJECTS, *CONTAINERS, *SCOPES, *TORCH, *IMPURE)

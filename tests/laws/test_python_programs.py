@@ -17,11 +17,16 @@ from .python_fuzz import examine, over
 from .python_programs import generate, minimise
 from .python_running import check, in_eager, run
 from .python_source import Call, Part, Program, Unit
-from .python_worlds import KINDS
+from .python_worlds import COUNTERS, KINDS
 
 
 def test_random_programs_do_what_eager_does():
     found = over(examine(seed, shrink="no") for seed in range(200))
+    assert not found, "\n".join(found)
+
+
+def test_random_programs_with_step_counters_do_what_eager_does():
+    found = over(examine(seed, "no", COUNTERS) for seed in range(40))
     assert not found, "\n".join(found)
 
 
