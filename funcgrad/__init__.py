@@ -39,6 +39,7 @@ from .runtime.program import Program
 from .runtime.stages import StageEvent, watch_compile
 from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
+from .transforms.functional import hessian_compiled, jacfwd_compiled, jacrev_compiled, jvp_compiled, vjp_compiled, vmap_compiled
 from .transforms.grad import grad_and_value_compiled, grad_compiled, jit, value_and_grad_compiled
 from .trees import tree_map
 
@@ -85,9 +86,15 @@ __all__ = [
     "checkpoint_policies",
     "grad_and_value_compiled",
     "grad_compiled",
+    "hessian_compiled",
+    "jacfwd_compiled",
+    "jacrev_compiled",
     "jit",
+    "jvp_compiled",
     "no_retrace",
     "tree_map",
     "value_and_grad_compiled",
+    "vjp_compiled",
+    "vmap_compiled",
     "watch_compile",
 ]

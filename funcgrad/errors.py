@@ -62,7 +62,10 @@ class DataDependentShapeError(FuncgradError, RuntimeError):
 
 
 class CapturedTransformError(FuncgradError, RuntimeError):
-    """The function closes over a tensor that belongs to an enclosing transform level."""
+    """The function closes over a tensor that belongs to an enclosing transform level, and that cannot be found again from the function."""
+
+    wrapper: object = None
+    """That tensor."""
 
 
 class UnsupportedTransformError(FuncgradError, RuntimeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,8 +85,9 @@ class Graph(Shown):
         """The node (or constant) of one output slot."""
         return self.results[self.signature.outs.index(slot)]
 
-    def run(self, *values: Any) -> tuple[Any, ...]:
-        """Run node by node on real (or fake) values, one per slot of ``signature.ins``."""
+    def run(self, *values: Any, instead: Mapping[Any, Any] = MappingProxyType({})) -> tuple[Any, ...]:
+        """Run node by node on real (or fake) values, one per slot of ``signature.ins``; with other functions in the place of some
+        operators."""
         if len(values) != len(self.signature.ins):
             raise GraphError(
                 f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}",
@@ -97,7 +99,7 @@ class Graph(Shown):
                 env[node] = self.constants[node.target]
             elif node.op == "call_function":
                 args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = node.target(*args, **kwargs)
+                env[node] = instead.get(node.target, node.target)(*args, **kwargs)
         return tuple(fx.map_arg(self.results, env.__getitem__))
 
     def headline(self) -> str:

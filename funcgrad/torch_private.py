@@ -27,10 +27,13 @@ from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch import eager_transforms
+from torch._functorch.pyfunctorch import coerce_cinterpreter, temporarily_clear_interpreter_stack
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._functorch.vmap import vmap_increment_nesting
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+from torch.autograd import _get_sequence_nr, forward_ad  # type: ignore[attr-defined]
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -108,6 +111,96 @@ def transform_active() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def transforms_or_duals() -> bool:
+    """Whether a transform of torch.func runs, or a dual level is open that is none of torch.func's."""
+    return _transforms_active() or (forward_ad._current_level >= 0 and not eager_transforms.JVP_NESTING)
+
+
+_transforms_active = torch._C._are_functorch_transforms_active
+_KINDS = {
+    torch._C._functorch.TransformType.Vmap: "vmap",
+    torch._C._functorch.TransformType.Grad: "grad",
+    torch._C._functorch.TransformType.Jvp: "jvp",
+    torch._C._functorch.TransformType.Functionalize: "functionalize",
+}
+
+
+def innermost_transform() -> tuple[str | None, int, Any]:
+    """The transform that runs innermost: its kind (None: there is none), its level, and what it knows besides."""
+    top = torch._C._functorch.peek_interpreter_stack()
+    return (None, -1, None) if top is None else (_KINDS[top.key()], top.level(), coerce_cinterpreter(top))
+
+
+def below_level(transform: Any) -> contextlib.AbstractContextManager[Any]:
+    """Inside, a transform does not run: what it runs over does."""
+    lower: contextlib.AbstractContextManager[Any] = transform.lower()
+    return lower
+
+
+def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[int]:
+    """Inside, a vmap of ``size`` runs; yields its level."""
+    level: contextlib.AbstractContextManager[int] = vmap_increment_nesting(size, randomness)
+    return level
+
+
+batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._C._functorch._add_batch_dim(t, d, level)  # noqa: E731
+unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (  # noqa: E731
+    lambda level, t: torch._C._functorch._unwrap_batched(t, level)
+)
+wrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._wrap_for_grad(t, level)  # noqa: E731
+unwrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._unwrap_for_grad(t, level)  # noqa: E731
+unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
+"""A tensor of a level that has ended is what it wraps."""
+
+
+def functional_below(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of ``torch.func.functionalize`` stands for, up to date."""
+    if not torch._is_functional_tensor(tensor) or torch._C._functorch.maybe_get_level(tensor) != level:
+        return tensor
+    torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
+    return torch._from_functional_tensor(tensor)
+
+
+def functional_at(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as ``torch.func.functionalize`` wraps it."""
+    wrapped: torch.Tensor = torch._C._functorch._wrap_functional_tensor(tensor, level)
+    return wrapped
+
+
+FORWARD_MODE: Callable[[bool], contextlib.AbstractContextManager[Any]] = forward_ad._set_fwd_grad_enabled
+"""Inside, operators compute tangents, or do not."""
+
+
+@contextlib.contextmanager
+def sharing_dual_level() -> Iterator[None]:
+    """Inside, forward mode of torch.func uses the dual level that is open, if one is: torch nests none in another."""
+    shares = forward_ad._current_level >= 0 and not eager_transforms.JVP_NESTING
+    eager_transforms.JVP_NESTING += shares
+    try:
+        yield
+    finally:
+        eager_transforms.JVP_NESTING -= shares
+
+
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+"""An ``autograd.Function`` that knows of one level, the innermost."""
+single_level_functions: Callable[[], contextlib.AbstractContextManager[Any]] = enable_single_level_autograd_function
+
+
+def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The primal and the tangent of a tensor at the innermost level; no tangent outside of forward mode."""
+    if forward_ad._current_level < 0:
+        return tensor, None
+    primal, tangent = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return primal, tangent
+
+
+def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    """A tensor with a tangent."""
+    dual: torch.Tensor = forward_ad.make_dual(primal, tangent)  # type: ignore[no-untyped-call]
+    return dual
+
+
 ASKS_BASE: Any = torch.Tensor._base.__get__  # type: ignore[union-attr]
 ASKS_HISTORY: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
 ASKS_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]
@@ -118,8 +211,8 @@ STORAGE_ID = "{}.untyped_storage()._cdata"
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Identity of the memory a tensor lives in."""
-    return int(tensor.untyped_storage()._cdata)
+    """Identity of the memory a tensor lives in; of a transform's wrapper, that of what it wraps."""
+    return int(unwrap_transform(tensor).untyped_storage()._cdata) if is_transform_wrapper(tensor) else int(tensor.untyped_storage()._cdata)
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:
@@ -132,6 +225,12 @@ def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     sizes: Any = [list(t.size()) for t in examples]
     strides: Any = [list(t.stride()) for t in examples]
     return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+is_tracked_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
+"""Whether a wrapper is one of grad, vjp or jvp."""
+wrapped_value: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
+"""What a transform's wrapper wraps."""
 
 
 def unwrap_transform(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import pickle
 import queue
 import random
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -232,11 +233,23 @@ row("least squares", SHAPE, "linalg_lstsq", lambda a, b: torch.linalg.lstsq(a, b
 # ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────
 
 TRANSFORM = fg.UnsupportedTransformError
-row("vmap of a compiled function", TRANSFORM, "inside a torch.func transform", lambda x: torch.vmap(fg.jit(doubled))(x), ones(2, 3),
-    transform=undifferentiated, fixed=fg.jit(torch.vmap(doubled)), where="x")
-row("a captured tensor of vmap", fg.CapturedTransformError, "enclosing torch.func transform",
-    torch.vmap(lambda y: fg.jit(lambda factor: (factor * y).sum())(2.0)), ones(2, 3), transform=undifferentiated,
-    fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())))
+
+
+def scales_by_a_hidden(y: Tensor) -> Tensor:
+    hidden = weakref.ref(y)
+    scaled: Tensor = fg.jit(lambda factor: (factor * hidden()).sum())(2.0)
+    return scaled
+
+
+def counts_in(total: Tensor) -> Callable[[Tensor], Tensor]:
+    return fg.jit(lambda x: (total.add_(x.sum().detach()), (x * x).sum())[1])
+
+
+row("a captured tensor of vmap", fg.CapturedTransformError, "enclosing torch.func transform", torch.vmap(scales_by_a_hidden), ones(2, 3),
+    transform=undifferentiated, fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())))
+row("a buffer that each sample writes to", fg.MutationError, "all samples of a vmap share",
+    lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x), ones(2, 3), transform=undifferentiated, where=None,
+    fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))))
 row("a seed", TRANSFORM, "sets the state of the random generator", lambda x: (torch.manual_seed(0), x + torch.rand(3))[1], numbers,
     fixed=lambda x: x + torch.rand(3), fixed_around=lambda: torch.manual_seed(0) and contextlib.nullcontext())
 

@@ -312,9 +312,22 @@ def test_a_vmap_inside(randomness):
         compiled(lambda x: torch.func.vmap(torch.rand_like)(x))(X)
 
 
-def test_a_vmap_outside_is_refused():
-    with pytest.raises(fg.UnsupportedTransformError, match=r"torch\.func transform"):
-        torch.func.vmap(compiled(lambda x: F.dropout(x, 0.5)), randomness="different")(X)
+def test_a_vmap_outside():
+    c = compiled(lambda x: F.dropout(x, 0.5))
+    torch.manual_seed(0)
+    out = torch.func.vmap(c, randomness="different")(torch.ones(6, 40))
+    assert not (out[0] == out[1]).all()
+    torch.manual_seed(0)
+    assert torch.equal(out, torch.func.vmap(c, randomness="different")(torch.ones(6, 40)))
+    same = torch.func.vmap(c, randomness="same")(torch.ones(6, 40))
+    assert (same[0] == same[1]).all()
+
+
+def test_a_gradient_outside():
+    """Backward sees the draws of forward."""
+    c, x = compiled(lambda x: (F.dropout(x, 0.5) * x).sum()), torch.ones(400)
+    gradient, value = torch.func.grad_and_value(c)(x)
+    assert gradient.sum() == 2 * value and {0.0, 4.0} == set(gradient.tolist())
 
 
 def test_a_draw_in_a_branch():

@@ -128,6 +128,28 @@ class Inner:
         own_leaves: dict[Slot, Tensor] = {slot: seen[slot] for slot in memory if self.facts.is_leaf(slot)}  # type: ignore[index]
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, own_leaves, tuple(leaves), tree)
 
+    def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
+        """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values of ``signature.outs``
+        alone are returned. None where more than values goes in or out: memory that inputs share, other memory, gradients, Python state."""
+        facts, trace = self.facts, active_trace()
+        assert trace is not None and trace.watch is not None
+        if facts.needed_overlaps() or facts.given or facts.gradients or facts.leaves or facts.switches or facts.bases or facts.onward:
+            return None
+        if any(change.restrides for change in facts.changes.values()) or any(isinstance(s, Seed) for s in self.signature.ins):
+            return None
+        seen: dict[Any, Any] = dict(zip(self.signature.ins, values, strict=True))
+        for slot in [slot for slot in seen if (change := facts.change_of(slot)) and change.data]:
+            seen[slot] = seen[slot].clone()
+        for group in facts.same:
+            seen.update({slot: seen[group[0]] for slot in group[1:]})
+        trace.watch.put_numbers(self.inputs.numbers(seen))
+        args, kwargs = self.inputs.rebuild(seen)
+        with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured]):
+            leaves, _, paths = flatten(self.definition(*args, **kwargs))
+        of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
+        of |= {Final(slot): value for slot, value in seen.items()}
+        return tuple(of[slot] for slot in self.signature.outs) if all(slot in of for slot in self.signature.outs) else None
+
     def named(self, path: str) -> Slot:
         """The slot of an output, by its path."""
         return naming(self.out_slot, self.facts.given)(path)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..subclasses import Wrapping
-from ..torch_private import is_wrapper_subclass
+from ..torch_private import is_transform_wrapper, is_wrapper_subclass
 from .where import user_line
 
 
@@ -23,6 +23,14 @@ class Lifted:
     real: Tensor
     functional: Tensor
     where: str | None
+
+
+def detached(real: Tensor) -> Tensor:
+    """What is made a fake tensor: autograd history stays outside, and a Parameter becomes a plain tensor. Of a tensor of a level of
+    torch.func, one that lies as it does."""
+    if not is_transform_wrapper(real):
+        return real.detach()
+    return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
 
 
 class MetTooLate(BaseException):  # a signal the function must not catch, not an error

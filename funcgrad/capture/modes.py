@@ -27,6 +27,7 @@ from ..torch_private import (
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
+    is_zero_tensor,
     method_of,
     set_creation_meta,
     unwrap_transform,
@@ -139,6 +140,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _stand_in(self, value: Any) -> Any:
         """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
+        if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value):  # forward mode's
+            op, args, kwargs = torch.ops.aten.zeros.default, (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+            out = self._trace.on_fakes(op, args, kwargs)
+            if self._trace.graph is not None:
+                self._trace.record(op, args, kwargs, out)
+            return out
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and not is_transform_wrapper(value):
             return from_functional(self._trace.lift(value))
         if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
@@ -352,7 +359,7 @@ class Lifter(TorchFunctionMode):
                 )
             if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
                 return self._current(value)
-            if is_transform_wrapper(value):
+            if is_transform_wrapper(value) and id(value) not in self._trace.captured:
                 return self._own_level(value)
             return self._current(self._trace.lineage.current(self._trace.lift(value)))
         if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
@@ -370,11 +377,15 @@ class Lifter(TorchFunctionMode):
         inner = unwrap_transform(wrapper)
         if isinstance(inner, FakeTensor) or is_traced(inner):
             return wrapper
-        raise CapturedTransformError(
+        if self._trace.at_level:
+            return self._current(self._trace.lineage.current(self._trace.lift(wrapper)))
+        error = CapturedTransformError(
             f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
             where=user_line(),
             fix="let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
         )
+        error.wrapper = wrapper
+        raise error
 
 
 def _switched_too_late() -> MutationError:

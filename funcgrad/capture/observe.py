@@ -60,6 +60,7 @@ def observe(
     out_slot: Callable[[str], Slot],
     rng: Randomness,
     replays: bool = True,
+    at_level: bool = False,
 ) -> tuple[Facts, Watch]:
     """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is recorded.
 
@@ -67,11 +68,13 @@ def observe(
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
     ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each call (else it has happened).
+    ``at_level``: see ``Trace``.
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
     """
     known: list[Tensor] = []
     while True:
         dry = _DryRun(inputs, grad, known, out_slot, splits, rng, replays)
+        dry.trace.at_level = at_level
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except MetTooLate as met:

@@ -141,13 +141,15 @@ FILLS = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.at
 
 
 def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """The call to make in place of one that writes to its arguments without saying so in its schema.
+    """The call to make in place of one that writes to its arguments without saying so in its schema, or whose result cannot be written to.
 
     Batch normalisation updates the running statistics it is given; the form that says so can be functionalised.
     """
     aten = torch.ops.aten
     if op is aten.native_batch_norm.default and args[5] and args[3] is not None:
         return aten._native_batch_norm_legit.default, args, kwargs
+    if op is aten._new_zeros_with_same_feature_meta.default:  # of an expanded tensor, its zeros would lie over one another
+        return aten.new_zeros.default, (args[0], [*args[0].shape[: kwargs.get("self_num_batch_dims", 0)], *args[1].shape]), {}
     if op is aten.cudnn_batch_norm.default and args[5] and args[3] is not None:
         raise UnsupportedTensorError(
             "cuDNN's batch normalisation updates running statistics behind the trace's back",

@@ -33,6 +33,7 @@ from ..torch_private import (
     functional_form,
     is_torchs_own,
     is_transform_wrapper,
+    is_zero_tensor,
     make_functional_mode,
     outside_transforms,
     replace_value,
@@ -49,7 +50,7 @@ from .autocast import backward_under
 from .floats import NotSymbolicError
 from .forgotten import Forgotten
 from .known import Known
-from .lifted import Lifted, require_dense, require_traceable
+from .lifted import Lifted, detached, require_dense, require_traceable
 from .modes import Lifter, Tracer
 from .questions import Questions
 from .random_operators import Draws
@@ -114,6 +115,8 @@ class Trace(Recorder):
         self.making_graphs: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.heedless = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
+        self.at_level = False
+        """Whether the program is for a level of autograd: what it closes over may be of that level."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -150,21 +153,31 @@ class Trace(Recorder):
                 return wrapping.build(iter(inner)).requires_grad_(False)
         with without_function_modes(), outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
             with without_modes():
-                # detached: autograd history stays outside, and a Parameter becomes a plain tensor
-                fake = self.fakes.from_tensor(real.detach(), static_shapes=True)
+                fake = self.fakes.from_tensor(detached(real), static_shapes=True)
             with self.fakes, self.functional, torch.no_grad():
                 return to_functional(fake)
 
     def _symbolic_stand_in(self, slot: Slot, real: Tensor, dims: Collection[int]) -> Tensor:
         require_traceable(real, None)
         with without_function_modes(), outside_transforms(), without_modes():
-            fake = self.symbols.tensor(str(slot), real.detach(), dims)
+            fake = self.symbols.tensor(str(slot), detached(real), dims)
         with self.fakes, self.functional, torch.no_grad():
             return to_functional(fake)
 
     def bind(self, real: Tensor, functional: Tensor, where: str | None = None) -> None:
         """From now on ``functional`` stands for ``real``, wherever the function meets it."""
         self.captured[id(real)] = Lifted(real, functional, where)
+
+    @contextlib.contextmanager
+    def binding(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+        """Inside, other tensors stand for these real ones."""
+        before = {id(real): self.captured.get(id(real)) for real, _ in pairs}
+        for real, own in pairs:
+            self.bind(real, own)
+        try:
+            yield
+        finally:
+            self.captured = {key: known for key, known in (self.captured | before).items() if known is not None}
 
     def tangent(self, out: Slot, value: Tensor) -> Tensor:
         """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
@@ -240,6 +253,9 @@ class Trace(Recorder):
 
     def lift(self, real: Tensor) -> Tensor:
         """The stand-in for a real tensor met inside the function."""
+        if is_zero_tensor(real):  # made by forward mode, for a tangent that nothing depends on
+            with self.functional:
+                return torch.zeros(real.shape, dtype=real.dtype, device=real.device)
         if id(real) not in self.captured:
             if self._stand_in_for is None:
                 raise TraceError(

@@ -12,7 +12,8 @@ from ..subclasses import HowWritten, Wrapping
 
 @frozen
 class CopyBack:
-    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``)."""
+    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``).
+    ``is_below``: it is no tensor of the level of torch.func that the program runs at, and is written to below that."""
 
     target: Slot
     source: Final
@@ -20,6 +21,7 @@ class CopyBack:
     is_subclass: bool = False
     to_no_end: bool = False
     """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which nobody else has."""
+    is_below: bool = False
 
     def __str__(self) -> str:
         how = ["" if self.how == "plain" else self.how, "requires grad, to no end" if self.to_no_end else ""]

@@ -14,6 +14,7 @@ from attrs import evolve
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
 from ..histories import bump_version, go_on, renew_history, versions_of, with_dead_end, with_history_of
+from ..levels import write_below
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
@@ -272,6 +273,9 @@ class _Printer:
             self._constants["overwrite"] = overwrite
             how = "" if effect.how == "plain" else f", {effect.how!r}"
             self.lines.append(f"{within}overwrite({target}, {self._variables[effect.source]}{how})")
+        elif isinstance(effect, CopyBack) and effect.is_below:
+            self._constants["write_below"] = write_below
+            self.lines.append(f"{within}write_below({target}, {self._variables[effect.source]})")
         elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             source = self._variables[effect.source]

@@ -10,19 +10,22 @@ around each half of it).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from attrs import evolve
+from torch import Tensor
 
 from ..capture.facts import Facts
 from ..capture.inputs import Inputs, read_all
 from ..capture.memory import BaseOf
 from ..graphs import Joint
 from ..slots import Final, Signature, Slot
+from ..torch_private import is_transform_wrapper
 from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
-from .effects import Drawn
+from .effects import CopyBack, Drawn, Effect
 from .histories import histories
 from .layer import Layer
 from .leaves import leaves
@@ -89,6 +92,16 @@ def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, fa
             elif isinstance(recipe, Drawn):
                 values[slot] = torch.zeros((), dtype=torch.int64, device="cpu")  # any number: looking at a program draws none
     return [values[slot] for slot in inner_signature(outer, layers).ins]
+
+
+def writing_below(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor]) -> tuple[Layer, ...]:
+    """The layers of a program at a level of torch.func: tensors that belong to none are written to below it."""
+
+    def below(effect: Effect) -> Effect:
+        is_below = isinstance(effect, CopyBack) and effect.target in reals and not is_transform_wrapper(reals[effect.target])
+        return evolve(effect, is_below=is_below) if isinstance(effect, CopyBack) else effect
+
+    return tuple(evolve(layer, effects=tuple(map(below, layer.effects))) for layer in layers)
 
 
 def inner_signature(outer: Signature, layers: tuple[Layer, ...]) -> Signature:

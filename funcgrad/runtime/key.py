@@ -28,6 +28,7 @@ from ..torch_private import (
     dispatch_bits,
     dispatch_keys,
     function_modes,
+    is_transform_wrapper,
     is_wrapper_subclass,
     looks_like,
     sdpa_flags,
@@ -331,6 +332,9 @@ def print_guards(
     by the expression they stand for.
     """
     constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
+    wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
+    memory_of = "storage_id({})" if wrapped else STORAGE_ID
+    constants.update(storage_id=storage_id)
     lines = [f"if ambient() != AMBIENT: {otherwise}"]
     tensors: list[str] = []
     variables = [*names, *captured_names]
@@ -344,7 +348,7 @@ def print_guards(
             lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
             lines += [f"{symbol} = {where}" for symbol, where in new]
     compared = [f"if {_tensor_differs(name, spec, constants)}: {otherwise}" for name, spec in plain.items()]
-    if plain and not places and not key.ambient.inference_mode:  # inside it inference tensors look like all others
+    if plain and not places and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
         first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
         for name, t in zip(variables, examples, strict=True):
             if name in plain:
@@ -383,14 +387,14 @@ def print_guards(
         expression = f"({question.format(named[where])})"
         lines.append(f"if {expression} is not asked_{i} and not still_answers(asked_{i}, {expression}): {otherwise}")
     if len(tensors) > 1:
-        memory = ", ".join(STORAGE_ID.format(t) for t in tensors)
+        memory = ", ".join(memory_of.format(t) for t in tensors)
         constants["family_of"] = family_of
         lines.append(f"if len({{{memory}}}) != {len({alone[0] for alone in key.aliasing})}: {otherwise}")
-        lines += [f"if {condition}: {otherwise}" for condition in _aliases_differ(key.aliasing, tensors)]
+        lines += [f"if {condition}: {otherwise}" for condition in _aliases_differ(key.aliasing, tensors, memory_of)]
     return lines
 
 
-def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str]) -> Iterator[str]:
+def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], memory_of: str) -> Iterator[str]:
     """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is known."""
     for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
         if len(alias) == 1:
@@ -402,7 +406,7 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str]) ->
         conditions = [f"{name}.storage_offset() != {offset}"]
         conditions += [f"{name} is {names[j]}" for j in range(i) if pattern[j][0] == memory and pattern[j][1] == j]
         if memory != i:
-            conditions.append(f"{STORAGE_ID.format(name)} != {STORAGE_ID.format(names[memory])}")
+            conditions.append(f"{memory_of.format(name)} != {memory_of.format(names[memory])}")
         if base == -1 and family != i:
             conditions.append(f"{name}._base is not {names[family]}._base")
         else:

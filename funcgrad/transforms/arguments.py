@@ -9,10 +9,9 @@ from torch import Tensor
 from ..capture.hidden import require_comparable
 from ..capture.inputs import Inputs
 from ..capture.lifted import require_traceable
-from ..errors import ArgumentError, UnsupportedTransformError
+from ..errors import ArgumentError
 from ..runtime.key import spec_of
 from ..slots import Arg
-from ..torch_private import is_transform_wrapper
 from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 
@@ -50,12 +49,6 @@ def take_apart(definition: Definition, static_argnums: tuple[int, ...], args: tu
 
 def _check(definition: Definition, leaf: Any, path: str) -> None:
     """Refuse, before anything runs, a leaf that can be no input."""
-    if isinstance(leaf, Tensor) and is_transform_wrapper(leaf):
-        raise UnsupportedTransformError(
-            f"{name_of(definition.root)}, compiled, was called inside a torch.func transform (vmap, grad, jvp, …)",
-            where=path,
-            fix=f"apply the transform to {name_of(definition.root)} itself and compile the result",
-        )
     if isinstance(leaf, Tensor):
         require_traceable(leaf, path)
     else:

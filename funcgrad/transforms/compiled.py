@@ -22,6 +22,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from ..backends.backend import Runnable
 from ..backends.choose import choose_backend
 from ..capture.draws import narrow
 from ..capture.facts import Facts, require_sizes_may_vary
@@ -30,13 +31,14 @@ from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.lifted import GradientsMatter
 from ..capture.observe import observe
+from ..capture.origins import Origin
 from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning, RecompileWarning, RetraceError
 from ..generators import outside_own_draws
 from ..graphs import Graph, verify
-from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses
+from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses, writing_below
 from ..options import ENVIRONMENT, Options, log
 from ..partition.order import in_less_memory
 from ..partition.partition import Partition
@@ -53,11 +55,12 @@ from ..runtime.stages import Stages
 from ..sizes import SizeError
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..torch_private import foreign_trace_active, modes_entered, outside_transforms
+from ..torch_private import foreign_trace_active, modes_entered, outside_transforms, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .definition import Definition, Untracked, name_of
-from .halves import differentiable, graphs_to_run, pullback_of, trace_joint
+from .halves import differentiable, graphs_to_run, pullback_of, pure_of, trace_joint
+from .levels import call_under_transforms
 from .splitting import split_joint
 
 _ATTEMPTS = 4
@@ -103,9 +106,13 @@ class Compiled:
     to the thread that compiles.
     """
 
-    def __init__(self, definition: Definition, options: Options) -> None:
+    def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
         self._definition = definition
         self._options = options
+        self._at_level = at_level
+        self._derived: dict[Any, Compiled] = {}
+        self.of_outer_levels: tuple[Origin, ...] = ()
+        """Where what the function closes over of an outer transform lives: under vmap, it is given by value."""
         self._cache = ProgramCache()
         self._lock = threading.RLock()
         self._effects = threading.RLock()
@@ -118,8 +125,28 @@ class Compiled:
         self.__qualname__ = getattr(definition.root, "__qualname__", self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if transforms_or_duals():
+            return call_under_transforms(self, args, kwargs)
         result = self._cache.find(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a call, whatever transforms run."""
+        result = self._cache.find(args, kwargs)
+        return result if result is not MISS else self._miss(args, kwargs)
+
+    @property
+    def definition(self) -> Definition:
+        """What is compiled, in plain PyTorch."""
+        return self._definition
+
+    def derived(self, key: Any, make: Callable[[], Definition], at_level: bool = False) -> Compiled:
+        """The compiled function of a definition made of this one's, once."""
+        found = self._derived.get(key)
+        if found is None:
+            made = Compiled(make(), evolve(self._options, static_argnums=()), at_level)
+            found = self._derived.setdefault(key, made)
+        return found
 
     def __repr__(self) -> str:
         return f"<funcgrad {type(self._definition).__name__.lower()} of {self.__name__}>"
@@ -201,19 +228,19 @@ class Compiled:
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
         compiled = 0
-        with outside_transforms():
-            while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
-                known = self._cache.misses
-                result = self._cache.find(args, kwargs)
-                if result is MISS:
-                    with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
-                        if self._cache.misses != known:
-                            continue  # another thread has made one
+        while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
+            known = self._cache.misses
+            result = self._cache.find(args, kwargs)
+            if result is MISS:
+                with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
+                    if self._cache.misses != known:
+                        continue  # another thread has made one
+                    with outside_transforms():
                         program = self._compile_and_keep(take_apart(self._definition, self._options.static_argnums, args, kwargs))
-                    compiled += 1
-                    result = program.run(args, kwargs)
-                if result is not MISS:
-                    return result
+                compiled += 1
+                result = program.run(args, kwargs)
+            if result is not MISS:
+                return result
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
     def _compile_and_keep(self, inputs: Inputs) -> Program:
@@ -280,7 +307,7 @@ class Compiled:
 
         def observed() -> tuple[Facts, Watch]:
             rng, replays = self._options.rng, definition.replays
-            return observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, rng, replays)
+            return observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, rng, replays, self._at_level)
 
         try:
             return definition, grad, *observed()
@@ -304,6 +331,8 @@ class Compiled:
                 devices = tuple(device for device, _ in key.ambient.autocast)
                 outer = outer_signature(facts, definition.out_slot)
                 layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
+                if self._at_level:
+                    layers = writing_below(layers, dict([*inputs.tensors, *captured.items()]))
                 inner = Inner(
                     definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
                     definition.root, self._options.backward_autocast, policy_of(self._options.policy), self._options.rng,
@@ -331,25 +360,31 @@ class Compiled:
 
                 split = split_joint(joint, definition, self._options, backend, fuses, lambda split: peak_of(graphs_of(split)))
                 graphs = graphs_of(split)
+            own = () if self._at_level else graphs  # at a level, its kernel is compiled where it is called
             with stages("lower"):
-                kernels = tuple(lowered(graph) for graph in graphs)
+                kernels = tuple(lowered(graph) for graph in own)
             with stages("schedule"):
-                schedules = tuple(scheduled(graph) for graph in graphs)
+                schedules = tuple(scheduled(graph) for graph in own)
             with stages("emit"):
                 sources = tuple(backend.emit(s) for s in schedules)
             with stages("build"):
                 runnables = [backend.build(source) for source in sources]
-                if ENVIRONMENT.verify:
+                if ENVIRONMENT.verify and not self._at_level:
                     values = inner_values(outer, layers, inputs, facts)
                     require_same(graphs, runnables, dict(zip(inner.signature.ins, values, strict=True)), backend)
-                kernel = runnables[0]
-                if facts.differentiable:
+                options = evolve(self._options, static_argnums=())
+                if self._at_level:
+                    pure = pure_of(inner, joint, graphs, definition.root, key.ambient.autocast)
+                    kernel: Runnable = Compiled(pure, options)
+                elif facts.differentiable:
                     before = [slot for layer in layers for slot in layer.before]
                     product = pullback_of(inner, joint, definition.root)
-                    pullback = Compiled(product, evolve(self._options, static_argnums=()))
+                    pullback = Compiled(product, options)
                     kernel = differentiable(
                         inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before
                     )
+                else:
+                    kernel = runnables[0]
                 layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
                 examples = [*inputs.leaves, *captured.values()]
                 call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, self._effects, grad)

@@ -22,7 +22,7 @@ from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
 from ..histories import has_history
 from ..slots import Arg, Grad, Out, Slot
-from ..torch_private import is_wrapper_subclass, transform_active
+from ..torch_private import is_wrapper_subclass, transforms_or_duals
 from ..trees import Tree, flatten, unflatten
 
 
@@ -76,7 +76,7 @@ class Plain:
     replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _nesting():
+        with nesting():
             return self.root(*args, **kwargs)
 
     def argument_names(self, n: int) -> list[str]:
@@ -132,10 +132,10 @@ class Gradient:
     replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if transform_active():  # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
+        if transforms_or_duals():  # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
             return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
-        with _nesting() as traced, torch.enable_grad():
+        with nesting() as traced, torch.enable_grad():
             positions = self._positions(len(args))
             prepared, wrt, trees = list(args), [], []
             for i in positions:
@@ -258,7 +258,7 @@ class Pullback:
         assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"
         differentiable = torch.is_grad_enabled()
         slots = self.inner.signature.ins
-        with _nesting() as traced, torch.enable_grad():
+        with nesting() as traced, torch.enable_grad():
             variables = list(values)
             for i in self.wrt:
                 variables[i] = _variable(variables[i], str(slots[i]))
@@ -279,7 +279,7 @@ class Pullback:
 
 
 @contextlib.contextmanager
-def _nesting() -> Iterator[bool]:
+def nesting() -> Iterator[bool]:
     """Marks that a definition runs; True for the one a trace was started for."""
     trace = active_trace()
     with contextlib.nullcontext(False) if trace is None else trace.nesting() as traced:

@@ -27,10 +27,11 @@ from ..partition.join import join
 from ..partition.partition import Partition
 from ..runtime.execute import Differentiable
 from ..runtime.tangents import Outline, TangentLayout
-from ..slots import Final, Grad, Late, Saved, Slot, Tangent, outer_slot
+from ..slots import Final, Grad, Late, Saved, Seed, Slot, Tangent, outer_slot
 from ..state.state import as_it_was
 from ..state.watch import Watch
 from .definition import Definition, Pullback
+from .pure import Pure
 
 
 def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
@@ -234,6 +235,25 @@ def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
             unread = [node.args[i] for i in _UNREAD.get(node.target, ())]  # type: ignore[call-overload]
             pending += [n for n in node.all_input_nodes if n not in unread]
     return found
+
+
+def pure_of(inner: Inner, joint: Joint, graphs: Sequence[Graph], root: Callable[..., Any], autocast: Autocast) -> Pure:
+    """The inner function as a pure function, which transforms apply to."""
+    outs = inner.signature.outs
+    active = tuple(outs.index(slot) for slot in active_outs(inner, joint))
+    written = frozenset(i for i, slot in enumerate(inner.signature.ins) if Final(slot) in outs)
+    whole = restrict(graphs[0], [slot for slot in graphs[0].signature.outs if not isinstance(slot, Saved)])
+    draws = tuple({t.device for n in whole.fx.nodes if is_random(n) for t in tensors_in(value_of(n))})
+    halves = None
+    if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
+        halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
+    return Pure(root, inner=inner, graph=whole, active=active, written=written, draws=draws, autocast=autocast, halves=halves)
+
+
+def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
+    known = {*forward.signature.ins, *forward.signature.outs}
+    takes = all(slot in known or isinstance(slot, Tangent) for slot in backward.signature.ins)
+    return takes and all(isinstance(slot, Grad) for slot in backward.signature.outs) and not any(isinstance(s, Seed) for s in known)
 
 
 def pullback_of(inner: Inner, joint: Joint, root: Callable[..., Any]) -> Pullback:

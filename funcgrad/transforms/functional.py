@@ -1,0 +1,149 @@
+"""The public transforms of ``torch.func`` besides the gradients (``grad.py``): their signatures, compiled.
+
+Each is a definition that calls torch.func's own inside the trace, so that all of it is one program: forward mode has tangents beside
+primals in one graph, a jacobian shares its forward pass, a hessian is forward over reverse.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from attrs import frozen
+
+from ..options import Options, make_options
+from ..slots import Out, Slot
+from .compiled import Compiled
+from .decorator import OMITTED, applied
+from .definition import Plain, argument_names, nesting
+
+Fn = Callable[..., Any]
+BatchedDraws = Literal["error", "same", "different"]
+
+
+@frozen(eq=False)
+class Transformed:
+    """A transform of torch.func over the caller's function."""
+
+    root: Fn
+    transform: Callable[[Fn], Fn]
+    names: tuple[str, ...] = ()
+    splits: bool = True
+    replays: bool = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with nesting():
+            return self.transform(self.root)(*args, **kwargs)
+
+    def argument_names(self, n: int) -> list[str]:
+        return list(self.names[:n]) or argument_names(self.root, n)
+
+    def out_slot(self, path: str) -> Slot:
+        return Out(path)
+
+
+def vmap_compiled(
+    f: Any = OMITTED,
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: BatchedDraws = "error",
+    chunk_size: int | None = None,
+    **options: Any,
+) -> Any:
+    """``f`` over a batch, compiled; ``torch.func.vmap`` with a program behind it.
+
+    The result takes the arguments of ``f`` with one more dimension where ``in_dims`` has an int (``None``: the same for all samples),
+    and returns its results with one more at ``out_dims``. ``randomness`` says whether samples may draw, and draw the ``"same"`` or
+    ``"different"`` numbers: those of eager PyTorch for one seed. ``chunk_size``: so many samples at a time. Per-sample gradients are
+    ``fg.vmap_compiled(torch.func.grad(loss), (None, 0))(params, batch)``. Other keyword arguments are options (``fg.Options``).
+
+    Raises what ``torch.func.vmap`` raises for sizes that do not agree and for writes of samples into what they share, and what
+    ``fg.jit`` raises.
+    """
+
+    def transform(f: Fn) -> Fn:
+        return torch.func.vmap(f, in_dims, out_dims, randomness, chunk_size=chunk_size)
+
+    return _decorating(f, transform, options)
+
+
+def jacrev_compiled(
+    f: Any = OMITTED, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, chunk_size: int | None = None, **options: Any
+) -> Any:
+    """The jacobian of ``f`` by reverse mode, compiled; ``torch.func.jacrev``: one forward pass, and a backward pass over a batch of basis
+    vectors of the result (``chunk_size`` of them at a time). For each tensor of the result and of the arguments ``argnums``, a tensor of
+    the shape of both, one after the other. Other keyword arguments are options (``fg.Options``)."""
+
+    def transform(f: Fn) -> Fn:
+        return torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
+
+    return _decorating(f, transform, options)
+
+
+def jacfwd_compiled(
+    f: Any = OMITTED, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, randomness: BatchedDraws = "error", **options: Any
+) -> Any:
+    """The jacobian of ``f`` by forward mode, compiled; ``torch.func.jacfwd``: tangents, a batch of basis vectors of the arguments
+    ``argnums``, beside primals in one pass. Result as of ``jacrev_compiled``; the better one where ``f`` returns more than it takes."""
+
+    def transform(f: Fn) -> Fn:
+        return torch.func.jacfwd(f, argnums, has_aux=has_aux, randomness=randomness)
+
+    return _decorating(f, transform, options)
+
+
+def hessian_compiled(
+    f: Any = OMITTED, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, chunk_size: int | None = None, **options: Any
+) -> Any:
+    """The hessian of ``f``, compiled: forward over reverse in one program (``torch.func.hessian``). ``chunk_size`` is that of the reverse
+    pass. Other keyword arguments are options (``fg.Options``)."""
+
+    def transform(f: Fn) -> Fn:
+        inner = torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
+        return torch.func.jacfwd(inner, argnums, has_aux=has_aux)
+
+    return _decorating(f, transform, options)
+
+
+def _decorating(f: Any, transform: Callable[[Fn], Fn], options: dict[str, Any]) -> Any:
+    chosen = make_options(options)
+    return applied(lambda f: Compiled(Transformed(f, transform), chosen), f)
+
+
+# ── those that are called with the point they are taken at ───────────────────────────────────────────────────────────
+
+_KEPT = 64
+"""So many functions that are named again in each call keep what was compiled of them."""
+
+
+@functools.lru_cache(_KEPT)
+def _jitted(f: Fn, options: Options) -> Compiled:
+    return Compiled(Plain(f), options)
+
+
+@functools.lru_cache(_KEPT)
+def _with_tangents(f: Fn, has_aux: bool, options: Options) -> Compiled:
+    def transform(f: Fn) -> Fn:
+        return lambda primals, tangents: torch.func.jvp(f, primals, tangents, has_aux=has_aux)
+
+    return Compiled(Transformed(f, transform, ("primals", "tangents")), options)
+
+
+def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **options: Any) -> Any:
+    """``(f(*primals), its Jacobian-vector product with tangents)``, compiled; ``torch.func.jvp``: one program of both. ``tangents`` are
+    tensors of the shapes of ``primals``. With ``has_aux`` (``f`` returns ``(out, aux)``): ``(out, tangent_out, aux)``.
+
+    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options (``fg.Options``).
+    """
+    return _with_tangents(f, has_aux, make_options(options))(primals, tangents)
+
+
+def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) -> Any:
+    """``(f(*primals), vjp_fn)``, compiled; ``torch.func.vjp``: forward has run, ``vjp_fn(cotangents)`` is a second program, of what the
+    first one saved, and may be called any number of times, under any transform. With ``has_aux``: ``(out, vjp_fn, aux)``.
+
+    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options (``fg.Options``).
+    """
+    return torch.func.vjp(f if isinstance(f, Compiled) else _jitted(f, make_options(options)), *primals, has_aux=has_aux)

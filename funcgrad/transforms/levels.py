@@ -1,0 +1,291 @@
+"""A compiled function called under transforms of torch.func, or with dual tensors of ``torch.autograd.forward_ad``.
+
+The stack of interpreters is taken off one level at a time, from the innermost. **vmap** is peeled at the definition: the batched function
+is compiled, of tensors with one more dimension (``Batched``). **grad, vjp, jvp**: the ordinary program runs at that level, so that its
+layers write, alias and return as the level's autograd has it; its kernel is a pure function (``Pure``), and as such a node in the
+graph of the level: forward is the compiled function one level below, backward the compiled vector-Jacobian product (``Pulled``), forward
+mode the compiled Jacobian-vector product (``Pushed``). All of these are definitions, compiled, cached and peeled like any other, and so
+every order and every nesting exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..capture.origins import Origin, Unresolved, find_origins
+from ..capture.trace import active_trace
+from ..errors import CapturedTransformError
+from ..generators import own_draws, state_of
+from ..torch_private import (
+    FORWARD_MODE,
+    SingleLevelFunction,
+    batched_at,
+    below_level,
+    dual_parts,
+    foreign_trace_active,
+    functional_at,
+    functional_below,
+    innermost_transform,
+    is_tracked_wrapper,
+    is_transform_wrapper,
+    make_dual,
+    single_level_functions,
+    unbatched_at,
+    unwrap_dead,
+    unwrap_transform,
+    unwrapped_at,
+    wrapped_at,
+    wrapped_value,
+)
+from ..trees import Leaf, Tree, flatten, unflatten
+from .definition import Definition
+from .pure import PURE, AtLevel, Batched, ForwardHalf, Given, Pulled, Pure, Pushed, backward_half, mapped
+
+if TYPE_CHECKING:
+    from .compiled import Compiled
+
+
+# ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def call_under_transforms(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of a compiled function while a transform of torch.func runs, or a dual level is open."""
+    if active_trace() is not None:
+        return compiled.definition(*args, **kwargs)  # inside another trace a compiled function is inlined
+    pure = isinstance(compiled.definition, PURE)
+    leaves, tree, _ = (args, _FLAT, ()) if pure else flatten((args, kwargs))
+    tensors = [v for v in leaves if isinstance(v, Tensor)]
+    if foreign_trace_active(list(map(unwrap_transform, tensors))):
+        return compiled.definition(*args, **kwargs)
+    leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in leaves]
+    kind, level, transform = innermost_transform()
+    if kind == "functionalize":
+        return _functionalised(compiled, leaves, tree, level, transform)
+    if pure:
+        return _mapped_call(compiled, leaves, level, transform) if kind == "vmap" else _at_kernel(compiled, leaves, kind, level)
+    if kind == "vmap":
+        return _batched(compiled, leaves, tree, level, transform)
+    definition = compiled.definition
+    args, kwargs = unflatten(leaves, tree)
+    return compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True).run(args, kwargs)
+
+
+_FLAT = Leaf()
+"""Stands for the structure of the arguments of a pure function, which nobody asks for."""
+
+
+def _batch_of(leaves: Sequence[Any], level: int, transform: Any) -> tuple[list[Any], tuple[int | None, ...], int | None, str]:
+    """The leaves below a level of vmap, where each has its batch dimension, the size if no leaf tells it, and how randomness is treated."""
+    pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in leaves]
+    dims = tuple(d for _, d in pairs)
+    size = transform.batch_size() if all(d is None for d in dims) else None
+    return [v for v, _ in pairs], dims, size, "same" if level >= _drawn_at.get() else transform.randomness()
+
+
+def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int, transform: Any) -> tuple[Any, ...]:
+    """A pure function under vmap."""
+    of, (own, dims, size, randomness) = compiled.definition, _batch_of(values, level, transform)
+    target = compiled.derived(("vmap", dims, size, randomness), lambda: mapped(of, dims, size, randomness))
+    with below_level(transform):
+        outs = target(*own)
+    return tuple(batched_at(level, v, 0) if isinstance(v, Tensor) else v for v in outs)
+
+
+def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
+    """Under vmap. What the function closes over of an outer level is found when it is traced, and given by value from then on."""
+    while True:
+        target, own_leaves, own_tree = compiled, leaves, tree
+        if compiled.of_outer_levels:
+            origins = compiled.of_outer_levels
+            target = compiled.derived(("given", origins), functools.partial(_given, compiled.definition, origins))
+            args, kwargs = unflatten(leaves, tree)
+            own_leaves, own_tree, _ = flatten((([origin.read() for origin in origins], *args), kwargs))
+        try:
+            return _peeled(target, own_leaves, own_tree, level, transform)
+        except CapturedTransformError as error:
+            (origin,) = find_origins(compiled.definition.root, [error.wrapper])
+            if isinstance(origin, Unresolved) or isinstance(compiled.definition, Batched):
+                raise
+            compiled.of_outer_levels += (origin,)
+
+
+def _given(of: Definition, origins: tuple[Origin, ...]) -> Given:
+    return Given(of, origins, of.root)
+
+
+def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
+    of, (own, dims, size, randomness) = compiled.definition, _batch_of(leaves, level, transform)
+    target = compiled.derived(
+        ("vmap", tree, dims, size, randomness),
+        lambda: Batched(of.root, replays=of.replays, of=of, tree=tree, dims=dims, size=size, randomness=randomness),
+    )
+    with below_level(transform):
+        result, out_dims = target(*own)
+    outs, out_tree, _ = flatten(result)
+    given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
+    return unflatten(
+        [
+            v if not isinstance(v, Tensor) else given[id(v)] if id(v) in given else v if d < 0 else batched_at(level, v, d)
+            for v, d in zip(outs, out_dims, strict=True)
+        ],
+        out_tree,
+    )
+
+
+_drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize)
+"""The level at which a function ran that runs again now: a vmap at it (it has ended), or inside of it, did not run then, and all its
+samples draw what was drawn."""
+
+
+@contextlib.contextmanager
+def _later_than(level: int) -> Iterator[None]:
+    token = _drawn_at.set(level)
+    try:
+        yield
+    finally:
+        _drawn_at.reset(token)
+
+
+def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
+    """Under ``torch.func.functionalize``: what a program writes to, the transform gives back to its caller when it ends."""
+    own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]
+    args, kwargs = unflatten(own, tree)
+    with below_level(transform):
+        outs, out_tree, _ = flatten(compiled(*args, **kwargs))
+    given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
+    wrapped = [given[id(v)] if id(v) in given else functional_at(level, v) if isinstance(v, Tensor) else v for v in outs]
+    return unflatten(wrapped, out_tree)
+
+
+# ── pure functions at a level of autograd ────────────────────────────────────────────────────────────────────────────
+
+
+def _at_kernel(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
+    """A call of a pure function at a level of autograd (``kind`` None: below all levels, where a dual level is open)."""
+    if kind in ("jvp", None):
+        return _pushed(compiled, values, kind, level)
+    if not torch.is_grad_enabled() or not any(isinstance(v, Tensor) and v.requires_grad for v in values):
+        return _one_below(compiled, level, values)
+    definition: Any = compiled.definition
+    if definition.exact is not None and not all(_is_opaque(level, v) for v in values):
+        exact, places = definition.exact
+        return _at_kernel(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
+    first = {i: values[i].clone() for i in definition.written}  # tracked: a second derivative flows on to what made them
+    with single_level_functions():
+        outs = _Node.apply(_Call(compiled, level), first, *values)
+    return () if outs == (None,) else outs
+
+
+def _is_opaque(level: int, value: Any) -> bool:
+    """Whether no level of autograd below this one knows a value."""
+    if not isinstance(value, Tensor):
+        return True
+    value = unwrapped_at(level, value)
+    while is_transform_wrapper(value):
+        if is_tracked_wrapper(value):
+            return False
+        value = wrapped_value(value)
+    return not value.requires_grad
+
+
+@frozen(eq=False)
+class _Call:
+    compiled: Compiled
+    level: int
+
+
+class _Node(SingleLevelFunction):  # type: ignore[misc]
+    """A pure compiled function in the graph of one level."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
+        compiled, definition = call.compiled, call.compiled.definition
+        ctx.states = {device: state_of(device) for device in definition.draws}
+        kept = [first.get(i, v) for i, v in enumerate(values)]
+        wrt = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+        ctx.n_saved = None
+        if isinstance(definition, Pure) and definition.halves is not None and all(_is_opaque(call.level, v) for v in values):
+            every = _one_below(compiled.derived("forward", lambda: ForwardHalf(definition.root, of=definition)), call.level, values)
+            outs, saved = every[: definition.n_outs], every[definition.n_outs :]
+            kept += saved
+            ctx.n_saved = len(saved)
+        else:
+            outs = _one_below(compiled, call.level, values)
+        if definition.exact is not None:
+            _, places = definition.exact
+            kept, wrt = [kept[i] for i in places], [k for k, i in enumerate(places) if i in wrt]
+            ctx.places = places
+        ctx.call, ctx.wrt, ctx.n = call, tuple(wrt), len(values)
+        ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
+        ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
+        ctx.set_materialize_grads(False)
+        active = definition.active if isinstance(definition, Pure) else range(len(outs))
+        ctx.active = tuple(i for i in active if isinstance(outs[i], Tensor) and (outs[i].is_floating_point() or outs[i].is_complex()))
+        ctx.like = [(outs[i].shape, outs[i].dtype, outs[i].device) for i in ctx.active] if ctx.n_saved is not None else ()
+        ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
+        return tuple(outs) or (None,)  # autograd knows of no function without a result
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        found: list[Any] = [None] * (2 + ctx.n)
+        active = tuple(i for i in ctx.active if incoming[i] is not None)
+        if not active or not ctx.wrt:
+            return tuple(found)
+        values = [unwrap_dead(v) if isinstance(v, Tensor) else s for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
+        compiled, wrt, of = ctx.call.compiled, ctx.wrt, ctx.call.compiled.definition
+        if of.exact is not None:
+            of = of.exact[0]
+        n = len(values) - (ctx.n_saved or 0)
+        if ctx.n_saved is not None:
+            like = dict(zip(ctx.active, ctx.like, strict=True))
+            cotangents = [unwrap_dead(incoming[i]) if incoming[i] is not None else _zeros(*like[i]) for i in ctx.active]
+            pulled = compiled.derived(("backward", wrt), lambda: backward_half(of, wrt, n, ctx.n_saved))
+        else:
+            cotangents = [unwrap_dead(incoming[i]) for i in active]
+            pulled = compiled.derived(("pull", wrt, active), lambda: Pulled(of.root, of=of, n=n, wrt=wrt, active=active))
+        with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), of.again(), _later_than(ctx.call.level):
+            gradients = pulled(*values, *cotangents)
+        places = wrt if ctx.call.compiled.definition.exact is None else [ctx.places[i] for i in wrt]
+        for i, gradient in zip(places, gradients, strict=True):
+            found[2 + i] = gradient
+        return tuple(found)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _one_below(compiled: Compiled, level: int, values: Sequence[Any]) -> tuple[Any, ...]:
+    """A pure function of what the values are below a level; its tensors wrapped for it."""
+    _, _, transform = innermost_transform()
+    own = [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
+    with torch.enable_grad(), FORWARD_MODE(True), below_level(transform):
+        outs = compiled(*own)
+    return tuple(wrapped_at(level, v) if isinstance(v, Tensor) else v for v in outs)
+
+
+def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
+    """Forward mode: of a level of torch.func, or (``kind`` None) of ``torch.autograd.forward_ad`` below all of them."""
+    pairs = [dual_parts(v) if isinstance(v, Tensor) else (v, None) for v in values]
+    wrt = tuple(i for i, (_, tangent) in enumerate(pairs) if tangent is not None)
+    if not wrt:
+        return compiled.run(tuple(values), {}) if kind is None else _one_below(compiled, level, values)
+    of: Any = compiled.definition
+    if of.exact is not None:
+        exact, places = of.exact
+        return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
+    own = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
+    n = len(values)
+    pushed = compiled.derived(("push", wrt), lambda: Pushed(of.root, of=of, n=n, wrt=wrt))
+    found = pushed.run(tuple(own), {}) if kind is None else _one_below(pushed, level, own)
+    duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
+    return tuple(make_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)

@@ -1,0 +1,323 @@
+"""Definitions made of others: a function under vmap, an inner function as a pure one, and its derivatives, each in plain PyTorch over
+values that transforms may wrap. They are compiled and cached like the caller's own; ``levels.py`` says when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ..capture.autocast import Autocast, autocast_as
+from ..capture.inner import Inner
+from ..capture.origins import Origin
+from ..capture.trace import active_trace
+from ..graphs import Graph
+from ..slots import Out, Saved, Slot, Tangent
+from ..state.state import as_it_was
+from ..torch_private import batched_at, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
+from ..trees import Tree, flatten, unflatten
+from .definition import Definition, nesting
+
+
+@frozen(eq=False)
+class _OfValues:
+    """A definition that takes flat values."""
+
+    root: Callable[..., Any]
+    splits: bool = True
+    replays: bool = False
+
+    def argument_names(self, n: int) -> list[str]:
+        return [f"values[{i}]" for i in range(n)]
+
+    def out_slot(self, path: str) -> Slot:
+        return Out(path)
+
+
+@frozen(eq=False, kw_only=True)
+class Batched(_OfValues):
+    """A definition under vmap: of leaves with a batch dimension where ``dims`` has one. Returns its result, and the batch dimension of
+    each of its leaves (-1: none)."""
+
+    of: Definition
+    tree: Tree
+    dims: tuple[int | None, ...]
+    size: int | None
+    randomness: str
+
+    def __call__(self, *leaves: Any) -> Any:
+        size: Any = next((v.shape[d] for v, d in zip(leaves, self.dims, strict=True) if d is not None), self.size)
+        with nesting(), vmap_level(size, self.randomness) as level:
+            own = [v if d is None else batched_at(level, v, d) for v, d in zip(leaves, self.dims, strict=True)]
+            args, kwargs = unflatten(own, self.tree)
+            outs, tree, _ = flatten(self.of(*args, **kwargs))
+            given = {id(o): (v, d) for o, v, d in zip(own, leaves, self.dims, strict=True) if isinstance(o, Tensor)}
+            pairs = [given.get(id(v)) or unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
+        return unflatten([v for v, _ in pairs], tree), tuple(-1 if d is None else d for _, d in pairs)
+
+
+@frozen(eq=False, kw_only=True)
+class Pure(_OfValues):
+    """An inner function as a pure function of flat values, which transforms may wrap: the function itself, run as it is, so that
+    derivatives of any order are those of what the caller wrote; where it writes to memory that inputs share, its graph."""
+
+    inner: Inner
+    graph: Graph
+    active: tuple[int, ...]
+    """The outputs that depend on what is differentiated."""
+    written: frozenset[int]
+    """The inputs whose values are others after the call."""
+    draws: tuple[torch.device, ...]
+    autocast: Autocast
+    halves: tuple[Graph, Graph] | None = None
+    """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes through it."""
+    exact: None = None
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        with nesting():
+            outs = self.inner.run_pure(*values)
+            return _run(self.graph, values) if outs is None else outs
+
+    @property
+    def n_outs(self) -> int:
+        return len(self.inner.signature.outs)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the function may be run once more: autocast and Python state are what they were."""
+        with autocast_as(self.autocast), as_it_was(self.inner.facts.state):
+            yield
+
+
+@frozen(eq=False, kw_only=True)
+class _OfPure(_OfValues):
+    """A pure function made of another one."""
+
+    of: Any
+    exact: tuple[Any, tuple[int, ...]] | None = None
+    """For a function that takes saved values, and so has no derivatives: the function that has, and which of the values it takes."""
+    written: frozenset[int] = frozenset()
+
+    @property
+    def draws(self) -> tuple[torch.device, ...]:
+        return self.of.draws  # type: ignore[no-any-return]
+
+    def again(self) -> contextlib.AbstractContextManager[None]:
+        """See ``Pure.again``."""
+        return self.of.again()  # type: ignore[no-any-return]
+
+
+@frozen(eq=False, kw_only=True)
+class Pulled(_OfPure):
+    """The vector-Jacobian product of a pure function: of its values, then of a cotangent for each output in ``active``, to a gradient for
+    each value in ``wrt``."""
+
+    n: int
+    wrt: tuple[int, ...]
+    active: tuple[int, ...]
+
+    def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+        leaves, cotangents = values[: self.n], values[self.n :]
+
+        def f(*own: Any) -> tuple[Any, ...]:
+            outs = self.of(*_with(leaves, self.wrt, own))
+            return tuple(outs[i] for i in self.active)
+
+        with nesting():
+            pull: Any = torch.func.vjp(f, *(leaves[i] for i in self.wrt))[1]
+            return pull(tuple(cotangents))  # type: ignore[no-any-return]
+
+    @property
+    def n_outs(self) -> int:
+        return len(self.wrt)
+
+
+@frozen(eq=False, kw_only=True)
+class ForwardHalf(_OfPure):
+    """The forward half of a pure function: its outputs, then what it saves."""
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        with nesting():
+            return _run(self.of.halves[0], values)
+
+    @property
+    def n_outs(self) -> int:
+        return len(self.of.halves[0].signature.outs)
+
+
+@frozen(eq=False, kw_only=True)
+class BackwardHalf(_OfPure):
+    """The backward half of a pure function: of its values, what it saved, and a cotangent for each active output, to the gradients of the
+    values in ``wrt``."""
+
+    wrt: tuple[int, ...]
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        forward, backward = self.of.halves
+        ins, outs = forward.signature.ins, forward.signature.outs
+        saved = [slot for slot in outs if isinstance(slot, Saved)]
+        known: dict[Any, Any] = dict(zip((*ins, *saved, *(Tangent(outs[i]) for i in self.of.active)), values, strict=True))
+        with nesting():
+            results = _run(backward, [known[slot] for slot in backward.signature.ins])
+            found = dict(zip((slot.of for slot in backward.signature.outs), results, strict=True))
+            return tuple(torch.zeros_like(values[i]) if found.get(ins[i]) is None else found[ins[i]] for i in self.wrt)
+
+    @property
+    def n_outs(self) -> int:
+        return len(self.wrt)
+
+
+@frozen(eq=False, kw_only=True)
+class Mapped(_OfPure):
+    """A pure function under vmap: of values with a batch dimension where ``dims`` has one, to outputs that have it in front."""
+
+    dims: tuple[int | None, ...]
+    size: int | None
+    randomness: str
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        size: Any = next((v.shape[d] for v, d in zip(values, self.dims, strict=True) if d is not None), self.size)
+        with nesting(), vmap_level(size, self.randomness) as level:
+            outs = self.of(*(v if d is None else batched_at(level, v, d) for v, d in zip(values, self.dims, strict=True)))
+            pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, -1) for v in outs]
+        return tuple(v if d == -1 else v.expand(size, *v.shape).clone() if d is None else v.movedim(d, 0) for v, d in pairs)
+
+    @property
+    def n_outs(self) -> int:
+        return self.of.n_outs  # type: ignore[no-any-return]
+
+
+@frozen(eq=False, kw_only=True)
+class Pushed(_OfPure):
+    """The Jacobian-vector product of a pure function: of its values, then of a tangent for each value in ``wrt``, to its outputs, then
+    a tangent for each (None: it is no tensor)."""
+
+    n: int
+    wrt: tuple[int, ...]
+
+    def __call__(self, *values: Any) -> Any:
+        leaves, tangents = values[: self.n], values[self.n :]
+        floats: list[int] = []
+        others: list[Any] = []
+
+        def f(*own: Any) -> tuple[Any, ...]:
+            outs = self.of(*_with(leaves, self.wrt, own))
+            floats[:] = [i for i, v in enumerate(outs) if isinstance(v, Tensor)]
+            others[:] = outs
+            return tuple(outs[i] for i in floats)
+
+        with nesting():
+            primals, found = _jvp_of(f, tuple(leaves[i] for i in self.wrt), tuple(tangents))
+        return *_with(others, floats, primals), *_with([None] * len(others), floats, found)
+
+    @property
+    def n_outs(self) -> int:
+        return 2 * self.of.n_outs  # type: ignore[no-any-return]
+
+
+@frozen(eq=False)
+class Given:
+    """A definition that is given, before its arguments, what it closes over of an outer level."""
+
+    of: Definition
+    origins: tuple[Origin, ...]
+    root: Callable[..., Any]
+    splits: bool = True
+
+    def __call__(self, values: Sequence[Any], /, *args: Any, **kwargs: Any) -> Any:
+        trace = active_trace()
+        assert trace is not None, "it runs only inside a trace, which knows what stands for what"
+        with trace.binding(list(zip((origin.read() for origin in self.origins), values, strict=True))):
+            return self.of(*args, **kwargs)
+
+    @property
+    def replays(self) -> bool:
+        return self.of.replays
+
+    def argument_names(self, n: int) -> list[str]:
+        return ["given", *self.of.argument_names(n - 1)]
+
+    def out_slot(self, path: str) -> Slot:
+        return self.of.out_slot(path)
+
+
+@frozen(eq=False)
+class AtLevel:
+    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any function."""
+
+    of: Definition
+    root: Callable[..., Any]
+    splits: bool = True
+    replays: bool = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.of(*args, **kwargs)
+
+    def argument_names(self, n: int) -> list[str]:
+        return self.of.argument_names(n)
+
+    def out_slot(self, path: str) -> Slot:
+        return Out(path)  # a gradient that is a result is none of this function's own
+
+
+PURE = (Pure, _OfPure)
+
+
+def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(target.dtype).expand(target.shape).clone()
+
+
+def _as_strided_put(target: Tensor, source: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
+    at = torch.full([], offset or 0, dtype=torch.int64, device=target.device)
+    for n, step in zip(size, stride, strict=True):
+        at = at.unsqueeze(-1) + torch.arange(n, device=target.device) * step
+    return target.reshape(-1).index_put((at.reshape(-1),), source.reshape(-1)).reshape(target.shape)
+
+
+_MAPPED: Mapping[Any, Any] = {
+    torch.ops.aten.as_strided_scatter.default: _as_strided_put,
+    torch.ops.aten.copy.default: _copied,
+    torch.ops.aten.view.default: torch.reshape,
+}
+"""Operators of graphs that vmap has no rule for, or a stricter one, and functions of the same numbers that it maps."""
+
+
+def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a graph in the running trace; its constants are made anew there, as the function made them."""
+    with without_function_modes():
+        constants = {name: torch.ops.aten.lift_fresh_copy.default(value) for name, value in graph.constants.items()}
+    return evolve(graph, constants=constants).run(*values, instead=_MAPPED)
+
+
+def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Any:
+    """As ``torch.func.jvp``, of functions that may return nothing."""
+    lasting = primals[0].new_zeros(())
+    with sharing_dual_level():
+        found: Any = torch.func.jvp(lambda *own: (*f(*own), lasting), primals, tangents)
+    return found[0][:-1], found[1][:-1]
+
+
+def _with(values: Sequence[Any], places: Sequence[int], own: Sequence[Any]) -> list[Any]:
+    """The values, with others in some places."""
+    found = list(values)
+    for i, v in zip(places, own, strict=True):
+        found[i] = v
+    return found
+
+
+def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: str) -> Mapped:
+    exact = None
+    if of.exact is not None:
+        exact = mapped(of.exact[0], tuple(dims[i] for i in of.exact[1]), size, randomness), of.exact[1]
+    return Mapped(of.root, of=of, dims=dims, size=size, randomness=randomness, exact=exact)
+
+
+def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:
+    exact = Pulled(of.root, of=of, n=n, wrt=wrt, active=of.active)
+    places = (*range(n), *range(n + n_saved, n + n_saved + len(of.active)))
+    return BackwardHalf(of.root, of=of, wrt=wrt, exact=(exact, places))

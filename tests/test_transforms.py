@@ -1,0 +1,411 @@
+"""torch.func over compiled functions, compiled functions over torch.func's, and forward mode: as in eager PyTorch."""
+
+import collections
+import copy
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import func, nn
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
+
+import funcgrad as fg
+
+OPTIONS = {"backend": "aten"}
+F64 = torch.float64
+
+
+def same(found, wanted):
+    found, wanted = tree_leaves(found), tree_leaves(wanted)
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def jit(f):
+    return fg.jit(f, **OPTIONS)
+
+
+def scalar(x):
+    return (x.sin() * x).sum()
+
+
+def vector(x):
+    return x.exp() * x.sum()
+
+
+@pytest.fixture
+def x():
+    return torch.linspace(-1, 1.2, 5, dtype=F64)
+
+
+@pytest.fixture
+def batch():
+    return torch.linspace(-1, 1.3, 12, dtype=F64).view(4, 3)
+
+
+# ── the compiled transforms ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_vmap_compiled(batch):
+    def f(p, row, k):
+        return {"a": (row * p["w"]).sum() * k, "b": row}
+
+    p = {"w": torch.ones(3, dtype=F64) * 2}
+    for in_dims, out_dims in (((None, 0, None), 0), ((None, 1, None), {"a": 0, "b": 1}), (({"w": None}, 0, None), -1)):
+        c = fg.vmap_compiled(f, in_dims, out_dims, **OPTIONS)
+        row = batch if in_dims[1] == 0 else batch.t()
+        w = p if in_dims[1] == 0 else {"w": torch.ones(3, dtype=F64)}
+        same(c(w, row, 3.0), func.vmap(f, in_dims, out_dims)(w, row, 3.0))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_vmap_in_chunks(batch, chunk):
+    same(fg.vmap_compiled(scalar, chunk_size=chunk, **OPTIONS)(batch), func.vmap(scalar)(batch))
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_draws_what_eager_pytorch_draws(batch, randomness):
+    def f(row):
+        return F.dropout(row, 0.4) + torch.randn(3)
+
+    torch.manual_seed(0)
+    wanted = func.vmap(f, randomness=randomness)(batch)
+    for compiled in (fg.vmap_compiled(f, randomness=randomness, **OPTIONS), func.vmap(jit(f), randomness=randomness)):
+        for _ in range(2):
+            torch.manual_seed(0)
+            same(compiled(batch), wanted)
+    with pytest.raises(RuntimeError, match="randomness"):
+        func.vmap(jit(f))(batch)
+
+
+def test_jacobians(x):
+    def f(x, w):
+        return vector(x) * w, x.sum()
+
+    w = torch.tensor(3.0, dtype=F64)
+    for argnums in (0, 1, (0, 1)):
+        wanted = func.jacrev(f, argnums)(x, w)
+        same(fg.jacrev_compiled(f, argnums, **OPTIONS)(x, w), wanted)
+        same(fg.jacrev_compiled(f, argnums, chunk_size=2, **OPTIONS)(x, w), wanted)
+        same(fg.jacfwd_compiled(f, argnums, **OPTIONS)(x, w), wanted)
+    same(fg.jacrev_compiled(lambda x: (vector(x), x), has_aux=True, **OPTIONS)(x), func.jacrev(lambda x: (vector(x), x), has_aux=True)(x))
+
+
+def test_hessian(x):
+    same(fg.hessian_compiled(scalar, **OPTIONS)(x), func.hessian(scalar)(x))
+
+    def f(x):
+        return x.tanh().sum()
+
+    graph = fg.hessian_compiled(f, **OPTIONS).program(x).joint.graph
+    assert [n.target for n in graph.fx.nodes].count(torch.ops.aten.tanh.default) == 1  # one forward pass, whatever is taken of it
+
+
+def test_jvp_compiled(x):
+    same(fg.jvp_compiled(vector, (x,), (x.cos(),), **OPTIONS), func.jvp(vector, (x,), (x.cos(),)))
+    has_aux = fg.jvp_compiled(lambda x: (vector(x), {"n": x * 2}), (x,), (x,), has_aux=True, **OPTIONS)
+    same(has_aux, func.jvp(lambda x: (vector(x), {"n": x * 2}), (x,), (x,), has_aux=True))
+
+
+def test_vjp_compiled(x):
+    out, pull = fg.vjp_compiled(lambda x, w: vector(x) * w, x, x.cos(), **OPTIONS)
+    wanted, eager = func.vjp(lambda x, w: vector(x) * w, x, x.cos())
+    same(out, wanted)
+    for cotangent in (x, x.sin(), torch.zeros_like(x)):
+        same(pull(cotangent), eager(cotangent))
+    basis = torch.eye(5, dtype=F64)
+    same(func.vmap(pull)(basis), func.vmap(eager)(basis))
+    same(func.jacfwd(lambda t: pull(t)[0])(x), func.jacfwd(lambda t: eager(t)[0])(x))
+
+
+def test_the_point_is_compiled_once(x):
+    def f(x):
+        return vector(x)
+
+    fg.vjp_compiled(f, x, **OPTIONS)[1](x + 2)
+    fg.jvp_compiled(f, (x,), (x + 2,), **OPTIONS)
+    with fg.no_retrace():
+        fg.vjp_compiled(f, x + 1, **OPTIONS)[1](x)
+        fg.jvp_compiled(f, (x + 1,), (x,), **OPTIONS)
+
+
+def test_as_decorators(batch):
+    @fg.vmap_compiled(in_dims=1, **OPTIONS)
+    def f(row):
+        return row.sum()
+
+    same(f(batch), batch.sum(0))
+
+
+# ── torch.func over compiled functions ───────────────────────────────────────────────────────────────────────────────
+
+OUTER = {
+    "vmap": lambda f: lambda x: func.vmap(f)(x.expand(2, 5) * torch.tensor([[1.0], [2.0]], dtype=F64)),
+    "grad": lambda f: func.grad(lambda x: f(x).sum()),
+    "vjp": lambda f: lambda x: func.vjp(f, x)[1](f(x)),
+    "jvp": lambda f: lambda x: func.jvp(f, (x,), (x,)),
+    "jacrev": func.jacrev,
+    "jacfwd": func.jacfwd,
+    "hessian": func.hessian,
+    "linearize": lambda f: lambda x: func.linearize(f, x)[1](x),
+    "functionalize": func.functionalize,
+}
+
+
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("f", [scalar, vector, lambda x: (x * 2)[1:], lambda x: x])
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
+def test_a_transform_of_a_compiled_function(outer, f, x):
+    wanted, c = OUTER[outer](f)(x), OUTER[outer](jit(f))
+    for _ in range(2):
+        same(c(x), wanted)
+
+
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr")
+def test_a_transform_of_a_compiled_gradient(outer, x):
+    same(OUTER[outer](fg.grad_compiled(scalar, **OPTIONS))(x), OUTER[outer](func.grad(scalar))(x))
+
+
+def test_a_second_call_compiles_nothing(x, batch):
+    c, g = jit(vector), fg.grad_compiled(scalar, **OPTIONS)
+    calls = [
+        lambda: func.jacrev(c)(x),
+        lambda: func.hessian(c)(x),
+        lambda: func.vmap(func.grad(g_sum))(batch),
+        lambda: func.jvp(g, (x,), (x,)),
+    ]
+
+    def g_sum(row):
+        return g(row).sum()
+
+    for call in calls:
+        call()
+    with fg.no_retrace():
+        for call in calls:
+            call()
+
+
+def test_per_sample_gradients():
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    params = {name: p.detach() for name, p in net.named_parameters()}
+    batch = torch.randn(4, 3, dtype=F64)
+
+    def loss(params, row):
+        return func.functional_call(net, params, (row,)).square().sum()
+
+    wanted = func.vmap(func.grad(loss), (None, 0))(params, batch)
+    same(func.vmap(fg.grad_compiled(loss, **OPTIONS), (None, 0))(params, batch), wanted)
+    same(func.vmap(func.grad(jit(loss)), (None, 0))(params, batch), wanted)
+    same(fg.vmap_compiled(func.grad(loss), (None, 0), **OPTIONS)(params, batch), wanted)
+    same(fg.vmap_compiled(fg.grad_compiled(loss), (None, 0), **OPTIONS)(params, batch), wanted)
+
+
+def test_no_slow_rule_is_taken():
+    """vmap of a compiled function is a program of the whole batch: nothing falls back to a loop."""
+    batch = torch.randn(4, 3, dtype=F64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        func.vmap(func.grad(jit(lambda row: F.layer_norm(row * row, (3,)).sum())))(batch)
+
+
+# ── what functions close over, write to, and draw ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("outer", ["vmap", "grad", "jvp", "jacrev", "hessian"])
+def test_tensors_of_an_outer_level(outer, x):
+    def closing(make):
+        return lambda w: make(lambda v: (v * w).sin())(torch.ones(5, dtype=F64))
+
+    for _ in range(2):
+        same(OUTER[outer](closing(jit))(x), OUTER[outer](closing(lambda f: f))(x))
+
+
+def test_a_tensor_of_an_outer_level_under_vmap(x, batch):
+    def closing(make):
+        return func.grad(lambda w: func.vmap(make(lambda row: (row * w[:3]).sin().sum()))(batch).sum())
+
+    same(closing(jit)(x), closing(lambda f: f)(x))
+
+
+def test_a_rebound_tensor_of_an_outer_level(batch):
+    """Where it lives is read in each call."""
+    held = {}
+    c = jit(lambda v: v * held["w"])
+
+    def row(w):
+        held["w"] = w
+        return c(2.0)
+
+    for _ in range(2):
+        same(func.vmap(row)(batch), 2 * batch)
+        same(func.vmap(row)(batch + 1), 2 * batch + 2)
+
+
+def writes(y):
+    y.mul_(2)
+    y[0] = 3.0
+    return y.sin()
+
+
+@pytest.mark.parametrize("outer", ["grad", "jvp", "vmap", "jacrev", "functionalize"])
+def test_writes_to_an_argument(outer, x):
+    def calling(f):
+        def g(x):
+            y = x * 1
+            out = f(y)
+            return (out * y).sum()
+
+        return g
+
+    for _ in range(2):
+        same(OUTER[outer](calling(jit(writes)))(x), OUTER[outer](calling(writes))(x))
+
+
+def test_writes_to_a_view_that_is_read_later(x):
+    def calling(f):
+        def g(x):
+            y = x * 1
+            a, b = y[:3], y[2:]
+            f(a)
+            return (b * y.sum()).sum()
+
+        return g
+
+    def write(a):
+        a.mul_(a.exp().detach() * 2)
+
+    for outer in ("grad", "jvp"):
+        same(OUTER[outer](calling(jit(write)))(x), OUTER[outer](calling(write))(x))
+
+
+def test_a_result_that_is_a_view_may_be_written_to(x):
+    def calling(f):
+        def g(x):
+            y = x * 1
+            f(y).mul_(3)
+            return y.square().sum()
+
+        return g
+
+    for outer in ("grad", "jvp"):
+        same(OUTER[outer](calling(jit(lambda y: y[1:])))(x), OUTER[outer](calling(lambda y: y[1:]))(x))
+
+
+def test_a_written_buffer_is_written_once():
+    total = torch.zeros((), dtype=F64)
+    c = jit(lambda x: (total.add_(1), (x * x).sum())[1])
+    for outer, times in ((func.grad(c), 1), (lambda x: func.jvp(c, (x,), (x,)), 2)):
+        outer(torch.ones(3, dtype=F64))
+        assert total == times
+
+
+@pytest.mark.parametrize("outer", ["grad", "jacrev", "jvp", "hessian"])
+def test_backward_sees_what_forward_drew(outer, x):
+    def f(x):
+        return F.dropout(x.sin(), 0.5) * x
+
+    def seeded(f):
+        torch.manual_seed(1)
+        return OUTER[outer](f)(x) if outer != "hessian" else func.jacfwd(func.jacrev(f), randomness="same")(x)
+
+    wanted, left = seeded(f), torch.get_rng_state()
+    c = jit(f)
+    for _ in range(2):
+        same(seeded(c), wanted)
+        assert torch.equal(torch.get_rng_state(), left)
+
+
+def test_batch_norm_in_training_under_grad():
+    """torch.func raises for the buffers that are written; here they are, once a call."""
+    net = nn.BatchNorm1d(3).double()
+    twin, batch = copy.deepcopy(net), torch.randn(8, 3, dtype=F64)
+    weight = torch.rand(8, 3, dtype=F64)
+    (wanted,) = torch.autograd.grad((twin(leaf := batch.clone().requires_grad_()) * weight).sum(), leaf)
+    same(func.grad(lambda x: (jit(net)(x) * weight).sum())(batch), wanted)
+    same(dict(net.named_buffers()), dict(twin.named_buffers()))
+
+
+# ── torch.autograd above and below ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_autograd_through_transforms(x):
+    leaf = x.clone().requires_grad_()
+    for make in (lambda f: func.grad(lambda x: f(x).sum()), func.jacrev, func.jacfwd, lambda f: lambda x: func.vmap(f)(x.expand(2, 5))):
+        same(torch.autograd.grad(make(jit(vector))(leaf).sum(), leaf), torch.autograd.grad(make(vector)(leaf).sum(), leaf))
+
+
+def test_dual_tensors(x):
+    def dual(f):
+        with forward_ad.dual_level():
+            given = forward_ad.make_dual(x.clone(), x.cos())
+            out = f(given)
+            return tuple(forward_ad.unpack_dual(out)), tuple(forward_ad.unpack_dual(given))
+
+    for f in (vector, writes, fg.grad_compiled(scalar)):
+        eager = func.grad(scalar) if isinstance(f, fg.Compiled) else f
+        same(dual(f if isinstance(f, fg.Compiled) else jit(f)), dual(eager))
+
+
+def test_dual_parameters(x):
+    """A captured tensor has a tangent, too."""
+    weight = [x.clone()]
+    c = jit(lambda v: v * weight[0].sin())
+
+    def call(f):
+        with forward_ad.dual_level():
+            weight[0] = forward_ad.make_dual(x, torch.ones_like(x))
+            return tuple(forward_ad.unpack_dual(f(x)))
+
+    c(x)
+    same(call(c), call(lambda v: v * weight[0].sin()))
+
+
+def test_grad_mode_of_a_level(x):
+    """A value that torch.no_grad made has no gradient, at any level."""
+
+    def f(x):
+        with torch.no_grad():
+            y = x.sin()
+        return (y * x).sum()
+
+    same(func.grad(jit(f))(x), func.grad(f)(x))
+    same(func.grad(lambda x: jit(lambda x: x.detach() * x)(x).sum())(x), x)
+
+
+# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_compiled_of_a_function_goes_with_it(x):
+    c = jit(lambda x: vector(x))
+    for outer in OUTER:
+        OUTER[outer](c)(x)
+    gone = weakref.ref(c)
+    del c
+    gc.collect()
+    assert gone() is None
+
+
+def test_containers(batch):
+    Pair = collections.namedtuple("Pair", "a b")
+
+    def f(p, *, scale):
+        return Pair(p["x"] * scale, [p["x"].sum(), None, 3])
+
+    found = func.vmap(lambda row: jit(f)({"x": row}, scale=2.0)[:1])(batch)
+    same(found, (batch * 2,))
+    assert fg.vmap_compiled(lambda row: Pair(row, row.sum()), **OPTIONS)(batch)._fields == ("a", "b")
+
+
+@pytest.mark.parametrize("outer", ["grad", "jvp", "jacrev", "vmap"])
+def test_sizes_become_symbols_at_a_level(outer):
+    c = jit(vector)
+    for n in (5, 6, 7, 8):
+        x = torch.linspace(-1, 1, n, dtype=F64)
+        make = OUTER[outer] if outer != "vmap" else lambda f: lambda x: func.vmap(f)(x.expand(2, -1))
+        same(make(c)(x), make(vector)(x))
