@@ -409,3 +409,10 @@ def test_sizes_become_symbols_at_a_level(outer):
         x = torch.linspace(-1, 1, n, dtype=F64)
         make = OUTER[outer] if outer != "vmap" else lambda f: lambda x: func.vmap(f)(x.expand(2, -1))
         same(make(c)(x), make(vector)(x))
+
+
+def test_static_arguments_at_a_level(x):
+    c = fg.jit(lambda mode, x: x * x if mode["square"] else x, static_argnums=(0,), **OPTIONS)
+    for square in (True, False, True):
+        same(func.grad(lambda x: c({"square": square}, x).sum())(x), 2 * x if square else torch.ones_like(x))
+        same(func.vmap(lambda x: c({"square": square}, x))(x), x * x if square else x)

@@ -144,7 +144,8 @@ class Compiled:
         """The compiled function of a definition made of this one's, once."""
         found = self._derived.get(key)
         if found is None:
-            made = Compiled(make(), evolve(self._options, static_argnums=()), at_level)
+            options = self._options if at_level else evolve(self._options, static_argnums=())  # at a level the arguments are the same
+            made = Compiled(make(), options, at_level)
             found = self._derived.setdefault(key, made)
         return found
 
