@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..errors import ContainerError, MutationError, UnresolvedCaptureWarning
+from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
 from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
@@ -356,10 +356,7 @@ def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]
 
 def _require_same(given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]) -> None:
     """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
-    try:
-        now, names_now = look()
-    except ContainerError as error:  # one of them has come to hold itself
-        now, names_now = [], [*names, error.where or ""]
+    now, names_now = look()  # raises ContainerError for one that has come to hold itself
     changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
     changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]
