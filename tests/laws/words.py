@@ -200,7 +200,7 @@ def differs(word: tuple[str, ...], name: str, at: int) -> str | None:
     """What is not as in eager torch.func, in words; None where all is."""
     wanted, found = outcome(word, name, None), outcome(word, name, at)
     if isinstance(wanted, Exception):
-        writes = any(said in str(wanted) for said in ("in-place", "inplace", "immutable"))  # torch.func refuses some that are carried out here
+        writes = any(said in str(wanted) for said in ("in-place", "inplace", "immutable"))  # some are carried out that torch.func refuses
         return None if writes or isinstance(found, Exception) else "does not raise"
     if isinstance(found, Exception):
         return f"{type(found).__name__}: {str(found)[:200]}"
