@@ -88,6 +88,10 @@ def call(args, kwargs):
     if list(args__0) != list_3: return MISS
     p_w, = args__0.values()
     if kwargs: return MISS
+    try:
+        if constant_0.__code__ is not constant_1: return MISS
+    except (AttributeError, KeyError, IndexError, ValueError):
+        return MISS
     if ambient() != AMBIENT: return MISS
     if not seen(p_w):
         if not isinstance(p_w, Tensor) or p_w.dtype is not float32 or p_w.shape != (4,) or p_w.stride() != (1,) or p_w.requires_grad is not False or p_w.device != cpu or keys(p_w).raw_repr() != BITS: return MISS

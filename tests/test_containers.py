@@ -221,6 +221,16 @@ def test_an_argument_that_the_function_puts_into_itself():
     given = [torch.ones(2)]
     with pytest.raises(fg.ContainerError, match="holds itself"):
         fg.jit(f)(given)
+    assert len(given) == 1
+
+    def g(x, config):
+        config["self"] = config
+        return x * 2
+
+    config = {"n": 1}
+    with pytest.raises(fg.ContainerError, match="holds itself"):
+        fg.jit(g)(torch.ones(2), config)
+    assert config == {"n": 1}
 
 
 def test_plain_objects_pass():

@@ -416,3 +416,10 @@ def test_static_arguments_at_a_level(x):
     for square in (True, False, True):
         same(func.grad(lambda x: c({"square": square}, x).sum())(x), 2 * x if square else torch.ones_like(x))
         same(func.vmap(lambda x: c({"square": square}, x))(x), x * x if square else x)
+
+
+def test_floats_at_a_level(x):
+    c = jit(lambda x, v: (x * v).exp() * (v if v > 1 else 2 * v))
+    for v in (0.5, 0.25, 1.5, 3.0, 0.0, 1.0):
+        for outer in ("grad", "jvp", "hessian", "vmap"):
+            same(OUTER[outer](lambda x: c(x, v))(x), OUTER[outer](lambda x: (x * v).exp() * (v if v > 1 else 2 * v))(x))

@@ -37,11 +37,21 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     """The guards that hold before a call, without those on what is only counted or is an input. To be asked when all writes are undone."""
     unguarded = written.counted | watch.stand_ins.keys()
     guards = [g for g in watch.guards if g.place.identity not in unguarded and g.holds()]
+    arguments = list(arguments)
+    given = {id(value) for _, value in arguments}
+    guarded = {id(g.place.owner) for g in guards if id(g.place.owner) not in given or not _is_outer(g)}
+    objects = {id(value) for _, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded}
+    # an argument of which nothing is read may be another one that is equal
+    guards = [g for g in guards if id(g.place.owner) not in given or id(g.place.owner) in objects]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
-    guarded = {id(g.place.owner) for g in guards}
-    objects = frozenset(p for p, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded)
     ordered = (*first, *(g for g in guards if g.how != "equal"))
-    return State(ordered, tuple(written.effects), tuple(written.stores), objects)
+    paths = frozenset(path for path, value in arguments if id(value) in objects)
+    return State(ordered, tuple(written.effects), tuple(written.stores), paths)
+
+
+def _is_outer(guard: Guard) -> bool:
+    """Whether a guard is on the class of an object, or on which dict holds its attributes."""
+    return guard.place.kind == "type" or (guard.place.kind == "slot" and guard.place.key == "__dict__")
 
 
 def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) -> list[str]:

@@ -280,7 +280,7 @@ class Compiled:
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs)
-        sizes = self._options.memory_budget is None  # which is for sizes that are known
+        sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         symbolic = with_symbols(start, programs, sizes, ints=not self._definition.replays)
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
