@@ -164,13 +164,13 @@ class Grad:
 
 
 @frozen
-class Tangent:
-    """The incoming gradient (cotangent) of an output; AOTAutograd's name for it."""
+class Cotangent:
+    """The cotangent (incoming gradient) of an output; AOTAutograd calls it a tangent."""
 
     of: Slot
 
     def __str__(self) -> str:
-        return f"tangent({self.of})"
+        return f"cotangent({self.of})"
 
 
 @frozen
@@ -186,12 +186,12 @@ class Saved:
 Given = NewMemory | NewGradient | Onward | Stored
 """What the function gives an input, what that is computed from, or Python state."""
 
-Slot = Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | Given | Late | Grad | Tangent | Saved
+Slot = Arg | Captured | State | Out | Base | InnerTensor | Seed | Final | Given | Late | Grad | Cotangent | Saved
 
 
 def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:
     """An inner tensor of the value of a slot: ``grad(x.a)`` is the ``a`` of the gradient of ``x``."""
-    if isinstance(slot, (Final, Late, Grad, Tangent)):
+    if isinstance(slot, (Final, Late, Grad, Cotangent)):
         return evolve(slot, of=inner_slot(slot.of, path))  # type: ignore[arg-type]
     for attr in path:
         slot = InnerTensor(slot, attr)
@@ -200,7 +200,7 @@ def inner_slot(slot: Slot, path: Sequence[str]) -> Slot:
 
 def outer_slot(slot: Slot) -> Slot:
     """The slot whose value an inner tensor is part of; any other is its own."""
-    if isinstance(slot, (Final, Late, Grad, Tangent)):
+    if isinstance(slot, (Final, Late, Grad, Cotangent)):
         return evolve(slot, of=outer_slot(slot.of))  # type: ignore[arg-type]
     while isinstance(slot, InnerTensor):
         slot = slot.of
@@ -209,7 +209,7 @@ def outer_slot(slot: Slot) -> Slot:
 
 def inner_path(slot: Slot) -> tuple[str, ...]:
     """The attributes that lead from the outer slot to this one; none for a slot that is no inner tensor."""
-    if isinstance(slot, (Final, Late, Grad, Tangent)):
+    if isinstance(slot, (Final, Late, Grad, Cotangent)):
         return inner_path(slot.of)
     return (*inner_path(slot.of), slot.attr) if isinstance(slot, InnerTensor) else ()
 

@@ -22,7 +22,7 @@ from turns import in_turn
 import funcgrad as fg
 from funcgrad.graphs import Graph, ancestors, pass_of, verify
 from funcgrad.partition.partition import partition
-from funcgrad.slots import Arg, Base, Final, Grad, Late, Out, Signature, Tangent
+from funcgrad.slots import Arg, Base, Cotangent, Final, Grad, Late, Out, Signature
 from funcgrad.tags import Tag, tag, tags_of
 
 PACKAGE = Path(fg.__file__).resolve().parent
@@ -220,7 +220,7 @@ def test_a_buffer_written_to_in_both_passes_is_an_output_of_both_halves():  # S1
     split = fg.jit(BOTH).program(*x_and_buffer()).partition
     b = Arg("buffer")
     assert split.forward.signature == Signature((Arg("x"), b), (Out(""), Final(b)))
-    assert split.backward.signature == Signature((Tangent(Out("")), Late(b)), (Grad(Arg("x")), Final(b, "backward")))
+    assert split.backward.signature == Signature((Cotangent(Out("")), Late(b)), (Grad(Arg("x")), Final(b, "backward")))
     x, buffer = torch.ones(3), torch.zeros(3)
     assert torch.equal(split.forward.run(x, buffer)[1], buffer + 1)
     assert torch.equal(split.backward.run(x, buffer + 1)[1], buffer + 11)
@@ -523,8 +523,8 @@ def test_the_type_checker_tells_inner_from_outer_positions(tmp_path):  # S2-14
     assert errors == [("7", "arg-type"), ("10", "return-value"), ("13", "arg-type")], found
 
 
-def tangents(f, *args):
-    return [slot.of for slot in fg.jit(f).program(*args).joint.signature.ins if isinstance(slot, Tangent)]
+def cotangents(f, *args):
+    return [slot.of for slot in fg.jit(f).program(*args).joint.signature.ins if isinstance(slot, Cotangent)]
 
 
 def test_a_gradient_comes_in_for_each_output_each_write_and_each_shared_base():  # S2-15
@@ -539,11 +539,11 @@ def test_a_gradient_comes_in_for_each_output_each_write_and_each_shared_base(): 
         return two_views(lambda: leaf().clone())
 
     # two of three outputs are views of an intermediate, which gets their gradients
-    assert set(tangents(views_of_one, *made())) == {Out("[0]"), Base((Out("[1]"), Out("[2]"))), Final(base)}
+    assert set(cotangents(views_of_one, *made())) == {Out("[0]"), Base((Out("[1]"), Out("[2]"))), Final(base)}
     assert_like_eager(views_of_one, made)
-    assert tangents(lambda x, w: (x * w, w.sin()), leaf(), leaf()) == [Out("[0]"), Out("[1]")]
+    assert cotangents(lambda x, w: (x * w, w.sin()), leaf(), leaf()) == [Out("[0]"), Out("[1]")]
     # what is written under no_grad, and what does not require grad, passes none on
-    assert tangents(lambda x, b: (b.add_(1), x * 2)[1:], leaf(), torch.ones(3)) == [Out("[0]")]
+    assert cotangents(lambda x, b: (b.add_(1), x * 2)[1:], leaf(), torch.ones(3)) == [Out("[0]")]
 
 
 def test_of_aliases_some_require_grad_and_some_do_not():  # S2-16

@@ -124,8 +124,8 @@ def test_what_is_saved_and_computed_again_is_cheapest(data):
     forward = {n for n in nodes if pass_of(n) == "forward"}
     costs = {n: float(data.draw(st.integers(0, 60), label=n.name)) for n in nodes if n in forward and data.draw(st.booleans())}
     split = partition(joint, costs)
-    tangent = next(n for n in joint.graph.fx.nodes if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags)
-    late = {tangent}
+    cotangent = next(n for n in joint.graph.fx.nodes if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags)
+    late = {cotangent}
     for n in joint.graph.fx.nodes:
         if any(i in late for i in n.all_input_nodes):
             late.add(n)

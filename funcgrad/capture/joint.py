@@ -29,7 +29,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     """Trace an inner function into one graph. What it writes to Python state, compared with what ``watch`` met, is undone.
 
     ``reals``: a real value for each slot of its signature. ``grad``: whether inputs keep their ``requires_grad``.
-    ``with_backward``: trace the gradients of all inputs that require grad, too, given a tangent for each output that has a
+    ``with_backward``: trace the gradients of all inputs that require grad, too, given a cotangent for each output that has a
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
     trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng)
@@ -94,7 +94,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
     with trace.backward_pass():
-        seeds = [trace.mark_start_of_backward(trace.tangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
+        seeds = [trace.mark_start_of_backward(trace.cotangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
         try:
             found = gradients([v for _, v in active], [x for _, x in targets], seeds)
         except RuntimeError as error:

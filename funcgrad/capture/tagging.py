@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from ..graphs import Joint, has_effect, is_random, pass_of
-from ..slots import Final, Tangent
+from ..slots import Cotangent, Final
 from ..tags import Tag, tag, tags_of
 from ..torch_private import is_operator, is_torchs_own
 from .regions import judgements
@@ -26,7 +26,7 @@ def tag_joint(joint: Joint) -> Joint:
     contradiction; a mere preference to compute again yields to what must be saved."""
     graph = joint.graph
     for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
-        if isinstance(slot, Tangent):
+        if isinstance(slot, Cotangent):
             tag(node, Tag.MUST_BE_IN_BACKWARD, "an incoming gradient: known only when backward runs")
     for slot, result in zip(graph.signature.outs, graph.results, strict=True):
         if isinstance(slot, Final) and isinstance(result, fx.Node):

@@ -20,7 +20,7 @@ from ..errors import FuncgradError, GraphError, TraceError, UnsupportedTensorErr
 from ..graphs import type_text, written_copies
 from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
-from ..slots import Input, Late, Slot, Tangent
+from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
@@ -179,11 +179,11 @@ class Trace(Recorder):
         finally:
             self.captured = {key: known for key, known in (self.captured | before).items() if known is not None}
 
-    def tangent(self, out: Slot, value: Tensor) -> Tensor:
+    def cotangent(self, out: Slot, value: Tensor) -> Tensor:
         """A new input: the incoming gradient of an output, in a dense layout. It starts the backward pass."""
-        slot = Tangent(out)
+        slot = Cotangent(out)
         if not isinstance(value, FunctionalTensor):
-            functional = self._subclass_tangent(value)
+            functional = self._subclass_cotangent(value)
             self.late += self._enter(slot, functional)
             return functional
         own = from_functional(value)  # under the trace's modes: it may replay views, which must be recorded
@@ -195,7 +195,7 @@ class Trace(Recorder):
         self._placeholder(slot, fake)
         return functional
 
-    def _subclass_tangent(self, value: Tensor) -> Tensor:
+    def _subclass_cotangent(self, value: Tensor) -> Tensor:
         """Its own class says how a gradient is made (a DTensor's is no partial sum); none of that is recorded."""
         graph, self.graph = self.graph, None
         try:

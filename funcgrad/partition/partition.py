@@ -213,10 +213,10 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     own_memory = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
     made_in_backward = backward_nodes - kept
     again = [n for n in forward_nodes if n in made_in_backward and n.op == "call_function"]
-    tangents, drawn = [(s, n) for s, n in ins if n in roles.incoming], made_of_seeds(graph)
+    cotangents, drawn = [(s, n) for s, n in ins if n in roles.incoming], made_of_seeds(graph)
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
-        verify(copy_nodes(graph, _in_time(graph, roles, backward_nodes, kept), [*saved, *tangents], list(gradients), "backward")),
+        verify(copy_nodes(graph, _in_time(graph, roles, backward_nodes, kept), [*saved, *cotangents], list(gradients), "backward")),
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
         tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),

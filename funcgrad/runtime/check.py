@@ -17,7 +17,7 @@ from ..errors import VerificationError
 from ..generators import own_draws
 from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
 from ..sizes import hint
-from ..slots import Saved, Slot, Tangent
+from ..slots import Cotangent, Saved, Slot
 
 _ROUNDING = {
     torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2,
@@ -56,7 +56,7 @@ def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs:
 
 def _made_up(slot: Slot, node: fx.Node) -> Any:
     fake = value_of(node)
-    if not isinstance(slot, Tangent):
+    if not isinstance(slot, Cotangent):
         raise VerificationError(
             f"the input {slot} is not known before the call, so this program cannot be verified", fix="unset FUNCGRAD_VERIFY"
         )

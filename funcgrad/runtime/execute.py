@@ -22,7 +22,7 @@ from ..generators import OwnDraws, mark_of, own_draws, state_of
 from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_wrapper_subclass, versions_kept
-from .tangents import Outline, TangentLayout
+from .cotangents import CotangentLayout, Outline
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming gradients."""
@@ -34,7 +34,7 @@ class Differentiable:
 
     ``forward`` returns ``n_outs`` outputs, then saved values; ``differentiable`` are the outputs that require grad.
     ``backward`` takes, in a list that it empties, the inputs at ``kept_inputs``, the saved values, one incoming gradient per
-    differentiable output (laid out as ``tangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of
+    differentiable output (laid out as ``cotangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of
     the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
     ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
     asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
@@ -49,7 +49,7 @@ class Differentiable:
     backward: Runnable | None
     n_outs: int
     differentiable: tuple[int, ...]
-    tangents: tuple[TangentLayout, ...]
+    cotangents: tuple[CotangentLayout, ...]
     kept_inputs: tuple[int, ...]
     late_inputs: tuple[int, ...]
     backward_gradients: tuple[int, ...]
@@ -120,9 +120,9 @@ class _Apply(torch.autograd.Function):
         program: Differentiable = ctx.program
         if program.refused is not None:
             raise program.refused
-        tangents = [incoming[i] for i in program.differentiable]
+        cotangents = [incoming[i] for i in program.differentiable]
         if program.makes_zeros:
-            tangents = [layout.zeros() if t is None else t for layout, t in zip(program.tangents, tangents, strict=True)]
+            cotangents = [layout.zeros() if t is None else t for layout, t in zip(program.cotangents, cotangents, strict=True)]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         _require_versions(ctx.watched)
         if torch.is_grad_enabled() or program.backward is None:
@@ -132,17 +132,17 @@ class _Apply(torch.autograd.Function):
             given = [None if one is None else one() for one in ctx.given]
             if program.draws:
                 with own_draws(ctx.generators, ctx.generators_then) as own:
-                    gradients = program.pullback(given, values, tangents)
+                    gradients = program.pullback(given, values, cotangents)
                 _require_same_draws(own)
             else:
-                gradients = program.pullback(given, values, tangents)
+                gradients = program.pullback(given, values, cotangents)
         else:
-            laid_out = [layout(t) for layout, t in zip(program.tangents, tangents, strict=True)]
+            laid_out = [layout(t) for layout, t in zip(program.cotangents, cotangents, strict=True)]
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
             n_kept = len(kept) - len(program.writes_outs)
             written = (*ctx.written, *kept[n_kept:])
             values = [*kept[:n_kept], *laid_out, *ctx.late]
-            del saved, kept, tangents, laid_out, incoming
+            del saved, kept, cotangents, laid_out, incoming
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept: then the list holds all there is, and backward empties it
             results = program.backward(values)
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]

@@ -240,10 +240,10 @@ def _one_for(value: Tensor) -> Tensor:
 
 @frozen
 class Pullback:
-    """The vector-Jacobian product of an inner function: ``(values, tangents) → gradients``.
+    """The vector-Jacobian product of an inner function: ``(values, cotangents) → gradients``.
 
     ``values`` has one for each of its inputs; ``wrt`` are the positions of those to differentiate. ``active`` are the outputs a
-    tangent comes in for. A gradient is None where nothing depends on the value.
+    cotangent comes in for. A gradient is None where nothing depends on the value.
     """
 
     inner: Inner
@@ -253,7 +253,7 @@ class Pullback:
     splits: bool = False
     replays: bool = False
 
-    def __call__(self, values: Sequence[Any], tangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def __call__(self, values: Sequence[Any], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         trace = active_trace()
         assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"
         differentiable = torch.is_grad_enabled()
@@ -264,14 +264,14 @@ class Pullback:
                 variables[i] = _variable(variables[i], str(slots[i]))
             ran = self.inner.run(*variables)
             outs = dict(ran.outs)
-            pairs = [(outs[slot], t) for slot, t in zip(self.active, tangents, strict=True) if has_history(outs[slot])]
+            pairs = [(outs[slot], t) for slot, t in zip(self.active, cotangents, strict=True) if has_history(outs[slot])]
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]
                 return torch.autograd.grad([v for v, _ in pairs], targets, seeds, create_graph=differentiable, allow_unused=True)
 
     def argument_names(self, n: int) -> list[str]:
-        return ["values", "tangents"]
+        return ["values", "cotangents"]
 
     def out_slot(self, path: str) -> Slot:
         (i,) = (int(number) for number in re.findall(r"\[(\d+)\]", path))

@@ -25,9 +25,9 @@ from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
 from ..partition.partition import Partition
+from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
-from ..runtime.tangents import Outline, TangentLayout
-from ..slots import Final, Grad, Late, Saved, Seed, Slot, Tangent, outer_slot
+from ..slots import Cotangent, Final, Grad, Late, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
 from ..state.watch import Watch
 from .definition import Definition, Pullback
@@ -113,7 +113,7 @@ def differentiable(
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, runnables, strict=True)]
     signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
     backward = signatures[1] if len(graphs) == 2 else None
-    needed, tangents = _needed(joint, graphs), _tangents(joint, active)
+    needed, cotangents = _needed(joint, graphs), _cotangents(joint, active)
     over_saved = _over_saved(graphs[0]) if backward else set()
     captured = {c.slot: c for c in inner.facts.captured}
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
@@ -150,7 +150,7 @@ def differentiable(
         backward=runnables[1] if backward else None,
         n_outs=len(outs),
         differentiable=tuple(outs.index(slot) for slot in active),
-        tangents=tangents,
+        cotangents=cotangents,
         kept_inputs=tuple(ins.index(s) for s in backward.ins if s in ins) if backward else (),
         late_inputs=tuple(ins.index(s.of) for s in backward.ins if isinstance(s, Late)) if backward else (),
         backward_gradients=tuple(ins.index(s.of) for s in gradients),
@@ -165,7 +165,7 @@ def differentiable(
         restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
-        makes_zeros=any(layout.wrapping is not None for layout in tangents),
+        makes_zeros=any(layout.wrapping is not None for layout in cotangents),
         pullback=derivative,
         refused=refused,
         draws=tuple({t.device for n in graphs[0].fx.nodes if is_random(n) for t in tensors_in(value_of(n))}),
@@ -179,7 +179,7 @@ def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable
     return layer.boxed(runnable) if graph.is_boxed else layer(runnable)
 
 
-def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]:
+def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, ...]:
     """How the incoming gradient of each of these outputs is made and laid out: as traced, or (not traced yet) as the output is."""
     slots = (*joint.signature.outs, *joint.signature.ins)
     values = zip(slots, (*joint.graph.results, *joint.graph.placeholders), strict=True)
@@ -187,8 +187,8 @@ def _tangents(joint: Joint, active: Sequence[Slot]) -> tuple[TangentLayout, ...]
     for slot, node in values:
         if isinstance(node, fx.Node) and isinstance(value_of(node), Tensor):
             inner.setdefault(outer_slot(slot), []).append(Outline.of(value_of(node)))
-    like = [Tangent(slot) if Tangent(slot) in inner else slot for slot in active]
-    return tuple(TangentLayout(joint.wrappings.get(slot), tuple(inner[slot])) for slot in like)
+    like = [Cotangent(slot) if Cotangent(slot) in inner else slot for slot in active]
+    return tuple(CotangentLayout(joint.wrappings.get(slot), tuple(inner[slot])) for slot in like)
 
 
 def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
@@ -196,7 +196,9 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
     incoming gradients is computed that a gradient depends on. The others need not outlive the forward pass."""
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
-        names = {n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Tangent, Late))}
+        names = {
+            n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Cotangent, Late))
+        }
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
         roots = [node for slot, node in _results(joint.graph) if not isinstance(slot, Final)]
@@ -252,7 +254,7 @@ def pure_of(inner: Inner, joint: Joint, graphs: Sequence[Graph], root: Callable[
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
     known = {*forward.signature.ins, *forward.signature.outs}
-    takes = all(slot in known or isinstance(slot, Tangent) for slot in backward.signature.ins)
+    takes = all(slot in known or isinstance(slot, Cotangent) for slot in backward.signature.ins)
     return takes and all(isinstance(slot, Grad) for slot in backward.signature.outs) and not any(isinstance(s, Seed) for s in known)
 
 
@@ -264,9 +266,9 @@ def pullback_of(inner: Inner, joint: Joint, root: Callable[..., Any]) -> Pullbac
 
 def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
     """The outputs an incoming gradient is expected for."""
-    tangents = {outer_slot(s.of) for s in joint.signature.ins if isinstance(s, Tangent)}
-    if tangents:
-        return tuple(slot for slot in inner.signature.outs if slot in tangents)
+    cotangents = {outer_slot(s.of) for s in joint.signature.ins if isinstance(s, Cotangent)}
+    if cotangents:
+        return tuple(slot for slot in inner.signature.outs if slot in cotangents)
     facts = {inner.named(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
     facts |= dict.fromkeys(inner.facts.bases, True)
     return tuple(slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot)))

@@ -17,7 +17,7 @@ from ..capture.inner import Inner
 from ..capture.origins import Origin
 from ..capture.trace import active_trace
 from ..graphs import Graph
-from ..slots import Out, Saved, Slot, Tangent
+from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private import batched_at, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
 from ..trees import Tree, flatten, unflatten
@@ -161,7 +161,7 @@ class BackwardHalf(_OfPure):
         forward, backward = self.of.halves
         ins, outs = forward.signature.ins, forward.signature.outs
         saved = [slot for slot in outs if isinstance(slot, Saved)]
-        known: dict[Any, Any] = dict(zip((*ins, *saved, *(Tangent(outs[i]) for i in self.of.active)), values, strict=True))
+        known: dict[Any, Any] = dict(zip((*ins, *saved, *(Cotangent(outs[i]) for i in self.of.active)), values, strict=True))
         with nesting():
             results = _run(backward, [known[slot] for slot in backward.signature.ins])
             found = dict(zip((slot.of for slot in backward.signature.outs), results, strict=True))

@@ -51,17 +51,17 @@ class Outline:
 
 
 @frozen(eq=False)
-class TangentLayout:
+class CotangentLayout:
     """What a backward pass was compiled for: how an incoming gradient is made, and how its inner tensors lie."""
 
     wrapping: Wrapping | None
     inner: tuple[Outline, ...]
 
-    def __call__(self, tangent: Tensor) -> Tensor:
+    def __call__(self, cotangent: Tensor) -> Tensor:
         """The incoming gradient, so made and laid out."""
-        if self.wrapping is None and not is_wrapper_subclass(tangent):
-            return _with_strides(tangent, self.inner[0].strides_for(tangent))
-        inner = inner_tensors(_made_like(tangent, self.wrapping))
+        if self.wrapping is None and not is_wrapper_subclass(cotangent):
+            return _with_strides(cotangent, self.inner[0].strides_for(cotangent))
+        inner = inner_tensors(_made_like(cotangent, self.wrapping))
         laid_out = [_with_strides(t, outline.strides_for(t)) for t, outline in zip(inner, self.inner, strict=True)]
         return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
 
@@ -71,24 +71,24 @@ class TangentLayout:
         return inner[0] if self.wrapping is None else self.wrapping.build(iter(inner))
 
 
-def _with_strides(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
+def _with_strides(cotangent: Tensor, strides: tuple[int, ...]) -> Tensor:
     """The incoming gradient in the layout backward was compiled for.
 
     Where a kernel's output has another rank than its meta function says (multilabel_margin_loss), it is taken as it is.
     """
-    if tangent.stride() == strides or tangent.dim() != len(strides):
-        return tangent
-    return torch.empty_strided(tangent.shape, strides, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+    if cotangent.stride() == strides or cotangent.dim() != len(strides):
+        return cotangent
+    return torch.empty_strided(cotangent.shape, strides, dtype=cotangent.dtype, device=cotangent.device).copy_(cotangent)
 
 
-def _made_like(tangent: Tensor, wanted: Wrapping | None) -> Tensor:
+def _made_like(cotangent: Tensor, wanted: Wrapping | None) -> Tensor:
     """An incoming gradient with the metadata backward was compiled for; where it has others, its class knows the way there."""
-    own = Wrapping.of(tangent)
+    own = Wrapping.of(cotangent)
     if wanted is not None and wanted.fits(own):
-        return tangent
-    if own is not None and hasattr(tangent, "__coerce_same_metadata_as_tangent__"):
+        return cotangent
+    if own is not None and hasattr(cotangent, "__coerce_same_metadata_as_tangent__"):
         kind = torch.Tensor if wanted is None else None if wanted.kind is own.kind else wanted.kind
-        coerced = tangent.__coerce_same_metadata_as_tangent__(None if wanted is None else wanted.context, kind)
+        coerced = cotangent.__coerce_same_metadata_as_tangent__(None if wanted is None else wanted.context, kind)
         if coerced is not None and _shape_of(Wrapping.of(coerced)) == _shape_of(wanted):
             return coerced  # type: ignore[no-any-return]
     raise TraceError(
