@@ -53,7 +53,7 @@ def main() -> None:
         if module.__name__.rpartition(".")[2] in tables:
             console.print(module.table())
     if "dispatch" in tables:
-        console.print(dispatch.layers_table())
+        console.print(dispatch.layers_table(), dispatch.guards_table(), sep="\n")
     if "memory" in tables:
         console.print(memory.workloads_table())
     if "start" in tables:

@@ -19,7 +19,7 @@ def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: in
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, call in contestants.items():
-            times[name].append(_timed(call, calls))
+            times[name].append(seconds_of(call, calls))
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -33,7 +33,7 @@ def budgeted_medians(
     calls, share = {}, {}
     for name, call in contestants.items():
         call()
-        seconds = min(_timed(call, 1), _timed(call, 1))
+        seconds = min(seconds_of(call, 1), seconds_of(call, 1))
         calls[name] = max(1, round(turn / seconds))
         share[name] = max(5, min(rounds, int(budget / (seconds * calls[name]))))
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -45,14 +45,15 @@ def budgeted_medians(
             time.sleep(_REST)
             if calls[name] > 1:
                 call()  # what ran before has left its own data in the caches
-            times[name].append(_timed(call, calls[name]))
+            times[name].append(seconds_of(call, calls[name]))
     return {name: statistics.median(t) for name, t in times.items()}
 
 
 _REST = 0.03
 
 
-def _timed(call: Callable[[], Any], calls: int) -> float:
+def seconds_of(call: Callable[[], Any], calls: int) -> float:
+    """Seconds of one of so many calls, on average."""
     start = time.perf_counter()
     for _ in range(calls):
         call()

@@ -168,6 +168,8 @@ class Joint(Shown):
     """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
     by_value: frozenset[str] = frozenset()
     """The guards among them that fix what is made of a symbol to its value: another value is another program."""
+    runs: Mapping[Slot, frozenset[int]] = {}
+    """Of what writes to inputs in backward (nodes of autograd, by identity), what a backward pass from each output runs."""
 
     @property
     def signature(self) -> Signature:

@@ -80,7 +80,8 @@ def retains_grad(tensor: torch.Tensor) -> bool:
     return has_history(tensor) and tensor.retains_grad
 
 
-def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+def nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """What a backward pass from these tensors runs."""
     pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
     seen = set(pending)
     while pending:
@@ -93,22 +94,22 @@ def _nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
 
 def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a backward pass from these tensors runs Python: a custom ``autograd.Function``."""
-    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in _nodes_below(tensors))
+    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes_below(tensors))
 
 
 def is_dead_end(tensor: torch.Tensor) -> bool:
     """Whether what computed a tensor leads to no leaf: nothing would get a gradient."""
-    return not any(hasattr(node, "variable") for node in _nodes_below([tensor]))
+    return not any(hasattr(node, "variable") for node in nodes_below([tensor]))
 
 
 def depends_on(tensors: Sequence[torch.Tensor], source: torch.Tensor) -> bool:
     """Whether some tensors were computed from another, as autograd knows."""
-    return source.grad_fn in _nodes_below([t for t in tensors if has_history(t)])
+    return source.grad_fn in nodes_below([t for t in tensors if has_history(t)])
 
 
 def leaves_below(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves a backward pass from these tensors ends in."""
-    return [node.variable for node in _nodes_below(tensors) if hasattr(node, "variable")]
+    return [node.variable for node in nodes_below(tensors) if hasattr(node, "variable")]
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
@@ -201,15 +202,15 @@ def go_on(
     """
     pairs = [(t, gradient) for t, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
     tensors = [t for t, _ in pairs]
-    apart = {id(leaf) for leaf in leaves}
-    if apart and any(id(leaf) in apart for leaf in leaves_below(tensors)):
-        raise MutationError(
-            "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets or reads",
-            where="the history of an input of which a leaf is an input, too",
-            fix="compute the one from the other inside of the function, or call .backward() outside",
-        )
     with versions_kept(tuple(before)):
         set_versions(tuple(before), tuple(before.values()))
+        apart = {id(leaf) for leaf in leaves}
+        if apart and any(id(leaf) in apart for leaf in leaves_below(tensors)):
+            raise MutationError(
+                "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets or reads",
+                where="the history of an input of which a leaf is an input, too",
+                fix="compute the one from the other inside of the function, or call .backward() outside",
+            )
         for tensor in written:
             bump_version(tensor)
         then = versions_of(tuple(before))

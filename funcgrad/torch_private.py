@@ -711,6 +711,11 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ExcludeDispatchKeyGuard(_BELOW)  # type: ignore[no-any-return]
 
 
+def running_node() -> object | None:
+    """The node of autograd's graph that a backward pass of this thread runs, or whose hooks."""
+    return torch._C._current_autograd_node()
+
+
 def sdpa_flags() -> tuple[bool, ...]:
     """Which scaled-dot-product-attention kernels are allowed; the choice among them is made while tracing."""
     c = torch._C

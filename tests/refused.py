@@ -694,6 +694,14 @@ def changes_a_gradient(x: Tensor) -> Tensor:
     return x.detach() * 2
 
 
+def turns_and_turns(x: Tensor) -> Tensor:
+    v = x * 1
+    v.t_()
+    v.grad = v.detach() * 2
+    v.t_()
+    return v
+
+
 def writes_and_sets(x: Tensor, w: Tensor) -> Tensor:
     x.mul_(w)
     w.grad = torch.ones(3)
@@ -744,6 +752,8 @@ row("sizes of a leaf that was used", MUTATION, "that was computed or used, under
     lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)), fixed=lambda w, x: (w * 2 + x, w.t())[0])
 row("sizes of a gradient", MUTATION, "that it made the gradient of x", changes_a_gradient, lambda: (torch.ones(3, 2, requires_grad=True),),
     fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1], where="x")
+row("sizes of a result between which a gradient is set", MUTATION, "that it made the gradient of out", turns_and_turns, leaf, where="out",
+    fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0])
 row("a write to a view, and a gradient", MUTATION, "a view, what requires grad", writes_and_sets, lambda: (torch.ones(4)[1:], *leaf()), where="x",
     fixed=lambda x, w: (x.mul_(w), x * 1)[1])
 row("a write in a backward pass to its own leaf", MUTATION, "a leaf it made itself", writes_in_backward, numbers, calls=once, where="x",

@@ -1027,6 +1027,7 @@ NOT_IN_THE_TABLE = {
     "through the history of": "test_onward.py has a table of its own",
     "which sets the gradient of an input": "as before",
     "what that runs outside of it": "as before",
+    "some of them would not run in": "test_mutation.py",
     "keeps its gradient (retain_grad())": "test_leaves.py",
     "in the call that fills the functools.lru_cache": "test_state_mended.py",
     "depends on a leaf it made itself": "random programs (laws/fuzz.py, seed 903585)",

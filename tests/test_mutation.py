@@ -727,3 +727,45 @@ def test_batch_norm_updates_its_statistics_under_a_gradient():  # pytorch#85533
         for (name, a), (_, b) in zip(eager.named_buffers(), compiled.named_buffers(), strict=True):
             torch.testing.assert_close(a, b, msg=name)
     assert int(compiled[1].num_batches_tracked) == 3
+
+
+class Trebles(torch.autograd.Function):
+    """Writes to a buffer in backward."""
+
+    @staticmethod
+    def forward(ctx, x, buffer):
+        ctx.buffer = buffer
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.buffer.mul_(3)
+        return g * 2, None
+
+
+def hooked(x, buffer):
+    y = x * 2
+    y.register_hook(lambda g: (buffer.mul_(3), g)[1])
+    return y, x * 3
+
+
+@pytest.mark.parametrize("f", [lambda x, b: (Trebles.apply(x, b), x * 3), hooked], ids=["function", "hook"])
+@pytest.mark.parametrize("of", [[0], [1], [0, 1]])
+def test_backward_writes_only_where_a_gradient_comes_to(f, of):
+    def run(g):
+        x, buffer = torch.ones(3, requires_grad=True), torch.ones(3)
+        outs = g(x, buffer)
+        sum(outs[i].sum() for i in of).backward()
+        return x.grad, buffer
+
+    torch.testing.assert_close(run(fg.jit(f)), run(f))
+
+
+def test_backward_of_which_some_would_write_is_refused():
+    x, buffer = torch.ones(3, requires_grad=True), torch.ones(3)
+    a, b = fg.jit(lambda x, b: (Trebles.apply(x, b), Trebles.apply(x * 2, b)))(x, buffer)
+    with pytest.raises(fg.MutationError, match="some of them would not run in this backward pass"):
+        a.sum().backward(retain_graph=True)
+    torch.testing.assert_close(buffer, torch.ones(3))
+    (a + b).sum().backward()
+    torch.testing.assert_close(buffer, torch.full((3,), 9.0))

@@ -269,3 +269,20 @@ def test_another_run_that_hands_another_gradient_on_is_refused():
 
     with pytest.raises(fg.TraceError, match="in one of two runs"):
         fg.jit(f)(leaf() * 2, values())
+
+
+def test_it_goes_on_through_one_of_several_views_of_what_changes_its_sizes():
+    def f(x, part, w):
+        (part * part.sum()).sum().backward()
+        x.t_()
+        return w.grad.view_as(w)
+
+    def made():
+        root = values().requires_grad_()
+        base, w = root * 1, leaf()
+        w.grad = torch.ones_like(w)
+        return root, (base[:2], base.unbind(0)[1], w)
+
+    (root, args), (own, own_args) = made(), made()
+    torch.testing.assert_close(fg.jit(f)(*own_args), f(*args))
+    torch.testing.assert_close(own.grad, root.grad)

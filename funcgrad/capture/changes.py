@@ -213,7 +213,7 @@ def refuse_restrided_gradients(lineage: Lineage, gradients: Mapping[Any, Tensor 
             raise MutationError(
                 f"the function changes the sizes of the {type_text(gradient)} that it made the gradient of {slot} (.grad =), or of {slot}",
                 where=str(slot),
-                fix="change its sizes before, or set a copy",
+                fix="change its sizes before, or set a copy; name a view (y = x.t()) instead of changing a result in place",
             )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
-from ..histories import has_history, is_dead_end, leaves_below, python_node_below
+from ..histories import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
 from ..subclasses import parts
@@ -66,7 +66,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
     guards, floats = tuple(symbols.guards()), symbols.floats
-    return Joint(graph, Returned(ran.tree, leaves), guards, floats.names, symbols.of_sizes, trace.wrappings, frozenset(floats.by_value))
+    by_value = frozenset(floats.by_value)
+    return Joint(graph, Returned(ran.tree, leaves), guards, floats.names, symbols.of_sizes, trace.wrappings, by_value, trace.runs)
 
 
 def _constant(value: Any, inner: Inner) -> Slot | Constant:
@@ -107,6 +108,9 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
             now = {own: trace.result(inner) for own, inner in parts(slot, value)}
             if any(node is not late.get(own, before.get(own, outs.get(own))) for own, node in now.items()):
                 outs |= trace.results(Final(slot, "backward"), value)
+        if any(isinstance(slot, Final) and slot.during == "backward" for slot in outs):
+            writing = {id(node) for node in trace.writes.nodes}
+            trace.runs = {slot: frozenset(map(id, nodes_below([v]))) & writing for slot, v in active}
     return outs
 
 

@@ -302,7 +302,7 @@ class _DryRun:
         extra |= {NewGradient(slot): self.trace.named(new) for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
         refuse_retained(made, [*made.values(), *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history)])
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
-        looks = {slot: gradient_of(lineage.current(leaf)) for slot, leaf in made.items()}  # what it looks like now has what is set since
+        looks = {slot: g for slot, leaf in made.items() for look in lineage.looks(leaf) if (g := gradient_of(look)) is not None}
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]

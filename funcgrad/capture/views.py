@@ -234,6 +234,7 @@ class Lineage:
         self._switched_off: set[int] = set()
         self._switched_on: set[int] = set()
         self._replaced: dict[int, Tensor] = {}
+        self._looks: dict[int, list[Tensor]] = {}
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
         self._given: dict[int, Tensor] = {}
@@ -275,6 +276,7 @@ class Lineage:
     def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
         """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad mode: ``tracked``)."""
         self._replaced[id(tensor)] = by
+        self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._alive += [tensor, by]
         self._restrides.setdefault(id(tensor), []).append(evolve(self._taken[id(by)][1], tracked=tracked))
@@ -313,6 +315,10 @@ class Lineage:
     def current(self, tensor: Tensor) -> Tensor:
         """What a tensor has become: itself, or the view that stands for it since it was restrided."""
         return self._replaced.get(id(tensor), tensor)
+
+    def looks(self, tensor: Tensor) -> Sequence[Tensor]:
+        """The views that have stood for a tensor since it was restrided, in order."""
+        return self._looks.get(id(tensor), ())
 
     def named(self, tensor: Tensor) -> Tensor:
         """The tensor of the function's that a view stands for; any other is itself."""

@@ -18,6 +18,7 @@ from ..torch_private import (
     from_functional,
     mutation_count,
     replace_value,
+    running_node,
     storage_id,
     view_kind,
     without_function_modes,
@@ -41,6 +42,8 @@ class Writes:
         self.after_forward: list[Callable[[], None]] = []
         self._lineage = lineage
         self.custom_functions = 0
+        self.nodes: list[object] = []
+        """The nodes of autograd that wrote, in backward passes."""
         self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._scattering = False
@@ -76,6 +79,8 @@ class Writes:
         tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args))
         for tensor in written_by(op, args, kwargs):
             self._lineage.wrote(tensor, tracked)
+        node = running_node()
+        self.nodes += [] if node is None else [node]
 
     def _rewritten(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         target = next(written_by(op, args, kwargs), None) if writes_inputs(op) and view_kind(op) is None else None

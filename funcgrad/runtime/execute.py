@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..backends.backend import Runnable
 from ..capture.views import Step, take
-from ..errors import UnsupportedTransformError
+from ..errors import MutationError, UnsupportedTransformError
 from ..generators import OwnDraws, mark_of, own_draws, state_of
 from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
@@ -36,8 +36,9 @@ class Differentiable:
     ``backward`` takes, in a list that it empties, the inputs at ``kept_inputs``, the saved values, one incoming gradient per
     differentiable output (laid out as ``cotangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of
     the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
-    ``writes_outs``. ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first
-    asked for), and where differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
+    ``writes_outs``; the nodes of autograd that write are those that an incoming gradient of a differentiable output ``runs``.
+    ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first asked for), and where
+    differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
     every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, as
     forward saw them: of those at ``copied_inputs``, which the call writes to or restrides, a copy is kept. Those at
     ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so by these steps, unknown to
@@ -55,6 +56,7 @@ class Differentiable:
     backward_gradients: tuple[int, ...]
     writes_inputs: tuple[tuple[int, int], ...]
     writes_outs: tuple[tuple[int, int], ...]
+    runs: tuple[frozenset[int], ...]
     gradient_inputs: tuple[int, ...]
     needed_inputs: tuple[int, ...]
     copied_inputs: tuple[int, ...]
@@ -65,7 +67,8 @@ class Differentiable:
     bumps: tuple[int, ...]
     subclass_inputs: tuple[int, ...]
     makes_zeros: bool
-    """Whether an output is a subclass: the zeros autograd makes for one that nothing depends on would be plain."""
+    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or it matters which
+    outputs got a gradient."""
     pullback: Pullback
     refused: Exception | None
     draws: tuple[torch.device, ...]
@@ -77,6 +80,23 @@ class Differentiable:
         first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
+
+    def writes_now(self, arrived: Sequence[bool]) -> bool:
+        """Whether backward writes where some differentiable outputs, and not others, got a gradient: what none of these leads to does not
+        run in eager PyTorch.
+
+        Raises ``MutationError`` where some of what writes would run, and some not.
+        """
+        every = frozenset[int]().union(*self.runs)
+        run = frozenset[int]().union(*(own for own, here in zip(self.runs, arrived, strict=True) if here))
+        if run and run != every:
+            raise MutationError(
+                "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them would not run in "
+                "this backward pass: the results that they made have no gradient here",
+                where="the backward pass",
+                fix="call backward from all results at once, or compile the parts as functions of their own",
+            )
+        return bool(run)
 
 
 class _Apply(torch.autograd.Function):
@@ -121,6 +141,7 @@ class _Apply(torch.autograd.Function):
         if program.refused is not None:
             raise program.refused
         cotangents = [incoming[i] for i in program.differentiable]
+        here = [t is not None for t in cotangents]
         if program.makes_zeros:
             cotangents = [layout.zeros() if t is None else t for layout, t in zip(program.cotangents, cotangents, strict=True)]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
@@ -143,11 +164,13 @@ class _Apply(torch.autograd.Function):
             written = (*ctx.written, *kept[n_kept:])
             values = [*kept[:n_kept], *laid_out, *ctx.late]
             del saved, kept, cotangents, laid_out, incoming
+            is_run = bool(written) and program.writes_now(here)
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept: then the list holds all there is, and backward empties it
             results = program.backward(values)
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
-            for target, (_, i) in zip(written, program.writes_inputs + program.writes_outs, strict=True):
-                _write(target, results[i])
+            if is_run:
+                for target, (_, i) in zip(written, program.writes_inputs + program.writes_outs, strict=True):
+                    _write(target, results[i])
         result: list[Any] = [None] * (2 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):
             result[2 + i] = gradient

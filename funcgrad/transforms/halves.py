@@ -156,6 +156,7 @@ def differentiable(
         backward_gradients=tuple(ins.index(s.of) for s in gradients),
         writes_inputs=tuple((ins.index(s.of), backward.outs.index(s)) for s in written if s.of in ins) if backward else (),
         writes_outs=tuple((outs.index(s.of), backward.outs.index(s)) for s in written if s.of in outs) if backward else (),
+        runs=tuple(joint.runs.get(slot, frozenset()) for slot in active) if written else (),
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
         copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in restrided)),
@@ -165,7 +166,7 @@ def differentiable(
         restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
-        makes_zeros=any(layout.wrapping is not None for layout in cotangents),
+        makes_zeros=bool(written) or any(layout.wrapping is not None for layout in cotangents),
         pullback=derivative,
         refused=refused,
         draws=tuple({t.device for n in graphs[0].fx.nodes if is_random(n) for t in tensors_in(value_of(n))}),

@@ -158,7 +158,8 @@ def main() -> int:
     agree = sum(result.outcome.status == "agrees" for result in results)
     print(f"\n{asked.n} programs from seed {asked.first}: {agree} agree, {time.time() - start:.0f} s")
     for way, count in ways.most_common():
-        print(f"{count:6}  {way}")
+        seeds = [str(result.seed) for result in results if way in result.ways] if way.startswith(("differs", "crashed", "compiles")) else []
+        print(f"{count:6}  {way}" + (f" (seeds {', '.join(seeds[:4])})" if seeds else ""))
     found = over(results)
     print("\n".join(["", "above their ceilings:", *found] if found else []))
     return int(bool(found))
