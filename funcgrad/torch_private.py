@@ -28,8 +28,7 @@ from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms
-from torch._functorch.pyfunctorch import coerce_cinterpreter, temporarily_clear_interpreter_stack
-from torch._functorch.utils import enable_single_level_autograd_function
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._functorch.vmap import vmap_increment_nesting
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -125,16 +124,56 @@ _KINDS = {
 }
 
 
-def innermost_transform() -> tuple[str | None, int, Any]:
-    """The transform that runs innermost: its kind (None: there is none), its level, and what it knows besides."""
-    top = torch._C._functorch.peek_interpreter_stack()
-    return (None, -1, None) if top is None else (_KINDS[top.key()], top.level(), coerce_cinterpreter(top))
+_innermost = torch._C._functorch.peek_interpreter_stack
 
 
-def below_level(transform: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, a transform does not run: what it runs over does."""
-    lower: contextlib.AbstractContextManager[Any] = transform.lower()
-    return lower
+def innermost_transform() -> tuple[str | None, int]:
+    """The transform that runs innermost: its kind (None: there is none), and its level."""
+    top: Any = _innermost()
+    return (None, -1) if top is None else (_KINDS[top.key()], top.level())
+
+
+_RANDOMNESS = {getattr(torch._C._functorch.RandomnessType, name.capitalize()): name for name in ("error", "same", "different")}
+
+
+def innermost_randomness() -> str:
+    """What the innermost transform, a vmap, makes of random numbers."""
+    return _RANDOMNESS[torch._C._functorch.CVmapInterpreterPtr(_innermost()).randomness()]  # type: ignore[arg-type]
+
+
+def innermost_size() -> int:
+    """Over how many samples the innermost transform, a vmap, runs."""
+    return torch._C._functorch.CVmapInterpreterPtr(_innermost()).batchSize()  # type: ignore[arg-type]
+
+
+class BelowLevel:
+    """A context: inside, the innermost transform does not run: what it runs over does, with the modes that were when it began. ``tracked``:
+    but for those, all that a level knows of is tracked."""
+
+    __slots__ = ("_forward", "_grad", "_layer", "_tracked")
+
+    def __init__(self, tracked: bool = False) -> None:
+        self._tracked = tracked
+
+    def __enter__(self) -> None:
+        top: Any = _innermost()
+        kind = _KINDS[top.key()]
+        grad = self._grad = torch.is_grad_enabled()
+        forward = self._forward = torch._C._is_fwd_grad_enabled()
+        if self._tracked:
+            grad = forward = True
+        if kind == "grad":
+            grad = grad and torch._C._functorch.CGradInterpreterPtr(top).prevGradMode()
+        elif kind == "jvp":
+            forward = forward and torch._C._functorch.CJvpInterpreterPtr(top).prevFwdGradMode()
+        self._layer = torch._C._functorch.pop_dynamic_layer_stack()
+        torch._C._set_grad_enabled(grad)
+        torch._C._set_fwd_grad_enabled(forward)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._functorch.push_dynamic_layer_stack(self._layer)
+        torch._C._set_grad_enabled(self._grad)
+        torch._C._set_fwd_grad_enabled(self._forward)
 
 
 def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[int]:
@@ -184,7 +223,16 @@ def sharing_dual_level() -> Iterator[None]:
 
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """An ``autograd.Function`` that knows of one level, the innermost."""
-single_level_functions: Callable[[], contextlib.AbstractContextManager[Any]] = enable_single_level_autograd_function
+
+
+def applied_at_level(function: Any, *args: Any) -> Any:
+    """``function.apply(*args)`` of a ``SingleLevelFunction``."""
+    before = torch._C._functorch.get_single_level_autograd_function_allowed()
+    torch._C._functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        return function.apply(*args)
+    finally:
+        torch._C._functorch.set_single_level_autograd_function_allowed(before)
 
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

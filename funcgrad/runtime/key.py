@@ -33,6 +33,7 @@ from ..torch_private import (
     looks_like,
     sdpa_flags,
     storage_id,
+    unwrap_dead,
 )
 from ..trees import Tree, differences
 from .holds import holds, still_answers
@@ -356,6 +357,10 @@ def print_guards(
         constants["seen"] = looks_like([t for _, t in first.values()])
         compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
     lines += compared
+    if wrapped:  # a tensor of a level that has ended is what it wraps
+        constants["unwrap_dead"] = unwrap_dead
+        at_level = [n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)]
+        lines += [f"if unwrap_dead({name}) is not {name}: {otherwise}" for name in at_level]
     while pending:
         name, expression, spec = pending.pop(0)
         if isinstance(spec, TensorSpec):

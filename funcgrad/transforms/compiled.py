@@ -61,6 +61,7 @@ from .arguments import take_apart
 from .definition import Definition, Untracked, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, pure_of, trace_joint
 from .levels import call_under_transforms
+from .peel import Printed
 from .splitting import split_joint
 
 _ATTEMPTS = 4
@@ -111,6 +112,8 @@ class Compiled:
         self._options = options
         self._at_level = at_level
         self._derived: dict[Any, Compiled] = {}
+        self.peels: list[Printed] = []
+        """Calls under vmap, printed."""
         self.of_outer_levels: tuple[Origin, ...] = ()
         """Where what the function closes over of an outer transform lives: under vmap, it is given by value."""
         self._cache = ProgramCache()
@@ -129,6 +132,10 @@ class Compiled:
             return call_under_transforms(self, args, kwargs)
         result = self._cache.find(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a call, whatever transforms run, of a program that is there; ``MISS`` where there is none."""
+        return self._cache.find(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call, whatever transforms run."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +25,22 @@ from ..capture.origins import Origin, Unresolved, find_origins
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
 from ..generators import own_draws, state_of
+from ..runtime.call import MISS
 from ..torch_private import (
-    FORWARD_MODE,
+    BelowLevel,
     SingleLevelFunction,
+    applied_at_level,
     batched_at,
-    below_level,
     dual_parts,
     foreign_trace_active,
     functional_at,
     functional_below,
+    innermost_randomness,
+    innermost_size,
     innermost_transform,
     is_tracked_wrapper,
     is_transform_wrapper,
     make_dual,
-    single_level_functions,
     unbatched_at,
     unwrap_dead,
     unwrap_transform,
@@ -46,9 +48,10 @@ from ..torch_private import (
     wrapped_at,
     wrapped_value,
 )
-from ..trees import Leaf, Tree, flatten, unflatten
+from ..trees import Node, Tree, flatten, unflatten
 from .definition import Definition
-from .pure import PURE, AtLevel, Batched, ForwardHalf, Given, Pulled, Pure, Pushed, backward_half, mapped
+from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
+from .pure import PURE, AtLevel, Batched, ForwardHalf, Given, Pure, Pushed, backward_half, mapped, pulled_back
 
 if TYPE_CHECKING:
     from .compiled import Compiled
@@ -59,48 +62,61 @@ if TYPE_CHECKING:
 
 def call_under_transforms(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of a compiled function while a transform of torch.func runs, or a dual level is open."""
-    if active_trace() is not None:
+    if active_trace() is not None or foreign_trace_active(()):
         return compiled.definition(*args, **kwargs)  # inside another trace a compiled function is inlined
-    pure = isinstance(compiled.definition, PURE)
-    leaves, tree, _ = (args, _FLAT, ()) if pure else flatten((args, kwargs))
-    tensors = [v for v in leaves if isinstance(v, Tensor)]
-    if foreign_trace_active(list(map(unwrap_transform, tensors))):
-        return compiled.definition(*args, **kwargs)
-    leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in leaves]
-    kind, level, transform = innermost_transform()
+    kind, level = innermost_transform()
+    if isinstance(compiled.definition, PURE):
+        return _pure_call(compiled, args, kind, level)
+    found = _found(compiled, args, kwargs, kind, level)
+    return found if found is not MISS else _met_first(compiled, args, kwargs, kind, level)
+
+
+def _found(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
+    """The result of what was made for such a call before, or ``MISS``."""
     if kind == "functionalize":
-        return _functionalised(compiled, leaves, tree, level, transform)
-    if pure:
-        return _mapped_call(compiled, leaves, level, transform) if kind == "vmap" else _at_kernel(compiled, leaves, kind, level)
+        return MISS
+    if kind != "vmap":
+        return _at_level(compiled).find(args, kwargs)
+    with contextlib.suppress(CapturedTransformError):
+        for peel in compiled.peels:
+            result = peel(args, kwargs, level)
+            if result is not MISS:
+                return result
+    return MISS
+
+
+def _met_first(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
+    leaves, tree, _ = flatten((args, kwargs))
+    leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in leaves]
+    if foreign_trace_active([unwrap_transform(v) for v in leaves if isinstance(v, Tensor)]):
+        return compiled.definition(*args, **kwargs)
     if kind == "vmap":
-        return _batched(compiled, leaves, tree, level, transform)
-    definition = compiled.definition
+        return _batched(compiled, leaves, tree, level)
     args, kwargs = unflatten(leaves, tree)
-    return compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True).run(args, kwargs)
+    return _functionalised(compiled, leaves, tree, level) if kind == "functionalize" else _at_level(compiled).run(args, kwargs)
 
 
-_FLAT = Leaf()
-"""Stands for the structure of the arguments of a pure function, which nobody asks for."""
+def _at_level(compiled: Compiled) -> Compiled:
+    definition = compiled.definition
+    return compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True)
 
 
-def _batch_of(leaves: Sequence[Any], level: int, transform: Any) -> tuple[list[Any], tuple[int | None, ...], int | None, str]:
+# ── vmap ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _batch_of(leaves: Sequence[Any], level: int) -> tuple[list[Any], tuple[int | None, ...], int | None, str]:
     """The leaves below a level of vmap, where each has its batch dimension, the size if no leaf tells it, and how randomness is treated."""
     pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in leaves]
     dims = tuple(d for _, d in pairs)
-    size = transform.batch_size() if all(d is None for d in dims) else None
-    return [v for v, _ in pairs], dims, size, "same" if level >= _drawn_at.get() else transform.randomness()
+    size = innermost_size() if all(d is None for d in dims) else None
+    return [v for v, _ in pairs], dims, size, _randomness(level)
 
 
-def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int, transform: Any) -> tuple[Any, ...]:
-    """A pure function under vmap."""
-    of, (own, dims, size, randomness) = compiled.definition, _batch_of(values, level, transform)
-    target = compiled.derived(("vmap", dims, size, randomness), lambda: mapped(of, dims, size, randomness))
-    with below_level(transform):
-        outs = target(*own)
-    return tuple(batched_at(level, v, 0) if isinstance(v, Tensor) else v for v in outs)
+def _randomness(level: int) -> str:
+    return "same" if level >= _drawn_at.get() else innermost_randomness()
 
 
-def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
+def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int) -> Any:
     """Under vmap. What the function closes over of an outer level is found when it is traced, and given by value from then on."""
     while True:
         target, own_leaves, own_tree = compiled, leaves, tree
@@ -110,35 +126,44 @@ def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, tran
             args, kwargs = unflatten(leaves, tree)
             own_leaves, own_tree, _ = flatten((([origin.read() for origin in origins], *args), kwargs))
         try:
-            return _peeled(target, own_leaves, own_tree, level, transform)
+            return _peeled(target, own_leaves, own_tree, level, compiled if target is compiled else None)
         except CapturedTransformError as error:
             (origin,) = find_origins(compiled.definition.root, [error.wrapper])
             if isinstance(origin, Unresolved) or isinstance(compiled.definition, Batched):
                 raise
             compiled.of_outer_levels += (origin,)
+            compiled.peels = []
 
 
 def _given(of: Definition, origins: tuple[Origin, ...]) -> Given:
     return Given(of, origins, of.root)
 
 
-def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
-    of, (own, dims, size, randomness) = compiled.definition, _batch_of(leaves, level, transform)
+def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, caller: Compiled | None) -> Any:
+    """A call under vmap. The next one of ``caller`` with such arguments is printed."""
+    of, (own, dims, size, randomness) = compiled.definition, _batch_of(leaves, level)
     target = compiled.derived(
         ("vmap", tree, dims, size, randomness),
         lambda: Batched(of.root, replays=of.replays, of=of, tree=tree, dims=dims, size=size, randomness=randomness),
     )
-    with below_level(transform):
+    with BelowLevel():
         result, out_dims = target(*own)
-    outs, out_tree, _ = flatten(result)
+    if caller is not None and size is None and isinstance(tree, Node):
+        outs, out_tree, _ = flatten(result)
+        are_tensors, outs_are_tensors = ([isinstance(v, Tensor) for v in values] for values in (leaves, outs))
+        peel = Peel(tree, are_tensors, dims, randomness, target, out_tree, outs_are_tensors, out_dims)
+        caller.peels = [print_peel(peel, _randomness), *caller.peels][:AT_MOST]
     given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
-    return unflatten(
-        [
-            v if not isinstance(v, Tensor) else given[id(v)] if id(v) in given else v if d < 0 else batched_at(level, v, d)
-            for v, d in zip(outs, out_dims, strict=True)
-        ],
-        out_tree,
-    )
+    return with_batch_dimensions(result, out_dims, given, level)
+
+
+def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int) -> tuple[Any, ...]:
+    """A pure function under vmap."""
+    of, (own, dims, size, randomness) = compiled.definition, _batch_of(values, level)
+    target = compiled.derived(("vmap", dims, size, randomness), lambda: mapped(of, dims, size, randomness))
+    with BelowLevel():
+        outs = target(*own)
+    return tuple(batched_at(level, v, 0) if isinstance(v, Tensor) else v for v in outs)
 
 
 _drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize)
@@ -146,20 +171,11 @@ _drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize
 samples draw what was drawn."""
 
 
-@contextlib.contextmanager
-def _later_than(level: int) -> Iterator[None]:
-    token = _drawn_at.set(level)
-    try:
-        yield
-    finally:
-        _drawn_at.reset(token)
-
-
-def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
+def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: int) -> Any:
     """Under ``torch.func.functionalize``: what a program writes to, the transform gives back to its caller when it ends."""
     own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]
     args, kwargs = unflatten(own, tree)
-    with below_level(transform):
+    with BelowLevel():
         outs, out_tree, _ = flatten(compiled(*args, **kwargs))
     given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
     wrapped = [given[id(v)] if id(v) in given else functional_at(level, v) if isinstance(v, Tensor) else v for v in outs]
@@ -169,27 +185,37 @@ def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: in
 # ── pure functions at a level of autograd ────────────────────────────────────────────────────────────────────────────
 
 
-def _at_kernel(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
-    """A call of a pure function at a level of autograd (``kind`` None: below all levels, where a dual level is open)."""
+def _pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
+    """A call of a pure function at a level (``kind`` None: below all levels, where a dual level is open)."""
+    if kind == "vmap":
+        return _mapped_call(compiled, values, level)
+    if kind == "functionalize":
+        return _functionalised(compiled, list(values), flatten((tuple(values), {}))[1], level)
     if kind in ("jvp", None):
         return _pushed(compiled, values, kind, level)
+    own = _below(values, level)
     if not torch.is_grad_enabled() or not any(isinstance(v, Tensor) and v.requires_grad for v in values):
-        return _one_below(compiled, level, values)
+        return _one_below(compiled, level, own)
     definition: Any = compiled.definition
-    if definition.exact is not None and not all(_is_opaque(level, v) for v in values):
+    opaque = all(map(_is_opaque, own))
+    if definition.exact is not None and not opaque:
         exact, places = definition.exact
-        return _at_kernel(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
+        with definition.again():
+            return _pure_call(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
     first = {i: values[i].clone() for i in definition.written}  # tracked: a second derivative flows on to what made them
-    with single_level_functions():
-        outs = _Node.apply(_Call(compiled, level), first, *values)
-    return () if outs == (None,) else outs
+    outs = applied_at_level(_Node, _Call(compiled, level, own, opaque), first, *values)
+    return outs if definition.n_outs else ()
 
 
-def _is_opaque(level: int, value: Any) -> bool:
-    """Whether no level of autograd below this one knows a value."""
+def _below(values: Sequence[Any], level: int) -> list[Any]:
+    """The values that tensors of a level of autograd wrap."""
+    return [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
+
+
+def _is_opaque(value: Any) -> bool:
+    """Whether no level of autograd below knows a value."""
     if not isinstance(value, Tensor):
         return True
-    value = unwrapped_at(level, value)
     while is_transform_wrapper(value):
         if is_tracked_wrapper(value):
             return False
@@ -201,6 +227,10 @@ def _is_opaque(level: int, value: Any) -> bool:
 class _Call:
     compiled: Compiled
     level: int
+    own: Sequence[Any]
+    """The values below the level."""
+    opaque: bool
+    """Whether no level below that knows any of them."""
 
 
 class _Node(SingleLevelFunction):  # type: ignore[misc]
@@ -210,21 +240,22 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
     def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
         compiled, definition = call.compiled, call.compiled.definition
         ctx.states = {device: state_of(device) for device in definition.draws}
+        ctx.of, ctx.places = definition, None
         kept = [first.get(i, v) for i, v in enumerate(values)]
         wrt = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
         ctx.n_saved = None
-        if isinstance(definition, Pure) and definition.halves is not None and all(_is_opaque(call.level, v) for v in values):
-            every = _one_below(compiled.derived("forward", lambda: ForwardHalf(definition.root, of=definition)), call.level, values)
+        if isinstance(definition, Pure) and definition.halves is not None and call.opaque:
+            half = compiled.derived("forward", lambda: ForwardHalf(definition.root, of=definition))
+            every = _one_below(half, call.level, call.own)
             outs, saved = every[: definition.n_outs], every[definition.n_outs :]
             kept += saved
             ctx.n_saved = len(saved)
         else:
-            outs = _one_below(compiled, call.level, values)
-        if definition.exact is not None:
-            _, places = definition.exact
-            kept, wrt = [kept[i] for i in places], [k for k, i in enumerate(places) if i in wrt]
-            ctx.places = places
-        ctx.call, ctx.wrt, ctx.n = call, tuple(wrt), len(values)
+            outs = _one_below(compiled, call.level, call.own)
+        if definition.exact is not None and not definition.is_itself_for(wrt):
+            ctx.of, ctx.places = definition.exact
+            kept, wrt = [kept[i] for i in ctx.places], [k for k, i in enumerate(ctx.places) if i in wrt]
+        ctx.compiled, ctx.level, ctx.wrt, ctx.n = compiled, call.level, tuple(wrt), len(values)
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
         ctx.set_materialize_grads(False)
@@ -241,9 +272,7 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         if not active or not ctx.wrt:
             return tuple(found)
         values = [unwrap_dead(v) if isinstance(v, Tensor) else s for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
-        compiled, wrt, of = ctx.call.compiled, ctx.wrt, ctx.call.compiled.definition
-        if of.exact is not None:
-            of = of.exact[0]
+        compiled, wrt, of = ctx.compiled, ctx.wrt, ctx.of
         n = len(values) - (ctx.n_saved or 0)
         if ctx.n_saved is not None:
             like = dict(zip(ctx.active, ctx.like, strict=True))
@@ -251,12 +280,18 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
             pulled = compiled.derived(("backward", wrt), lambda: backward_half(of, wrt, n, ctx.n_saved))
         else:
             cotangents = [unwrap_dead(incoming[i]) for i in active]
-            pulled = compiled.derived(("pull", wrt, active), lambda: Pulled(of.root, of=of, n=n, wrt=wrt, active=active))
-        with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), of.again(), _later_than(ctx.call.level):
-            gradients = pulled(*values, *cotangents)
-        places = wrt if ctx.call.compiled.definition.exact is None else [ctx.places[i] for i in wrt]
-        for i, gradient in zip(places, gradients, strict=True):
-            found[2 + i] = gradient
+            pulled = compiled.derived(("pull", wrt, active, ctx.places), lambda: pulled_back(of, n, wrt, active))
+        token = _drawn_at.set(ctx.level)
+        try:
+            if ctx.states or ctx.n_saved is None:  # the caller's own Python may run again
+                with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), of.again():
+                    gradients = pulled(*values, *cotangents)
+            else:
+                gradients = pulled(*values, *cotangents)
+        finally:
+            _drawn_at.reset(token)
+        for i, gradient in zip(wrt, gradients, strict=True):
+            found[2 + (i if ctx.places is None else ctx.places[i])] = gradient
         return tuple(found)
 
 
@@ -264,11 +299,9 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Te
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _one_below(compiled: Compiled, level: int, values: Sequence[Any]) -> tuple[Any, ...]:
-    """A pure function of what the values are below a level; its tensors wrapped for it."""
-    _, _, transform = innermost_transform()
-    own = [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
-    with torch.enable_grad(), FORWARD_MODE(True), below_level(transform):
+def _one_below(compiled: Compiled, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
+    """A pure function of values below a level; its tensors wrapped for it."""
+    with BelowLevel(tracked=True):
         outs = compiled(*own)
     return tuple(wrapped_at(level, v) if isinstance(v, Tensor) else v for v in outs)
 
@@ -278,14 +311,15 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
     pairs = [dual_parts(v) if isinstance(v, Tensor) else (v, None) for v in values]
     wrt = tuple(i for i, (_, tangent) in enumerate(pairs) if tangent is not None)
     if not wrt:
-        return compiled.run(tuple(values), {}) if kind is None else _one_below(compiled, level, values)
+        return compiled.run(tuple(values), {}) if kind is None else _one_below(compiled, level, _below(values, level))
     of: Any = compiled.definition
-    if of.exact is not None:
+    if of.exact is not None and not (of.is_itself_for(wrt) and all(map(_is_opaque, _below(values, level)))):
         exact, places = of.exact
-        return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
-    own = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
+        with of.again():
+            return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
+    parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     n = len(values)
     pushed = compiled.derived(("push", wrt), lambda: Pushed(of.root, of=of, n=n, wrt=wrt))
-    found = pushed.run(tuple(own), {}) if kind is None else _one_below(pushed, level, own)
+    found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
     duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
     return tuple(make_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)

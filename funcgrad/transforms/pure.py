@@ -111,6 +111,16 @@ class _OfPure(_OfValues):
         """See ``Pure.again``."""
         return self.of.again()  # type: ignore[no-any-return]
 
+    def is_itself_for(self, wrt: Sequence[int]) -> bool:
+        """Whether derivatives with respect to these values alone need no ``exact``: what was saved does not depend on them."""
+        of = self.of
+        return isinstance(of, _OfPure) and of.is_itself_for([i for i in wrt if i < self.n_of_own])
+
+    @property
+    def n_of_own(self) -> int:
+        """How many of the values are those of the function it is made of, and in its order; what follows it is linear in."""
+        return 0
+
 
 @frozen(eq=False, kw_only=True)
 class Pulled(_OfPure):
@@ -131,6 +141,10 @@ class Pulled(_OfPure):
         with nesting():
             pull: Any = torch.func.vjp(f, *(leaves[i] for i in self.wrt))[1]
             return pull(tuple(cotangents))  # type: ignore[no-any-return]
+
+    @property
+    def n_of_own(self) -> int:
+        return self.n
 
     @property
     def n_outs(self) -> int:
@@ -156,6 +170,11 @@ class BackwardHalf(_OfPure):
     values in ``wrt``."""
 
     wrt: tuple[int, ...]
+    n_before: int
+    """How many values there are before the cotangents."""
+
+    def is_itself_for(self, wrt: Sequence[int]) -> bool:
+        return all(i >= self.n_before for i in wrt)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         forward, backward = self.of.halves
@@ -188,6 +207,10 @@ class Mapped(_OfPure):
         return tuple(v if d == -1 else v.expand(size, *v.shape).clone() if d is None else v.movedim(d, 0) for v, d in pairs)
 
     @property
+    def n_of_own(self) -> int:
+        return len(self.dims)
+
+    @property
     def n_outs(self) -> int:
         return self.of.n_outs  # type: ignore[no-any-return]
 
@@ -214,6 +237,10 @@ class Pushed(_OfPure):
         with nesting():
             primals, found = _jvp_of(f, tuple(leaves[i] for i in self.wrt), tuple(tangents))
         return *_with(others, floats, primals), *_with([None] * len(others), floats, found)
+
+    @property
+    def n_of_own(self) -> int:
+        return self.n
 
     @property
     def n_outs(self) -> int:
@@ -320,4 +347,14 @@ def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:
     exact = Pulled(of.root, of=of, n=n, wrt=wrt, active=of.active)
     places = (*range(n), *range(n + n_saved, n + n_saved + len(of.active)))
-    return BackwardHalf(of.root, of=of, wrt=wrt, exact=(exact, places))
+    return BackwardHalf(of.root, of=of, wrt=wrt, n_before=n + n_saved, exact=(exact, places))
+
+
+def pulled_back(of: Any, n: int, wrt: tuple[int, ...], active: tuple[int, ...]) -> Pulled:
+    """The vector-Jacobian product of a pure function of ``n`` values."""
+    exact = None
+    if of.exact is not None:  # it is linear in these values
+        whole, places = of.exact
+        own = pulled_back(whole, len(places), tuple(places.index(i) for i in wrt), active)
+        exact = own, (*places, *range(n, n + len(active)))
+    return Pulled(of.root, of=of, n=n, wrt=wrt, active=active, exact=exact)

@@ -1,0 +1,84 @@
+"""A call of a compiled function under ``torch.func.vmap``, printed for one structure of arguments: take them apart, take off the batch
+dimensions, call the batched function one level below, put batch dimensions on its results.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+
+from ..runtime.call import MISS
+from ..source import Source, compile_function
+from ..torch_private import BelowLevel, batched_at, unbatched_at, unwrap_dead
+from ..trees import Node, Tree, count, flatten, print_flatten, print_unflatten, unflatten
+
+AT_MOST = 8
+"""So many structures of arguments are printed for a function."""
+
+Printed = Callable[[tuple[Any, ...], dict[str, Any], int], Any]
+"""Takes positional arguments, keyword arguments and the level of the vmap; ``MISS`` where the structure is another."""
+
+
+@frozen(eq=False)
+class Peel:
+    """What a call was like: the structure of its arguments, which of their leaves are tensors, the batch dimension of each (None: it has
+    none), and what random numbers are; the ``target`` below the level; the structure of its result, which leaves of that are tensors, and
+    the batch dimension of each (-1: none)."""
+
+    tree: Node
+    are_tensors: Sequence[bool]
+    dims: Sequence[int | None]
+    randomness: str
+    target: Callable[..., Any]
+    out_tree: Tree
+    outs_are_tensors: Sequence[bool]
+    out_dims: tuple[int, ...]
+
+
+def print_peel(peel: Peel, randomness: Callable[[int], str]) -> Printed:
+    """The next such call. ``randomness`` says what random numbers are at a level."""
+    constants: dict[str, Any] = {
+        "MISS": MISS, "Tensor": Tensor, "randomness": randomness, "unwrap_dead": unwrap_dead, "unbatched": unbatched_at,
+        "batched": batched_at, "BelowLevel": BelowLevel, "target": peel.target, "otherwise": with_batch_dimensions,
+        "out_dims": peel.out_dims,
+    }  # fmt: skip
+    ends = [0, *itertools.accumulate(map(count, peel.tree.children))]
+    leaves = [f"x{i}" for i in range(ends[-1])]
+    lines: list[str] = []
+    for child, name, (start, end) in zip(peel.tree.children, ("args", "kwargs"), itertools.pairwise(ends), strict=True):
+        lines += print_flatten(child, name, leaves[start:end], constants, "return MISS")
+    lines += [f"if randomness(level) != {peel.randomness!r}: return MISS"]
+    own = []
+    for leaf, is_tensor, dim in zip(leaves, peel.are_tensors, peel.dims, strict=True):
+        lines += [f"if {'not ' if is_tensor else ''}isinstance({leaf}, Tensor): return MISS"]
+        own.append(f"own_{leaf}" if is_tensor else leaf)
+        if is_tensor:
+            lines += [f"{leaf} = unwrap_dead({leaf})", f"own_{leaf}, dim = unbatched(level, {leaf})"]
+            lines += [f"if dim {'is not None' if dim is None else f'!= {dim}'}: return MISS"]
+    lines += ["with BelowLevel():", f"    result, found = target({', '.join(own)})"]
+    given = ", ".join(f"id({name}): {leaf}" for name, leaf in zip(own, leaves, strict=True) if name != leaf)
+    other = "return otherwise(result, found, given, level)"
+    outs = [f"y{i}" for i in range(len(peel.outs_are_tensors))]
+    lines += [f"given = {{{given}}}", f"if found != out_dims: {other}", *print_flatten(peel.out_tree, "result", outs, constants, other)]
+    for out, is_tensor, at in zip(outs, peel.outs_are_tensors, peel.out_dims, strict=True):
+        lines += [f"if {'not ' if is_tensor else ''}isinstance({out}, Tensor): {other}"]
+        if is_tensor:
+            lines += [f"{out} = given[id({out})] if id({out}) in given else {out if at < 0 else f'batched(level, {out}, {at})'}"]
+    lines.append(f"return {print_unflatten(peel.out_tree, iter(outs), constants)}")
+    text = "def peel(args, kwargs, level):\n" + "".join(f"    {line}\n" for line in lines)
+    printed: Printed = compile_function(Source("peel", "python", text, constants))
+    return printed
+
+
+def with_batch_dimensions(result: Any, dims: tuple[int, ...], given: dict[int, Tensor], level: int) -> Any:
+    """A result at a level of vmap: an argument is what it was given as."""
+    outs, tree, _ = flatten(result)
+    pairs = zip(outs, dims, strict=True)
+    at_level = [
+        v if not isinstance(v, Tensor) else given[id(v)] if id(v) in given else v if d < 0 else batched_at(level, v, d) for v, d in pairs
+    ]
+    return unflatten(at_level, tree)
