@@ -39,7 +39,15 @@ from .runtime.program import Program
 from .runtime.stages import StageEvent, watch_compile
 from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
-from .transforms.functional import hessian_compiled, jacfwd_compiled, jacrev_compiled, jvp_compiled, vjp_compiled, vmap_compiled
+from .transforms.functional import (
+    hessian_compiled,
+    jacfwd_compiled,
+    jacrev_compiled,
+    jvp_compiled,
+    linearize_compiled,
+    vjp_compiled,
+    vmap_compiled,
+)
 from .transforms.grad import grad_and_value_compiled, grad_compiled, jit, value_and_grad_compiled
 from .trees import tree_map
 
@@ -91,6 +99,7 @@ __all__ = [
     "jacrev_compiled",
     "jit",
     "jvp_compiled",
+    "linearize_compiled",
     "no_retrace",
     "tree_map",
     "value_and_grad_compiled",

@@ -85,6 +85,12 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
     return int(dispatch_keys(tensor).raw_repr())
 
 
+def symbolic_zeros(like: torch.Tensor) -> torch.Tensor:
+    """Zeros with no memory behind them."""
+    zeros: torch.Tensor = torch._efficientzerotensor(like.shape, dtype=like.dtype, device=like.device)
+    return zeros
+
+
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether it stands for zeros, with no memory behind it (what forward derivatives begin with)."""
     return bool(tensor._is_zerotensor())

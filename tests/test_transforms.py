@@ -123,6 +123,72 @@ def test_vjp_compiled(x):
     same(func.jacfwd(lambda t: pull(t)[0])(x), func.jacfwd(lambda t: eager(t)[0])(x))
 
 
+def weighted(p, x):
+    return {"y": torch.tanh(p["w"] @ x) * p["b"], "z": (x * x).sum(), "same": x}
+
+
+@pytest.fixture
+def point(x):
+    return {"w": torch.linspace(-1, 1, 15, dtype=F64).view(3, 5), "b": torch.linspace(0.5, 1, 3, dtype=F64)}, x
+
+
+def basis(point):
+    """A batch of tangents."""
+    generator = torch.Generator().manual_seed(0)
+    return fg.tree_map(lambda v: torch.randn(4, *v.shape, dtype=F64, generator=generator), point)
+
+
+def test_linearize_compiled(point):
+    out, jvp_fn = fg.linearize_compiled(weighted, *point, **OPTIONS)
+    same(out, weighted(*point))
+    tangents = basis(point)
+    for i in range(4):
+        own = fg.tree_map(lambda v, i=i: v[i], tangents)
+        same(jvp_fn(*own), func.jvp(weighted, point, own)[1])
+    same(func.vmap(jvp_fn)(*tangents), func.vmap(lambda *own: func.jvp(weighted, point, own)[1])(*tangents))
+    with pytest.raises(fg.TreeMismatchError):
+        jvp_fn(point[1])
+
+
+def test_linearize_compiled_inside_and_under_transforms(x):
+    def product(x):
+        return fg.linearize_compiled(vector, x, **OPTIONS)[1](torch.ones_like(x)).sum()
+
+    def expected(x):
+        return func.jvp(vector, (x,), (torch.ones_like(x),))[1].sum()
+
+    for outer in (func.grad, func.hessian, lambda f: fg.grad_compiled(f, **OPTIONS)):
+        same(outer(product)(x), outer(expected)(x))
+    batch = torch.stack([x, 2 * x])
+    same(func.vmap(product)(batch), func.vmap(expected)(batch))
+
+
+def test_the_linear_part_alone_runs(x):
+    compiled = jit(vector)
+    _, jvp_fn = fg.linearize_compiled(compiled, x)
+    assert sum(c.cache_info().misses for c in made_of(compiled)) == 2  # the layers of the level, and the forward half
+    jvp_fn(x)
+    linear = [c for c in made_of(compiled) if "aten.exp(" in str(c._cache.programs[0].joint)]
+    assert len(linear) == 2, "exp is computed by the forward half alone"
+
+
+def test_symbolic_zeros_are_no_input():
+    with pytest.raises(fg.UnsupportedTensorError, match=r"symbolic zeros[^$]*torch.zeros_like"):
+        jit(vector)(torch._efficientzerotensor(3))
+
+
+def made_of(compiled):
+    """The compiled functions behind one that have programs."""
+    found, pending = [], [compiled]
+    while pending:
+        one = pending.pop()
+        programs = one._cache.programs
+        found += [one] * bool(programs)
+        pending += one._derived.values()
+        pending += [p.call.names["kernel"] for p in programs if isinstance(p.call.names["kernel"], type(compiled))]
+    return found
+
+
 def test_the_point_is_compiled_once(x):
     def f(x):
         return vector(x)

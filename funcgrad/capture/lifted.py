@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..subclasses import Wrapping
-from ..torch_private import is_transform_wrapper, is_wrapper_subclass
+from ..torch_private import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
 from .where import user_line
 
 
@@ -54,6 +54,12 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
             f"a {'quantized tensor' if tensor.is_quantized else f'tensor with layout {tensor.layout}'} cannot be traced",
             where=where or user_line(),
             fix=f"pass dense floating-point tensors: x.{'dequantize' if tensor.is_quantized else 'to_dense'}()",
+        )
+    if is_zero_tensor(tensor):
+        raise UnsupportedTensorError(
+            "a tensor of symbolic zeros, with no memory behind it, cannot be an input",
+            where=where or user_line(),
+            fix="pass zeros: torch.zeros_like(x)",
         )
     if is_wrapper_subclass(tensor):
         _require_sound_protocol(tensor, where)

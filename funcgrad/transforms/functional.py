@@ -15,6 +15,8 @@ from attrs import frozen
 
 from ..options import Options, make_options
 from ..slots import Out, Slot
+from ..torch_private import symbolic_zeros
+from ..trees import flatten, require_same, tree_map
 from .compiled import Compiled
 from .decorator import OMITTED, applied
 from .definition import Plain, argument_names, nesting
@@ -147,3 +149,22 @@ def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) ->
     What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options (``fg.Options``).
     """
     return torch.func.vjp(f if isinstance(f, Compiled) else _jitted(f, make_options(options)), *primals, has_aux=has_aux)
+
+
+def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
+    """``(f(*primals), jvp_fn)``, compiled; ``torch.func.linearize``: ``jvp_fn(*tangents)`` is the Jacobian-vector product at ``primals``,
+    a program of the linear part alone, of what the forward pass saved. It may be called any number of times, under any transform:
+    ``torch.func.vmap(jvp_fn)`` over basis vectors is a jacobian.
+
+    A linear function is the transpose of its transpose: the program is that of the backward pass, transposed (arXiv:2204.10923). Tangents
+    have the structure, shapes and dtypes of ``primals``. What is compiled of ``f`` is kept for the 64 functions last named.
+    """
+    out, vjp_fn = vjp_compiled(f, *primals, **options)
+    transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, out))[1]
+
+    def jvp_fn(*tangents: Any) -> Any:
+        """The Jacobian-vector product with ``tangents``."""
+        require_same(flatten(primals)[1], flatten(tangents)[1], "tangents", "tangents and primals have different structure")
+        return transpose(tangents)[0]
+
+    return out, jvp_fn

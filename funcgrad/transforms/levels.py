@@ -40,6 +40,7 @@ from ..torch_private import (
     innermost_transform,
     is_tracked_wrapper,
     is_transform_wrapper,
+    is_zero_tensor,
     make_dual,
     unbatched_at,
     unwrap_dead,
@@ -51,7 +52,7 @@ from ..torch_private import (
 from ..trees import Node, Tree, flatten, unflatten
 from .definition import Definition
 from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
-from .pure import PURE, AtLevel, Batched, ForwardHalf, Given, Pure, Pushed, backward_half, mapped, pulled_back
+from .pure import PURE, AtLevel, BackwardHalf, Batched, ForwardHalf, Given, Pure, Pushed, backward_half, mapped, pulled_back
 
 if TYPE_CHECKING:
     from .compiled import Compiled
@@ -271,7 +272,7 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         active = tuple(i for i in ctx.active if incoming[i] is not None)
         if not active or not ctx.wrt:
             return tuple(found)
-        values = [unwrap_dead(v) if isinstance(v, Tensor) else s for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
+        values = [_in_memory(unwrap_dead(v)) if isinstance(v, Tensor) else s for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
         compiled, wrt, of = ctx.compiled, ctx.wrt, ctx.of
         n = len(values) - (ctx.n_saved or 0)
         if ctx.n_saved is not None:
@@ -295,14 +296,22 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         return tuple(found)
 
 
+def _in_memory(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) and is_zero_tensor(value) else value
+
+
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _one_below(compiled: Compiled, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
-    """A pure function of values below a level; its tensors wrapped for it."""
+    """A pure function of values below a level; its tensors wrapped for it. What is linear in symbolic zeros is zeros."""
+    of = compiled.definition
     with BelowLevel(tracked=True):
-        outs = compiled(*own)
+        if isinstance(of, BackwardHalf) and of.is_of_zeros(own):
+            outs = of.zeros(own)
+        else:
+            outs = compiled(*map(_in_memory, own))
     return tuple(wrapped_at(level, v) if isinstance(v, Tensor) else v for v in outs)
 
 

@@ -19,7 +19,7 @@ from ..capture.trace import active_trace
 from ..graphs import Graph
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
-from ..torch_private import batched_at, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
+from ..torch_private import batched_at, is_zero_tensor, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
 from ..trees import Tree, flatten, unflatten
 from .definition import Definition, nesting
 
@@ -175,6 +175,14 @@ class BackwardHalf(_OfPure):
 
     def is_itself_for(self, wrt: Sequence[int]) -> bool:
         return all(i >= self.n_before for i in wrt)
+
+    def is_of_zeros(self, values: Sequence[Any]) -> bool:
+        """Whether all cotangents are symbolic zeros."""
+        return all(isinstance(v, Tensor) and is_zero_tensor(v) for v in values[self.n_before :])
+
+    def zeros(self, values: Sequence[Any]) -> tuple[Tensor, ...]:
+        """The gradients of symbolic zeros."""
+        return tuple(torch.zeros_like(values[i]) for i in self.wrt)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         forward, backward = self.of.halves
