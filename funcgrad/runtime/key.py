@@ -335,7 +335,7 @@ def print_guards(
     constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
     wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
     memory_of = "storage_id({})" if wrapped else STORAGE_ID
-    constants.update(storage_id=storage_id)
+    constants.update(storage_id=storage_id, unwrap_dead=unwrap_dead)
     lines = [f"if ambient() != AMBIENT: {otherwise}"]
     tensors: list[str] = []
     variables = [*names, *captured_names]
@@ -348,7 +348,9 @@ def print_guards(
         if new:
             lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
             lines += [f"{symbol} = {where}" for symbol, where in new]
-    compared = [f"if {_tensor_differs(name, spec, constants)}: {otherwise}" for name, spec in plain.items()]
+    at_level = {n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)}
+    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
+    compared = [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
     if plain and not places and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
         first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
         for name, t in zip(variables, examples, strict=True):
@@ -357,10 +359,6 @@ def print_guards(
         constants["seen"] = looks_like([t for _, t in first.values()])
         compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
     lines += compared
-    if wrapped:  # a tensor of a level that has ended is what it wraps
-        constants["unwrap_dead"] = unwrap_dead
-        at_level = [n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)]
-        lines += [f"if unwrap_dead({name}) is not {name}: {otherwise}" for name in at_level]
     while pending:
         name, expression, spec = pending.pop(0)
         if isinstance(spec, TensorSpec):

@@ -308,10 +308,7 @@ def _one_below(compiled: Compiled, level: int, own: Sequence[Any]) -> tuple[Any,
     """A pure function of values below a level; its tensors wrapped for it. What is linear in symbolic zeros is zeros."""
     of = compiled.definition
     with BelowLevel(tracked=True):
-        if isinstance(of, BackwardHalf) and of.is_of_zeros(own):
-            outs = of.zeros(own)
-        else:
-            outs = compiled(*map(_in_memory, own))
+        outs = of.zeros(own) if isinstance(of, BackwardHalf) and of.is_of_zeros(own) else compiled(*map(_in_memory, own))
     return tuple(wrapped_at(level, v) if isinstance(v, Tensor) else v for v in outs)
 
 
