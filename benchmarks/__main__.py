@@ -1,4 +1,7 @@
-"""Print the tables: ``python -m benchmarks [steady] [dispatch] [memory] [start] [frontier]``; ``--help`` lists what can be left out."""
+"""Print the tables: ``python -m benchmarks [steady] [dispatch] [memory] [start] [transforms] [frontier]``.
+
+``--help`` lists what can be left out.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,23 @@ import torch
 from attrs import asdict
 from rich.console import Console
 
-from . import dispatch, frontier, memory, start, steady
+from . import dispatch, frontier, memory, start, steady, transforms
 from .integrator import integrator
 
 TABLES = ("dispatch", "memory", "start", "steady")
-NAMED = (*TABLES, "frontier")
+NAMED = (*TABLES, "transforms", "frontier")
 
 
 def read_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(NAMED)} (default: all but the last)")
+    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(NAMED)} (default: all but the last two)")
     parser.add_argument("--threads", type=int, action="append", metavar="N", help="steady: threads, may be repeated (default: 1 and 2)")
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help="steady, start, frontier: workloads with this in their name, may be repeated"
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="steady, start, transforms, frontier: workloads with this in their name, may be repeated",
     )
     parser.add_argument("--beside", action="append", choices=("aot_eager", "inductor"), help="frontier: backends of torch.compile (both)")
     parser.add_argument("--no-jax", action="store_true")
@@ -66,6 +72,9 @@ def main() -> None:
             results = steady.measure(threads, contestants, [n for n in names if n != integrator(40).name], console)
             console.print(steady.table(results), *steady.failures(results), sep="\n")
             measured["steady"] += results
+    if "transforms" in tables:
+        for threads in arguments.threads or (1, 2):
+            console.print(transforms.table(transforms.available(contestants), arguments.only or [""], threads, console))
     if "frontier" in tables:
         spots = [s for c in arguments.beside or ("aot_eager", "inductor") for s in frontier.measure(c, arguments.only or [""], console)]
         console.print(frontier.table(spots))

@@ -489,3 +489,32 @@ def test_floats_at_a_level(x):
     for v in (0.5, 0.25, 1.5, 3.0, 0.0, 1.0):
         for outer in ("grad", "jvp", "hessian", "vmap"):
             same(OUTER[outer](lambda x: c(x, v))(x), OUTER[outer](lambda x: (x * v).exp() * (v if v > 1 else 2 * v))(x))
+
+
+def sharing():
+    memory = torch.arange(6.0, dtype=F64)
+    return torch.ones(4, dtype=F64), memory[:4], memory[2:]
+
+
+def test_arguments_that_share_memory_are_tensors_of_their_own_at_a_level():
+    def f(p, a, b):
+        return (p * a * b).sum()
+
+    def writes(p, a, b):
+        a.mul_(2)
+        return (p * a * b).sum()
+
+    columns = torch.arange(6.0, dtype=F64).view(3, 2).unbind(1)
+    for args in (sharing(), (torch.ones(3, dtype=F64), *columns)):
+        same(func.grad(jit(f))(*args), func.grad(f)(*args))
+    with pytest.raises(fg.AliasContractError, match="tensors of their own"):
+        func.grad(jit(writes))(*sharing())
+
+
+def test_a_tensor_of_a_level_that_has_ended(x):
+    kept = []
+    func.grad(lambda y: (kept.append(y), y.sum())[1])(x)
+    compiled = jit(lambda a, b: (a * b).sum())
+    for other in (x, kept[0], x, kept[0]):
+        same(func.grad(lambda y, other=other: compiled(y, other))(x), x)
+    same(func.vmap(compiled, (0, None))(torch.stack([x, x]), kept[0]), torch.stack([x @ x, x @ x]))

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..histories import family_of, view_base
 from ..slots import Arg, Base, Captured
 from ..subclasses import inner_tensors
-from ..torch_private import creation_meta, is_wrapper_subclass, storage_id
+from ..torch_private import creation_meta, is_transform_wrapper, is_wrapper_subclass, storage_id, unwrap_transform
 from .views import Geometry, Step, steps_between
 
 Named = Sequence[tuple[Arg | Captured, Tensor]]
@@ -190,7 +190,7 @@ def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
         _, found, geometry, views = _base_of(members)
     else:
         # all of the storage: what is cut out of a part of it might not be a combination of slices
-        length = tensors[0].untyped_storage().nbytes() // tensors[0].element_size()
+        length = unwrap_transform(tensors[0]).untyped_storage().nbytes() // tensors[0].element_size()
         found = BaseOf(members[0][0], False, length)
         geometry = Geometry((length,), (1,), 0, tensors[0].dtype)
         kin = tuple(_family(geometry, own) for own in families.values())
@@ -203,7 +203,7 @@ def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
         kin,
         geometry.numel * tensors[0].element_size(),
         sum(t.numel() * t.element_size() for t in tensors),
-        _at_odds([*tensors, *map(family_of, tensors)])
+        _at_odds([*tensors, *map(family_of, tensors)], len(families))
         or ("one of them is no combination of slices of their base" if None in steps else None),
     )
 
@@ -230,7 +230,9 @@ def _family(memory: Geometry, members: Sequence[tuple[Arg | Captured, Tensor]]) 
     return Family(base, found, steps_between(memory, own), views)
 
 
-def _at_odds(tensors: Sequence[Tensor]) -> str | None:
+def _at_odds(tensors: Sequence[Tensor], families: int = 1) -> str | None:
+    if families > 1 and any(map(is_transform_wrapper, tensors)):
+        return "a transform of torch.func does not know of it: to it they are tensors of their own"
     if len({t.dtype for t in tensors}) > 1:
         return "they look at the same bytes with different dtypes"
     if len({(t.is_conj(), t.is_neg()) for t in tensors}) > 1:

@@ -20,6 +20,7 @@ from ..torch_private import (
     creation_meta,
     from_functional,
     is_storage_changed,
+    is_transform_wrapper,
     is_wrapper_subclass,
     set_creation_meta,
     storage_id,
@@ -148,7 +149,8 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
 
 def _mirror_together(trace: Trace, overlap: Overlap, reals: dict[Any, Tensor], grad: bool) -> dict[int, Mirrored]:
     members = [reals[slot] for slot, _ in overlap.views]
-    if overlap.at_odds and len({t.dtype for t in members}) > 1:  # refused if one of them is written to
+    if overlap.at_odds and (len({t.dtype for t in members}) > 1 or any(map(is_transform_wrapper, members))):
+        # refused if one of them is written to
         return {id(t): mirror_alone(trace, t, grad) for t in members}
     with without_modes():
         base_of_all = overlap.found(reals[overlap.found.of])
