@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.nn import functional as F
 
 from .workload import Draws, Tree
 
