@@ -65,7 +65,7 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, cache_hash=True)
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
 
@@ -120,21 +120,26 @@ class Options:
         _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)
 
 
-def make_options(keywords: Mapping[str, Any]) -> Options:
-    """``Options(**keywords)``, with an ``OptionError`` that lists the known names for an unknown one."""
-    known = [a.name for a in fields(Options)]
-    for name in keywords:
-        if name not in known:
-            raise OptionError(f"there is no option {name!r}", fix=f"use one of {', '.join(known)}")
-    return Options(**keywords)
-
-
 def _check(name: str, value: Any, *, now: tuple[Any, ...], later: tuple[Any, ...] = (), rest_is_later: bool = False) -> None:
     if any(value is v or (type(value) is type(v) and value == v) for v in now):
         return
     if rest_is_later or any(value is v or (type(value) is type(v) and value == v) for v in later):
         raise OptionError(f"{name}={value!r} is not available in this version", fix=f"use {name}={now[0]!r}")
     raise OptionError(f"{name}={value!r} is not a value of this option", fix=f"use one of {', '.join(map(repr, now))}")
+
+
+_DEFAULT = Options()
+
+
+def make_options(keywords: Mapping[str, Any]) -> Options:
+    """``Options(**keywords)``, with an ``OptionError`` that lists the known names for an unknown one."""
+    if not keywords:
+        return _DEFAULT
+    known = [a.name for a in fields(Options)]
+    for name in keywords:
+        if name not in known:
+            raise OptionError(f"there is no option {name!r}", fix=f"use one of {', '.join(known)}")
+    return Options(**keywords)
 
 
 @frozen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .guards import MISSING
+from .names import package
 
 
 class Listener(Protocol):
@@ -98,6 +100,13 @@ def unhook(kind: type) -> None:
                 type.__setattr__(kind, "__getattribute__", entry[1])
 
 
+def _is_torch(frame: Any) -> bool:
+    """Whether torch's own code asks, for what it was started with."""
+    while frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+        frame = frame.f_back
+    return package(frame.f_globals.get("__name__")) == "torch"
+
+
 @contextlib.contextmanager
 def hooked_environment() -> Iterator[None]:
     """Inside, reads of environment variables are told, too; and writes, before they happen: one may leave the value as it was."""
@@ -110,7 +119,7 @@ def hooked_environment() -> Iterator[None]:
             def told(original: Callable[..., Any]) -> Callable[..., Any]:
                 def call(environment: Any, key: str, *value: str) -> Any:
                     listener = _listener.get()
-                    if listener is not None:
+                    if listener is not None and not _is_torch(sys._getframe(1)):
                         listener.environment(key)
                     return original(environment, key, *value)
 
