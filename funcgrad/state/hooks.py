@@ -102,7 +102,7 @@ def unhook(kind: type) -> None:
 
 def _is_torch(frame: Any) -> bool:
     """Whether torch's own code asks, for what it was started with."""
-    while frame.f_globals.get("__name__") in ("os", "_collections_abc"):
+    while frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
     return package(frame.f_globals.get("__name__")) == "torch"
 
