@@ -22,7 +22,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-NOTEBOOK, ON_MEMORY, ON_SIZES = NOTEBOOKS
+NOTEBOOK, ON_MEMORY, ON_SIZES, ON_TRANSFORMS = NOTEBOOKS
 STAGES = ("p", "p.facts", "p.joint", "p.partition", "p.kernels[0]", "p.schedule[0]", "p.sources[0]", "p.call")
 
 # The lab template without what it loads from the network (require.js, MathJax, Mermaid): nothing the notebook shows needs it.
@@ -280,6 +280,14 @@ def test_the_page_can_be_photographed(executed, tmp_path):
     page.write_text(export(executed, "light"))
     browser(page, tmp_path / "profile", f"--screenshot={picture}", "--window-size=1200,2400")
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
+
+
+def test_the_notebook_on_transforms_compares_with_torch_func():
+    notebook = execute(ON_TRANSFORMS)
+    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    assert "".join(o.text for o in outputs if o.get("name") == "stdout").count("torch.func ") == 6
+    texts = [o.data["text/plain"] for o in outputs if o.output_type == "execute_result"]
+    assert any("misses=1" in text for text in texts) and sum("schedule" in text for text in texts) == 2
 
 
 if __name__ == "__main__":
