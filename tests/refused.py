@@ -23,6 +23,7 @@ import torch._inductor.fx_passes.post_grad  # has operators
 import torch.nn.functional as F
 from attrs import field, frozen
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
@@ -591,12 +592,20 @@ row("_base", TENSOR, "is a view of (_base)", lambda x: x._base * 2, lambda: (tor
 row("the address of a tensor", TENSOR, "another one in each call", lambda x: x * (x.data_ptr() % 2), numbers, fixed=lambda x, odd: x * odd,
     fixed_args=lambda: (*numbers(), 0))
 row("a pickle", TENSOR, "", lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
-row("a branch that closes over a tensor", TENSOR, "not one of its operands",
-    lambda x, w: torch.cond(x.sum() > 0, lambda x: x * w, lambda x: x * 2, (x,)), two,
-    fixed=lambda x, w: torch.cond(x.sum() > 0, lambda x, w: x * w, lambda x, w: x * 2, (x, w)))
-row("while_loop", fg.UnsupportedOperatorError, "while_loop",
-    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
-    fixed=lambda x: functools.reduce(lambda y, _: y * 2, range(3), x))
+row("while_loop_stack_output", fg.UnsupportedOperatorError, "while_loop_stack_output",
+    lambda x: torch.ops.higher_order.while_loop_stack_output(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ())[1], numbers,
+    fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1])
+row("a while_loop in a gradient", TRANSFORM, "while_loop is differentiated in reverse",
+    lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(), numbers, transform=fg.grad_compiled,
+    fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum())
+row("a body that writes to what it is given", fg.MutationError, "writes to a tensor",
+    lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1], numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1])
+row("a carry of another type", TRACE, "given a carry of types", lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1], numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1])
+row("branches of other numbers", TRACE, "one branch of torch.cond returns 1",
+    lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)), numbers,
+    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)))
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────

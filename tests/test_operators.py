@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch._higher_order_ops import associative_scan, map, scan
+from torch._higher_order_ops import associative_scan
 from torch.nn.attention.flex_attention import flex_attention
 
 import funcgrad as fg
@@ -15,9 +15,7 @@ def called(x):
 
 
 REFUSED = {
-    "while_loop": lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x)),
-    "scan": lambda x: scan(lambda c, y: (c + y, c * y), torch.zeros(()), x),
-    "map_impl": lambda x: map(lambda row: row * 2, x),
+    "while_loop_stack_output": lambda x: higher.while_loop_stack_output(lambda y: y.sum() < 3, lambda y: (y + 1,), (x,), ()),
     "strict_mode": lambda x: higher.strict_mode(lambda y: (y * 2,), (x,)),
     "hints_wrapper": lambda x: higher.hints_wrapper(lambda y: (y * 2,), (x,), {}, {}),
     "invoke_subgraph": lambda x: higher.invoke_subgraph(called(x), "name", x),
