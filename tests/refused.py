@@ -592,6 +592,8 @@ row("_base", TENSOR, "is a view of (_base)", lambda x: x._base * 2, lambda: (tor
 row("the address of a tensor", TENSOR, "another one in each call", lambda x: x * (x.data_ptr() % 2), numbers, fixed=lambda x, odd: x * odd,
     fixed_args=lambda: (*numbers(), 0))
 row("a pickle", TENSOR, "", lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
+row("a hook on what it returns", fg.MutationError, "registers a hook on a tensor it was given, and returns",
+    lambda x: (x.register_hook(lambda g: g * 2), x)[1], leaf, fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1])
 row("while_loop_stack_output", fg.UnsupportedOperatorError, "while_loop_stack_output",
     lambda x: torch.ops.higher_order.while_loop_stack_output(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ())[1], numbers,
     fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1])

@@ -116,12 +116,27 @@ def associative_scan(trace: Trace, combine_fn: Callable[..., Any], xs: Sequence[
         return generic_associative_scan(lambda *values: flatten(combine_fn(*values))[0], leaves, additional_inputs=tuple(additional_inputs))
 
 
+def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """An operator that is no more than a call of its function."""
+
+    def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
+        with trace.lifting():
+            return function(args, kwargs)
+
+    return call
+
+
 CALLS: Mapping[Any, Callable[..., Any]] = {
     _operators.cond: cond,
     _operators.scan: scan,
     _operators.map_impl: map_,
     _operators.while_loop: while_loop,
     _operators.associative_scan: associative_scan,
+    _operators.invoke_subgraph: _called(lambda args, _: args[0](*args[2:])),
+    _operators.strict_mode: _called(lambda args, _: args[0](*args[1])),
+    _operators.hints_wrapper: _called(lambda args, _: args[0](*args[1], **args[2])),
+    _operators.run_const_graph: _called(lambda args, _: args[0](*args[1])),
+    _operators.invoke_quant_packed: _called(lambda args, _: args[0](*args[1:])),
 }
 """Operators that take functions, as they are carried out."""
 

@@ -195,6 +195,8 @@ class Lifter(TorchFunctionMode):
             return storage_of(func, args[0], self._is_over_input(args[0]))
         if func is Tensor.register_post_accumulate_grad_hook:
             self._require_own(args[0])
+        if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._given():
+            self._trace.hooked[id(self._trace.lineage.named(args[0]))] = user_line()
         require_memory_in_place(func)
         if func in CALLS:
             return CALLS[func](self._trace, *args, **kwargs)

@@ -29,8 +29,6 @@ _CALLS = {
 
 _INSTEAD = {
     "while_loop_stack_output": "torch._higher_order_ops.scan, over as many steps as there may be",
-    "invoke_subgraph": "a call of the function itself",
-    "strict_mode": "a call of the function itself",
     "flex_attention": "torch.nn.functional.scaled_dot_product_attention",
 }
 

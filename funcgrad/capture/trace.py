@@ -103,6 +103,8 @@ class Trace(Recorder):
         self.asked_for_gradient: list[Tensor] = []
         self.given_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
+        self.hooked: dict[int, str | None] = {}
+        """Where the function registers hooks on what stands for inputs."""
         self.forgotten = Forgotten()
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: None
         """Called when a ``.backward()`` of the function's has run; ``targets``: its ``inputs``."""
