@@ -19,6 +19,7 @@ from .inner import Inner, Ran, inputs_of
 from .regions import whole
 from .results import PLAIN
 from .trace import Trace
+from .unrolled import warn_of_unrolled
 
 
 class BackwardError(Exception):
@@ -62,6 +63,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
     )
     simplify(graph)
+    warn_of_unrolled(graph)
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
