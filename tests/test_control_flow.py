@@ -415,3 +415,68 @@ def test_cond_returns_what_is_no_tensor_if_both_branches_do():
     same(f, lambda x: (x * 2, 3, None), torch.ones(3))
     with pytest.raises(fg.TraceError, match="returns 3, where the other returns 4"):
         fg.jit(lambda x: torch.cond(x.sum() > 0, lambda x: (x * 2, 3), lambda x: (x, 4), (x,)))(torch.ones(3))
+
+
+# ── what forward keeps of each step ──────────────────────────────────────────────────────────────────────────────
+
+WIDE = torch.nn.Parameter(torch.randn(64, 64) / 8)
+
+
+def wide(loop):
+    def body(c, x):
+        gate = torch.sigmoid(c @ WIDE + x)
+        return torch.lerp(c, (x @ WIDE).tanh(), gate), (c * gate).softmax(-1)
+
+    return lambda init, xs: sum((t**2).sum() for t in loop(body, init, xs))
+
+
+def products(program):
+    """How many products of matrices the bodies of the joint graph compute."""
+    return str(program.joint).count("aten.mm(")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_forward_keeps_what_is_dear_to_compute_again(reverse):
+    f = wide(lambda *args: scan(*args, reverse=reverse))
+    given = torch.randn(8, 64, requires_grad=True), torch.randn(5, 8, 64, requires_grad=True)
+    leaves = [*given, WIDE]
+    c = fg.jit(f)
+    found = torch.autograd.grad(c(*given), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad(wide(lambda *args: by_loop(*args, reverse=reverse))(*given), leaves))
+    assert products(c.program(*given)) == 2 + 4  # two in forward, of which each has two in backward
+    total = lambda f: lambda a, b: f(a, b)  # noqa: E731
+    torch.testing.assert_close(fg.grad_compiled(total(f), (0, 1))(*given), tuple(found[:2]))
+    text = str(c.saved(*given))
+    assert "kept" in text or "scan" in text
+
+
+def test_within_a_budget_steps_are_computed_again():
+    given = torch.randn(8, 64, requires_grad=True), torch.randn(5, 8, 64, requires_grad=True)
+    leaves = [*given, WIDE]
+    c = fg.jit(wide(scan), memory_budget="1GiB")
+    torch.testing.assert_close(torch.autograd.grad(c(*given), leaves), torch.autograd.grad(wide(by_loop)(*given), leaves))
+    assert products(c.program(*given)) == 2 + 2 + 4
+    region = fg.jit(lambda a, b: torch.utils.checkpoint.checkpoint(lambda a: wide(scan)(a, b), a * 1, use_reentrant=False))
+    torch.testing.assert_close(torch.autograd.grad(region(*given), leaves), torch.autograd.grad(wide(by_loop)(*given), leaves))
+    assert products(region.program(*given)) == 2 + 2 + 4
+
+
+def test_of_a_second_derivative_steps_are_kept_as_well():
+    def twice(loop):
+        def f(a, b):
+            return sum(t.sin().sum() for t in torch.func.grad(wide(loop), (0, 1))(a, b))
+
+        return torch.func.grad(f, (0, 1))
+
+    given = torch.randn(8, 64), torch.randn(3, 8, 64)
+    torch.testing.assert_close(fg.jit(twice(scan))(*given), twice(by_loop)(*given), rtol=1e-4, atol=1e-4)
+
+
+def test_results_that_nobody_reads_are_not_computed():
+    def body(c, x):
+        return (c[0] + x, c[1] * 2), (x.exp(), c[1].cos())
+
+    c = fg.jit(lambda init, xs: scan(body, (init, init * 1), xs)[1][0])
+    torch.testing.assert_close(c(INIT, XS), XS.exp())
+    text = str(c.program(INIT, XS).joint)
+    assert "aten.exp" in text and "aten.cos" not in text and "aten.add" not in text

@@ -158,10 +158,10 @@ def closed_over(trace: Trace, what: str, function: Callable[..., Any], like: Seq
 
 
 def graph_of(
-    trace: Trace, name: str, function: Callable[..., Sequence[Tensor]], like: Sequence[Tensor]
+    trace: Trace, name: str, function: Callable[..., Sequence[Tensor]], like: Sequence[Tensor], own: int | None = None
 ) -> tuple[Graph | None, list[Tensor]]:
     """What a function of operands like these fakes records (None where nothing is recorded), and the fakes it returns, each of
-    contiguous memory of its own."""
+    contiguous memory of its own; those from ``own`` on, which are copied where they go, as they are."""
     with without_modes(), trace.fakes:
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like]
     operands = functional(trace, fakes)
@@ -171,12 +171,12 @@ def graph_of(
         _require_unwritten(name, [(t, 0) for t in operands])
         taken = {storage_id(fake) for fake in fakes}
         found = []
-        for out in outs:
-            own = from_functional(trace.stand_in(out).contiguous())
-            if storage_id(own) in taken:
-                own = from_functional(trace.stand_in(out).clone(memory_format=torch.contiguous_format))
-            taken.add(storage_id(own))
-            found.append(own)
+        for i, out in enumerate(map(trace.stand_in, outs)):
+            fake = from_functional(out if own is not None and i >= own else out.contiguous())
+            if storage_id(fake) in taken and (own is None or i < own):
+                fake = from_functional(out.clone(memory_format=torch.contiguous_format))
+            taken.add(storage_id(fake))
+            found.append(fake)
         return found
 
     graph, found = trace.inner_graph(name, [*fakes, *trace.draws.operands], run)

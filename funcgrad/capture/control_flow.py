@@ -203,7 +203,7 @@ class Scan:
         init, xs, constants = self._parts(fakes)
         with without_modes(), trace.fakes:
             slices = [x.select(0, 0) for x in xs]
-        body, made = graph_of(trace, "body", self.body, [*init, *slices, *constants])
+        body, made = graph_of(trace, "body", self.body, [*init, *slices, *constants], own=self.n_carry)
         _require_same_carry("scan", init, made[: self.n_carry])
         _require_no_draws("the body of a scan", self.is_derivative, body)
         outs = [_like(trace, t) for t in made[: self.n_carry]] + [_like(trace, t, xs[0].shape[0]) for t in made[self.n_carry :]]
