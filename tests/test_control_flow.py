@@ -480,3 +480,27 @@ def test_results_that_nobody_reads_are_not_computed():
     torch.testing.assert_close(c(INIT, XS), XS.exp())
     text = str(c.program(INIT, XS).joint)
     assert "aten.exp" in text and "aten.cos" not in text and "aten.add" not in text
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "hessian", "vmap", "vmap of grad", "grad of vmap", "grad of jvp"])
+@pytest.mark.parametrize("loop", [(scan, by_loop), (torch.cond, choice)], ids=["scan", "cond"])
+def test_a_compiled_function_with_control_flow_under_transforms_of_torch(loop, transform):
+    apply, of = TRANSFORMS[transform], recurrent if loop[0] is scan else chosen
+    found, expected = apply(fg.jit(of(loop[0])))(*given(transform)), apply(of(loop[1]))(*given(transform))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_while_loop_of_a_jit_runs_forward_and_raises_in_backward():
+    leaf = INIT.clone().requires_grad_()
+    out, n = fg.jit(grown(while_loop))(leaf, XS)
+    torch.testing.assert_close((out, n), grown(while_by_loop)(leaf, XS))
+    with pytest.raises(fg.UnsupportedTransformError, match="while_loop is differentiated in reverse"):
+        out.sum().backward()
+
+
+def test_what_a_loop_takes():
+    """Operations of a body count as often as it runs."""
+    few, many = (fg.grad_compiled(wide(scan)).cost(torch.randn(8, 64), torch.randn(n, 8, 64)) for n in (4, 40))
+    product = 2 * 8 * 64 * 64
+    assert few.flops > 4 * 3 * product  # two in forward, one in backward, which asks for the gradient of the first argument alone
+    assert 9 < many.flops / few.flops < 11
