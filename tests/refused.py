@@ -605,6 +605,24 @@ row("a body that writes to what it is given", fg.MutationError, "writes to a ten
     fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1])
 row("a carry of another type", TRACE, "given a carry of types", lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1], numbers,
     fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1])
+row("a number as a carry", TRACE, "a carried input of while_loop is 0",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1], numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
+row("a result of a body that is no tensor", TRACE, "returns 3.0, which is no tensor",
+    lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1], numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1])
+row("a number that while_loop is to carry", TRACE, "the body of a while_loop returns what is no tensor",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1], numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, torch.tensor(2.0)), (torch.tensor(0), x.sum()))[1])
+row("a condition that is the same after each step", CONTROL, "the same after each step",
+    lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
+row("a condition of many bools", TRACE, "the condition of while_loop returns",
+    lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0], numbers,
+    fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0])
+row("philox in a loop", TRANSFORM, "the same in each of its steps",
+    lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0], numbers,
+    options={"rng": "philox"}, fixed_options={"rng": "eager"})
 row("branches of other numbers", TRACE, "one branch of torch.cond returns 1",
     lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)), numbers,
     fixed=lambda x: torch.cond(x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)))
