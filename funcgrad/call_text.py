@@ -56,7 +56,7 @@ def target_text(target: Any) -> str:
 def _argument_text(value: Any, name: Callable[[Node], str]) -> str:
     if isinstance(value, Node):
         return name(value)
-    if hasattr(value, "fx"):  # a branch of torch.cond
+    if hasattr(value, "fx"):  # a body of control flow
         return str(value.name)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_argument_text(v, name) for v in value)}]"

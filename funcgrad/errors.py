@@ -136,6 +136,10 @@ class RecompileWarning(UserWarning):
     """A function compiles again and again since one value of Python state is another in each call."""
 
 
+class UnrolledLoopWarning(UserWarning):
+    """A function runs a loop of more than 50 steps in Python: a trace unrolls it, and all of the copies of its body are compiled."""
+
+
 class AutocastWarning(UserWarning):
     """Autocast is on where a gradient is compiled, and ``backward_autocast`` does not say whether it is meant for backward, too."""
 

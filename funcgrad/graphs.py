@@ -51,11 +51,6 @@ def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], k
     return (*tensors_in(out), *(places[place] for place in written))
 
 
-def choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """``torch.cond`` when a program runs: one of two graphs of the same operands."""
-    return (if_true if condition else if_false).run(*operands)
-
-
 @frozen(eq=False, repr=False)
 class Graph(Shown):
     """Pure ATen calls: placeholders in the order of ``signature.ins``, results in the order of ``signature.outs``.
@@ -110,8 +105,8 @@ class Graph(Shown):
 
     def listed(self) -> tuple[Table | Doc, ...]:
         """The parts of its ``doc`` without the drawing."""
-        branches = [branch.doc() for node in self.fx.nodes for branch in branches_of(node)]
-        return (Table(("", "", "type", "from"), tuple(_rows(self)), "calls"), *_constant_parts(self), *branches)
+        bodies = [body.doc() for node in self.fx.nodes for body in bodies_of(node)]
+        return (Table(("", "", "type", "from"), tuple(_rows(self)), "calls"), *_constant_parts(self), *bodies)
 
     def drawing(self) -> Drawing:
         """The graph as boxes and arrows (the first 80 nodes)."""
@@ -309,13 +304,13 @@ def nbytes(value: Any) -> int:
 
 def is_random(node: Node) -> bool:
     """Whether the node draws from a random generator."""
-    if node.target is choose:
-        return any(is_random(n) for branch in branches_of(node) for n in branch.fx.nodes)
-    return is_operator(node.target) and draws_random(node.target)
+    if is_operator(node.target):
+        return draws_random(node.target)
+    return any(is_random(n) for body in bodies_of(node) for n in body.fx.nodes)
 
 
-def branches_of(node: Node) -> list[Graph]:
-    """The two graphs a ``torch.cond`` chooses from; none for any other node."""
+def bodies_of(node: Node) -> list[Graph]:
+    """The graphs that control flow runs: the branches of ``torch.cond``, the body of a loop; none for any other node."""
     args: tuple[Any, ...] = node.args
     return [a for a in args if isinstance(a, Graph)]
 
@@ -326,7 +321,9 @@ def has_effect(node: Node) -> bool:
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    return node.target in (require_false, written_copies) or is_random(node)
+    return (
+        node.target in (require_false, written_copies) or is_random(node) or any(has_effect(n) for b in bodies_of(node) for n in b.fx.nodes)
+    )
 
 
 def is_getitem(node: Node) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .errors import MutationError
-from .torch_private import set_versions, versions_kept
+from .torch_private import custom_function_of, set_versions, versions_kept
 
 
 def made_by_python(tensor: torch.Tensor) -> bool:
@@ -93,8 +93,9 @@ def nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
 
 
 def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward pass from these tensors runs Python: a custom ``autograd.Function``."""
-    return any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes_below(tensors))
+    """Whether a backward pass from these tensors runs the caller's Python: a custom ``autograd.Function`` that does not say it is pure."""
+    found = map(custom_function_of, nodes_below(tensors))
+    return any(function is not None and not getattr(function, "is_pure", False) for function in found)
 
 
 def is_dead_end(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import itertools
 import logging
 import sys
@@ -549,6 +550,14 @@ def foreign_trace_active(tensors: Sequence[torch.Tensor]) -> bool:
     return any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
 
 
+_operators = importlib.import_module("torch._higher_order_ops.utils")
+COMPILED_BY_TORCH = [(_operators, "_hop_compile_and_call")] if hasattr(_operators, "_hop_compile_and_call") else []
+"""By which torch compiles, and calls, its operators that take functions. Seen in 2.13."""
+
+generic_associative_scan: Callable[..., Any]
+generic_associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan").generic_associative_scan
+"""``associative_scan`` by calls for many pairs at once."""
+
 CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
 """With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
 
@@ -789,6 +798,11 @@ def running_sequence_number() -> int | None:
     """The number of the autograd node that runs now, or None outside a backward pass."""
     node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+def custom_function_of(node: Any) -> type | None:
+    """The ``autograd.Function`` whose backward a node of autograd runs; None for any other node."""
+    return vars(type(node)).get("_forward_cls") if isinstance(node, torch.autograd.function.BackwardCFunction) else None
 
 
 def creation_meta(tensor: torch.Tensor) -> Any:

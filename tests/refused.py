@@ -23,6 +23,7 @@ import torch._inductor.fx_passes.post_grad  # has operators
 import torch.nn.functional as F
 from attrs import field, frozen
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
@@ -591,12 +592,40 @@ row("_base", TENSOR, "is a view of (_base)", lambda x: x._base * 2, lambda: (tor
 row("the address of a tensor", TENSOR, "another one in each call", lambda x: x * (x.data_ptr() % 2), numbers, fixed=lambda x, odd: x * odd,
     fixed_args=lambda: (*numbers(), 0))
 row("a pickle", TENSOR, "", lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
-row("a branch that closes over a tensor", TENSOR, "not one of its operands",
-    lambda x, w: torch.cond(x.sum() > 0, lambda x: x * w, lambda x: x * 2, (x,)), two,
-    fixed=lambda x, w: torch.cond(x.sum() > 0, lambda x, w: x * w, lambda x, w: x * 2, (x, w)))
-row("while_loop", fg.UnsupportedOperatorError, "while_loop",
-    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
-    fixed=lambda x: functools.reduce(lambda y, _: y * 2, range(3), x))
+row("a hook on what it returns", fg.MutationError, "registers a hook on a tensor it was given, and returns",
+    lambda x: (x.register_hook(lambda g: g * 2), x)[1], leaf, fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1])
+row("while_loop_stack_output", fg.UnsupportedOperatorError, "while_loop_stack_output",
+    lambda x: torch.ops.higher_order.while_loop_stack_output(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ())[1], numbers,
+    fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1])
+row("a while_loop in a gradient", TRANSFORM, "while_loop is differentiated in reverse",
+    lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(), numbers, transform=fg.grad_compiled,
+    fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum())
+row("a body that writes to what it is given", fg.MutationError, "writes to a tensor",
+    lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1], numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1])
+row("a carry of another type", TRACE, "given a carry of types", lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1], numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1])
+row("a number as a carry", TRACE, "a carried input of while_loop is 0",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1], numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
+row("a result of a body that is no tensor", TRACE, "returns 3.0, which is no tensor",
+    lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1], numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1])
+row("a number that while_loop is to carry", TRACE, "the body of a while_loop returns what is no tensor",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1], numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, torch.tensor(2.0)), (torch.tensor(0), x.sum()))[1])
+row("a condition that is the same after each step", CONTROL, "the same after each step",
+    lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
+row("a condition of many bools", TRACE, "the condition of while_loop returns",
+    lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0], numbers,
+    fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0])
+row("philox in a loop", TRANSFORM, "the same in each of its steps",
+    lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0], numbers,
+    options={"rng": "philox"}, fixed_options={"rng": "eager"})
+row("branches of other numbers", TRACE, "one branch of torch.cond returns 1",
+    lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)), numbers,
+    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)))
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────

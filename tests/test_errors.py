@@ -1038,6 +1038,7 @@ NOT_IN_THE_TABLE = {
     "VerificationError": "a defect: a program computes what eager PyTorch does not",
     "BuildError": "the machine has no compiler",
     "CacheTrustError": "a folder on the machine",
+    "in a call that is not traced": "a defect: bodies of control flow are given all that they close over",
     "the C compiler failed": "a defect",
     "no value that may be saved": "a defect: tags of graphs are made so that there is one",
     "must be in forward (": "a defect, as before",

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor, fx
 
 from ..calls import scalar, size
@@ -22,7 +23,7 @@ from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_size, is_torchs_own, overload_name, symbol_name
 from ..torch_sizes import symbols_of
-from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step
+from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step, compiled_bodies
 from .library import ADDING
 
 
@@ -70,7 +71,7 @@ class AtenBackend:
         return (Source(graph.name, "python", "\n".join(lines) + "\n", names),)
 
     def build(self, sources: Sequence[Source]) -> Runnable:
-        function: Runnable = compile_function(sources[0])
+        function: Runnable = compile_function(evolve(sources[0], names=compiled_bodies(self, sources[0].names)))
         return function
 
 
@@ -154,7 +155,7 @@ class Printer:
         self._names = names
         self._constants = graph.constants
         self._graph = graph
-        self._taken = {n.name for n in graph.fx.nodes if n.op != "get_attr"}
+        self._taken = {graph.name, *(n.name for n in graph.fx.nodes if n.op != "get_attr")}
 
     def head(self) -> list[str]:
         """The first lines of the function."""

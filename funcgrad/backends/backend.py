@@ -261,6 +261,14 @@ def size_of(buffer: Buffer) -> int:
 Runnable = Callable[..., Sequence[Any]]
 
 
+def compiled_bodies(backend: Backend, names: Mapping[str, Any]) -> dict[str, Any]:
+    """What printed Python refers to by name: bodies of control flow as functions that the same backend has compiled, each once."""
+    return {
+        name: backend.build(backend.emit(backend.schedule(backend.lower(value)))) if isinstance(value, Graph) else value
+        for name, value in names.items()
+    }
+
+
 class Backend(Protocol):
     """The four steps of a backend. Values in and out of a runnable are those of the graph's signature, in order."""
 

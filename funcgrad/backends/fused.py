@@ -31,7 +31,22 @@ from ..source import Source, compile_function
 from ..torch_sizes import shape_of, strides_of
 from . import arena, in_place, triton_build, triton_launches, triton_scatter
 from .aten import Printer
-from .backend import Allocate, Call, Extern, Free, Kernels, Launch, Runnable, Schedule, Step, alive_in, bytes_buffer, is_static
+from .backend import (
+    Allocate,
+    Backend,
+    Call,
+    Extern,
+    Free,
+    Kernels,
+    Launch,
+    Runnable,
+    Schedule,
+    Step,
+    alive_in,
+    bytes_buffer,
+    compiled_bodies,
+    is_static,
+)
 from .build import function, load
 from .c_files import print_files
 from .c_language import PRELUDE, STACK
@@ -87,9 +102,9 @@ class CBackend:
         keep_what_is_free()
         python, *others = sources
         if not others:
-            return _built(python, {})
+            return _built(self, python, {})
         library = load([source.text for source in others])
-        return _built(python, {name: function(library, name, *takes) for name, takes in others[0].names.items()})
+        return _built(self, python, {name: function(library, name, *takes) for name, takes in others[0].names.items()})
 
 
 class TritonBackend:
@@ -121,7 +136,7 @@ class TritonBackend:
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         python, *others = sources
-        return _built(python, {name: found for source in others for name, found in triton_build.load(source, self._device).items()})
+        return _built(self, python, {name: found for source in others for name, found in triton_build.load(source, self._device).items()})
 
     def _empty(self, printer: Printer, b: Buffer) -> str:
         empty, device = printer.name("empty_strided", torch.empty_strided), printer.argument(self._device)
@@ -157,8 +172,10 @@ def _scheduled(kernels: Kernels, stack: int, keeps: bool) -> tuple[Schedule, Seq
     return Schedule(kernels.graph, tuple(_with_frees(kernels.graph, steps))), steps
 
 
-def _built(python: Source, launches: Mapping[str, Any]) -> Runnable:
-    built: Runnable = compile_function(Source(python.name, python.language, python.text, {**python.names, **launches}))
+def _built(backend: Backend, python: Source, launches: Mapping[str, Any]) -> Runnable:
+    built: Runnable = compile_function(
+        Source(python.name, python.language, python.text, {**compiled_bodies(backend, python.names), **launches})
+    )
     return built
 
 

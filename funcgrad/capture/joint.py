@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graphs import Constant, Graph, Joint, Returned, has_effect, pass_of, storages, value_of
+from ..graphs import Constant, Graph, Joint, Returned, bodies_of, has_effect, pass_of, storages, value_of
 from ..histories import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
@@ -19,6 +19,7 @@ from .inner import Inner, Ran, inputs_of
 from .regions import whole
 from .results import PLAIN
 from .trace import Trace
+from .unrolled import warn_of_unrolled
 
 
 class BackwardError(Exception):
@@ -62,6 +63,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
     )
     simplify(graph)
+    warn_of_unrolled(graph)
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
@@ -149,6 +151,8 @@ def simplify(graph: Graph) -> None:
     A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does a returned
     alias of an input or of another returned value: the caller gets a tensor object of its own, with a gradient of its own or none.
     """
+    for body in [body for node in graph.fx.nodes for body in bodies_of(node)]:
+        simplify(body)
     aliases = {torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default}
     outside = set().union(*(storages(n) for n in graph.fx.nodes if n.op in ("placeholder", "get_attr")), frozenset())
     returned = [r for r in graph.results if isinstance(r, fx.Node)]

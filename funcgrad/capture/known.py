@@ -7,7 +7,6 @@ to the value is run for real, by the operators of eager PyTorch, each once. A si
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,15 +17,12 @@ from torch import Tensor
 
 from ..torch_private import (
     FakeTensor,
-    TorchDispatchMode,
     draws_random,
     fake_below,
     is_operator,
     is_torchs_own,
     outside_transforms,
-    reads_values,
     returns_nothing,
-    running_tracer,
     without_function_modes,
     without_modes,
     writes_inputs,
@@ -157,10 +153,6 @@ class Known:
         real = self.real(value)
         return value if real is None else real
 
-    def in_branch(self) -> contextlib.AbstractContextManager[Any]:
-        """For a branch of ``torch.cond``: the trace hears of what it does, but torch, which runs it first, keeps that from it."""
-        return contextlib.nullcontext() if running_tracer() is self._trace.tracer else InBranch(self)
-
     # ── sizes that depend on values ──────────────────────────────────────────────────────────────────────────────
 
     def sized(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -237,7 +229,7 @@ class Known:
     def _places(self, mask: Tensor) -> Sequence[Tensor]:
         """Where a mask is true, along each dimension: one answer serves all who ask, forward and backward."""
         graph, places = self._found.get(id(mask), (None, None))
-        if places is None or graph is not self._trace.graph:  # a branch of torch.cond has a graph of its own
+        if places is None or graph is not self._trace.graph:  # a body of control flow has a graph of its own
             places = aten.nonzero.default(mask).unbind(1)
             self._found[id(mask)] = self._trace.graph, places
         return places
@@ -284,32 +276,6 @@ class Known:
             if isinstance(value, symbolic):
                 return python(value)
         return value
-
-
-class InBranch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers where torch's own tracer runs a branch of ``torch.cond`` before the trace does, to see what it writes to.
-
-    Nothing is functional there: after a write nothing is known any more.
-    """
-
-    def __init__(self, known: Known) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._known = known
-        self._written = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        with self:  # what is made of other operators reads by one of these
-            out = func.decompose(*args, **kwargs) if is_operator(func) and func.namespace == "aten" else NotImplemented
-        if out is not NotImplemented:
-            return out
-        if reads_values(func) and not self._written and (found := self._known.answer(func, args, kwargs)) is not NotImplemented:
-            return found
-        out = func(*args, **kwargs)
-        self._written = self._written or writes_inputs(func)
-        if not self._written:
-            self._known.note(func, args, kwargs, out)
-        return out
 
 
 def _fakes(value: Any) -> Iterator[Tensor]:

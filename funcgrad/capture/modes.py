@@ -33,7 +33,7 @@ from ..torch_private import (
     unwrap_transform,
 )
 from ..trees import flatten
-from .branches import choice
+from .control_calls import CALLS
 from .given import GIVES, call_with_out, give_data
 from .ints import without_ints
 from .known import BY_MASK, READS, TAKES_DATA
@@ -97,6 +97,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # torch asks each time a tensor is wrapped
+        out = self._dispatch(func, args, kwargs)
+        self._trace.bodies.made(args, out)
+        return out
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         kwargs = kwargs or {}
         trace = self._trace
         if func is not torch.ops.aten.lift_fresh.default and func is not torch.ops.aten.lift_fresh_copy.default:
@@ -104,8 +109,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
             trace.require_false(args[0], trace.checks)
             return False
-        if func is torch.ops.higher_order.cond:
-            return choice(trace, *args)
         require_compiled_operator(func)
         if func is torch.ops.aten.index_put.default and trace.graph is None:
             with trace.fakes:
@@ -180,8 +183,8 @@ class Lifter(TorchFunctionMode):
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
-        args = [self._stand_in(a) for a in args]
-        kwargs = {k: self._stand_in(v) for k, v in given.items()}
+        args = [self.stand_in(a) for a in args]
+        kwargs = {k: self.stand_in(v) for k, v in given.items()}
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
@@ -192,7 +195,11 @@ class Lifter(TorchFunctionMode):
             return storage_of(func, args[0], self._is_over_input(args[0]))
         if func is Tensor.register_post_accumulate_grad_hook:
             self._require_own(args[0])
+        if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._given():
+            self._trace.hooked[id(self._trace.lineage.named(args[0]))] = user_line()
         require_memory_in_place(func)
+        if func in CALLS:
+            return CALLS[func](self._trace, *args, **kwargs)
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
             return self._restride(func, original, args, kwargs)
@@ -346,9 +353,10 @@ class Lifter(TorchFunctionMode):
             self._trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
 
-    def _stand_in(self, value: Any) -> Any:
+    def stand_in(self, value: Any) -> Any:
+        """What the call is made with: the tensors of the trace for real ones."""
         if isinstance(value, Tensor):
-            traced = is_traced(value)
+            known, traced = value, is_traced(value)
             if traced:
                 value = self._trace.lineage.current(value)
             if traced and any(fake_mode_of(inner) not in (None, self._trace.fakes) for inner in inner_tensors(value)):
@@ -358,12 +366,14 @@ class Lifter(TorchFunctionMode):
                     fix="do not keep tensors computed in the function in a cache, a global or an attribute; return them (has_aux=True)",
                 )
             if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
-                return self._current(value)
-            if is_transform_wrapper(value) and id(value) not in self._trace.captured:
-                return self._own_level(value)
-            return self._current(self._trace.lineage.current(self._trace.lift(value)))
+                value = self._current(value)
+            elif is_transform_wrapper(value) and id(value) not in self._trace.captured:
+                value = self._own_level(value)
+            else:
+                value = self._current(self._trace.lineage.current(self._trace.lift(value)))
+            return self._trace.bodies.met(known, value)
         if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
-            items = [self._stand_in(v) for v in value]
+            items = [self.stand_in(v) for v in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return value
 

@@ -140,6 +140,7 @@ class _DryRun:
             leaves, tree, paths = flatten(result)
             require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
+            _require_unhooked(trace, leaves)
             self._left = trace.written() if self._replays else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
@@ -348,6 +349,17 @@ class _DryRun:
         guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
         asked = (*facts.asked, *asked)
         return evolve(facts, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients)
+
+
+def _require_unhooked(trace: Trace, leaves: Sequence[Any]) -> None:
+    """A hook on an input hears of gradients that come by way of the function; where that returns the input itself, they do not."""
+    for leaf in leaves:
+        if id(leaf) in trace.hooked:
+            raise MutationError(
+                "the function registers a hook on a tensor it was given, and returns that tensor",
+                where=trace.hooked[id(leaf)],
+                fix="return another tensor, x.view_as(x), or register the hook outside of the function",
+            )
 
 
 def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:

@@ -14,40 +14,21 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..torch_private import operator_of_functions, unwrap_transform
-from ..trees import Tree, flatten, require_same, unflatten
 from .where import unsupported_operator, user_line
 
-
-def cond(in_branch: Callable[[], Any], pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
-    """``torch.cond`` while tracing: both branches are traced over the leaves of ``operands``, each ``in_branch()``, and one runs."""
-    if isinstance(pred, bool):
-        return (true_fn if pred else false_fn)(*operands)
-    leaves, tree, _ = flatten(tuple(operands))
-    structures: list[Tree] = []
-
-    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*leaves: Any) -> tuple[Any, ...]:
-            with in_branch():
-                outs, structure, _ = flatten(function(*unflatten(leaves, tree)))
-            structures.append(structure)
-            return tuple(outs)
-
-        return call
-
-    outs = torch.ops.higher_order.cond(pred, flat(true_fn), flat(false_fn), tuple(leaves))
-    require_same(structures[0], structures[-1], "result", "the branches of torch.cond return different structures")
-    return unflatten(outs, structures[0])
-
-
-_CALLS = {"cond", "wrap", "wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_quant", "out_dtype"}
-"""Higher-order operators that are carried out: ``cond``, and those that a trace sees through."""
+_CALLS = {
+    "wrap",
+    "custom_function_call",
+    "wrap_with_set_grad_enabled",
+    "wrap_with_autocast",
+    "tag_activation_checkpoint",
+    "invoke_quant",
+    "out_dtype",
+}
+"""Higher-order operators that a trace sees through."""
 
 _INSTEAD = {
-    "while_loop": "a Python loop of as many steps",
-    "scan": "a Python loop over the slices, and torch.stack",
-    "map_impl": "torch.vmap, or a Python loop and torch.stack",
-    "invoke_subgraph": "a call of the function itself",
-    "strict_mode": "a call of the function itself",
+    "while_loop_stack_output": "torch._higher_order_ops.scan, over as many steps as there may be",
     "flex_attention": "torch.nn.functional.scaled_dot_product_attention",
 }
 

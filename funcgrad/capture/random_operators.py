@@ -6,8 +6,9 @@ the graph draws: it may be computed again, elsewhere, or fused. A rule is given 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -54,6 +55,15 @@ class Draws:
     def operands(self) -> list[Tensor]:
         """What a graph within the graph needs to draw."""
         return [] if self._key is None else [self._key]
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """What is drawn inside is not drawn."""
+        before = self._used, self._drawn
+        try:
+            yield
+        finally:
+            self._used, self._drawn = before
 
     def begin(self, key: Tensor) -> None:
         """From here on numbers are made of ``key``, from the first on: a function that runs again gets the same."""

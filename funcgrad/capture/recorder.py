@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from ..torch_private import (
     without_modes,
 )
 from ..trees import flatten
+from .bodies import Bodies
 from .fakes import Results
 from .floats import NotSymbolicError
 from .regions import Region, mark
@@ -46,6 +46,7 @@ class Recorder:
         self._alive: list[Any] = []
         self._lines: dict[int, str] = {}
         self.regions: tuple[Region, ...] = ()
+        self.bodies = Bodies()
 
     def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
         if self.graph is None:
@@ -171,7 +172,7 @@ class Recorder:
             name, dim = self.symbols.sizes.get(symbol, (None, 0))
             tensor = next((node for slot, node in self.placeholder_of.items() if str(slot) == name), None)
             if tensor is None or tensor.graph is not self.graph:
-                raise NotSymbolicError("a branch of torch.cond depends on a symbol")
+                raise NotSymbolicError("a body of control flow depends on a symbol")
             with self.graph.inserting_after(next(reversed(self.graph.find_nodes(op="placeholder")))):
                 node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
             node.meta = {"val": tensor.meta["val"].shape[dim], "pass": "forward", "where": None}
@@ -205,19 +206,18 @@ class Recorder:
             node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
             node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
 
-    def graph_of(
-        self, name: str, function: Callable[..., Any], operands: Sequence[Any], more: Sequence[Any], tracer: AbstractContextManager[Any]
-    ) -> tuple[Graph, tuple[Any, ...]]:
-        """What a function of operands records, as a graph of its own, which takes ``more`` values besides; and what it returns."""
-        outer = self.graph, self._nodes, self.constants, self._scalars
-        self.graph, self._nodes, self.constants, self._scalars = fx.Graph(), {}, {}, {}
+    def inner_graph(self, name: str, fakes: Sequence[Tensor], run: Callable[[], list[Tensor]]) -> tuple[Graph | None, list[Tensor]]:
+        """What ``run`` records, as a graph of its own that takes these fakes (None where nothing is recorded); and the fakes it returns."""
+        if self.graph is None:
+            return None, run()
+        outer = self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of
+        self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of = fx.Graph(), {}, {}, {}, {}
         try:
-            slots = tuple(Arg(f"operand{i}") for i in range(len(operands) + len(more)))
-            for slot, operand in zip(slots, (*operands, *more), strict=True):
-                self._placeholder(slot, operand)
-            with tracer:
-                out = tuple(function(*operands))
-            self.graph.output(tuple(self.own(self.node(v)) if isinstance(v, Tensor) else v for v in out))
-            return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(out)))), self.graph, self.constants, name), out
+            slots = tuple(Arg(f"operand{i}") for i in range(len(fakes)))
+            for slot, fake in zip(slots, fakes, strict=True):
+                self._placeholder(slot, fake)
+            found = run()
+            self.graph.output(tuple(self.own(self.node(fake)) for fake in found))
+            return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name), found
         finally:
-            self.graph, self._nodes, self.constants, self._scalars = outer
+            self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of = outer

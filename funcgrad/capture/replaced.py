@@ -18,10 +18,10 @@ import torch
 import torch.overrides
 import torch.utils.checkpoint
 
-from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
+from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, COMPILED_BY_TORCH, graphs_made_alone, set_attribute
+from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
-from .outside import cond
 from .questions import ABSENT
 from .regions import checkpointed
 
@@ -42,6 +42,7 @@ class _Place(NamedTuple):
 
 _PLACES = (
     _Place(torch, "cond", "cond"),
+    *(_Place(module, name, "operator of functions") for module, name in COMPILED_BY_TORCH),
     _Place(torch.Tensor, "set_", "set_"),
     _Place(torch.autograd.Function, "apply", "apply"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
@@ -168,20 +169,16 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         return original(tensor, name) if value is ABSENT else value
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with trace.lifting(), trace.making_graphs():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
+        with trace.lifting():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
             found = original(*args, **kwargs)
         if kwargs.get("accumulate_grad") and trace.current_pass == "forward":
             _, _, keeps_graph, create_graph, targets = args
             trace.backward_is_done(keeps_graph, create_graph, targets)
         return found
 
-    def run_cond(_: Any, *args: Any, **kwargs: Any) -> Any:  # torch's own starts another tracer, which cannot run within a trace
-        trace.making_graphs = graphs_made_alone
-        with graphs_made_alone():
-            return cond(trace.known.in_branch, *args, **kwargs)
-
     return {
-        "cond": run_cond,
+        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),  # torch's own would be compiled by torch; so would others
+        "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),  # on a real tensor, torch's own would be carried out at once
         "apply": lambda apply, *args, **kwargs: trace.writes.run_custom_function(apply, [*map(operand, args)], kwargs),
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward

@@ -104,6 +104,8 @@ class Trace(Recorder):
         self.asked_for_gradient: list[Tensor] = []
         self.given_gradient: list[Tensor] = []
         self.switched: list[tuple[Tensor, bool]] = []
+        self.hooked: dict[int, str | None] = {}
+        """Where the function registers hooks on what stands for inputs."""
         self.forgotten = Forgotten()
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: None
         """Called when a ``.backward()`` of the function's has run; ``targets``: its ``inputs``."""
@@ -113,7 +115,6 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
-        self.making_graphs: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.heedless = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.at_level = False
@@ -267,6 +268,7 @@ class Trace(Recorder):
             require_traceable(real, user_line())
             self.questions.require_no_base(real)
             self.bind(real, self._stand_in_for(real), user_line())
+            self.bodies.entered(self.captured[id(real)].functional)
         return self.captured[id(real)].functional
 
     def stand_in(self, value: Tensor) -> Tensor:
@@ -343,7 +345,7 @@ class Trace(Recorder):
         """The inputs that are read again in backward, each with its node."""
         return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
 
-    def lifting(self) -> contextlib.AbstractContextManager[Any]:
+    def lifting(self) -> Lifter:
         """Inside, a real tensor in a call is replaced by the input that stands for it."""
         return Lifter(self)
 

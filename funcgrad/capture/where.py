@@ -76,9 +76,9 @@ def is_defect(error: BaseException) -> bool:
 
 
 def not_an_operand(where: str | None) -> FuncgradError:
-    """For a branch that closes over a tensor: branches are functions of their operands alone."""
+    """For a body of control flow that comes to a tensor by a way nobody sees: in C, or in a thread of its own."""
     return UnsupportedTensorError(
-        "a branch of torch.cond uses a tensor that is not one of its operands",
+        "a branch of torch.cond, or the body of a loop, uses a tensor that is not one of its operands, in a call that is not traced",
         where=where,
         fix="name it among the operands: torch.cond(condition, f, g, (x, w))",
     )
@@ -125,12 +125,6 @@ def named_error(error: Exception) -> FuncgradError | None:
         )
     if isinstance(error, (AssertionError, RuntimeError)) and any(said in text for said in _NO_OPERAND):
         return not_an_operand(where)
-    if isinstance(error, NotImplementedError) and "no rule registered for HOP" in text:
-        return UnsupportedTensorError(
-            "torch.cond takes no tensor subclass",
-            where=where,
-            fix="choose between values with torch.where, or pass the inner tensors to torch.cond",
-        )
     if isinstance(error, DynamicOutputShapeException):
         return DataDependentShapeError(
             f"the size of the result of {error.func} depends on tensor values, which are not known while tracing",

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from .. import sizes
 from ..calls import again, scalar, size
 from ..errors import GraphError
-from ..graphs import Graph, device_of, is_getitem, is_view, target_text, tensors_in, value_of
+from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..sizes import SizeError
 from ..torch_private import argument_kinds, is_size, is_zero_tensor
 from ..torch_sizes import shape_of, strides_of
@@ -104,6 +104,8 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     out = value_of(node)
     rule = TABLE.get(node.target)
     if rule is None:
+        if bodies_of(node):
+            return "it runs bodies of its own, which are compiled as this graph is"
         return "Python" if node.target in (scalar, size, again) else f"{target_text(node.target)} has no row in the op table"
     made = list(tensors_in(out))
     for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..graphs import Graph, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
+from ..control_flow import scan
+from ..graphs import Graph, bodies_of, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
 from ..loops.groups import EXPENSIVE
 from ..loops.lower import Lowering, lower
 from ..loops.values import Map, Reduce, Value, Within, below
@@ -82,6 +83,10 @@ def flops(node: fx.Node, lowering: Lowering | None = None) -> float:
     one (or what the op table says) for each element of what is read or made."""
     if node.op != "call_function" or is_view(node) or is_getitem(node):
         return 0.0
+    bodies = bodies_of(node)
+    if bodies:  # of a choice, the dearer one; of a loop whose steps nobody knows, one
+        steps = hint(value_of(node.args[3][0]).shape[0]) if node.target is scan else 1  # type: ignore[index, arg-type]
+        return float(steps) * max(sum(flops(n, of) for n in body.fx.nodes) for body in bodies for of in (lower(body),))
     from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 # takes 0.3 s to import: only for those who ask
 
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))

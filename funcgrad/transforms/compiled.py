@@ -43,6 +43,7 @@ from ..options import ENVIRONMENT, Options, log
 from ..partition.order import in_less_memory
 from ..partition.partition import Partition
 from ..partition.saved import SavedValues, saved_values
+from ..partition.steps import with_steps
 from ..rewrites import logged
 from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, build_call, print_call
@@ -352,8 +353,8 @@ class Compiled:
                 backend = choose_backend(self._options, joint.graph)
                 joint = evolve(joint, graph=logged(f"for the {backend.name} backend", joint.graph, backend.prepare))
             with stages("tag"):
-                fuses = backend.fuses and definition.splits and facts.differentiable
-                joint = tag_joint(narrow(joint, fuses or self._options.memory_budget is not None))
+                fuses, limited = backend.fuses and definition.splits and facts.differentiable, self._options.memory_budget is not None
+                joint = tag_joint(narrow(with_steps(joint, keep=not limited), fuses or limited))
                 verify(joint.graph)
             with stages("partition"):
                 lowered = functools.lru_cache(_LOWERED)(backend.lower)
