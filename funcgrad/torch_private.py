@@ -87,8 +87,10 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
 
 
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
-    """Whether it stands for zeros, with no memory behind it (what forward derivatives begin with)."""
-    return bool(tensor._is_zerotensor())
+    """Whether it stands for zeros, with no memory behind it: what forward derivatives begin with, and a derivative that is zero everywhere.
+    No torch-function mode is asked, which would answer for what stands for the tensor."""
+    with without_function_modes():
+        return bool(tensor._is_zerotensor())
 
 
 def is_wrapper_subclass(value: Any) -> bool:
@@ -605,6 +607,11 @@ def is_pointwise(target: Any) -> bool:
 def draws_random(op: Any) -> bool:
     """Whether an operator draws from a random generator."""
     return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def generator_id(generator: torch.Generator) -> int:
+    """What tells generators apart: a mode is given another object for each call that names one."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
 
 
 def is_torchs_own(op: Any) -> bool:

@@ -20,7 +20,7 @@ from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError, UnsupportedTransformError
-from ..graphs import Graph, Joint, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
+from ..graphs import Graph, Joint, has_effect, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
@@ -193,7 +193,8 @@ def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, 
 
 def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
     """The inputs whose values a second derivative may need: those that backward reads itself, and those from which anything but
-    incoming gradients is computed that a gradient depends on. The others need not outlive the forward pass."""
+    incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set to it, a draw refuses it): that is
+    done again, too. The others need not outlive the forward pass."""
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
         names = {
@@ -202,7 +203,7 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
         roots = [node for slot, node in _results(joint.graph) if not isinstance(slot, Final)]
-    found = _read_by(roots)
+    found = _read_by([*roots, *(n for n in joint.graph.fx.nodes if has_effect(n) and pass_of(n) == "forward")])
     pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
     return late | {outer_slot(slot) for slot, node in pairs if node in found}
 
@@ -222,8 +223,10 @@ def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collec
     return found
 
 
-_UNREAD = {torch.ops.aten._native_batch_norm_legit_functional.default: (3, 4)}
-"""Arguments that only what an op returns in their place depends on: running statistics."""
+def _unread(node: fx.Node) -> list[Any]:
+    """Arguments that only what an op returns in their place depends on: the running statistics, in training."""
+    in_training = node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5]
+    return [node.args[i] for i in (3, 4)] if in_training else []
 
 
 def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
@@ -234,7 +237,7 @@ def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
         node = pending.pop()
         if node not in found:
             found.add(node)
-            unread = [node.args[i] for i in _UNREAD.get(node.target, ())]  # type: ignore[call-overload]
+            unread = _unread(node)
             pending += [n for n in node.all_input_nodes if n not in unread]
     return found
 
