@@ -1,28 +1,44 @@
 """Draws from generators of one's own, where operators would draw from the default ones: these are never put back, as other threads draw
-from them, too."""
+from them, too. And what a function does to a default generator besides drawing, as operators: they stand in a graph like draws."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .torch_private import TorchDispatchMode, argument_names, draws_random, is_operator, modes_entered, overload_name, without_modes
+from .torch_private import (
+    TorchDispatchMode,
+    argument_names,
+    draws_random,
+    generator_id,
+    is_operator,
+    modes_entered,
+    overload_name,
+    without_modes,
+)
 
 _CPU = torch.device("cpu")
 _drawing: ContextVar[OwnDraws | None] = ContextVar("funcgrad_own_draws", default=None)
+_seed_everywhere, _seed = torch.manual_seed, torch.Generator.manual_seed
+_get, _set = torch.Generator.get_state, torch.Generator.set_state
+"""Torch's own: in a trace others stand there."""
 
 
 def state_of(device: torch.device) -> Tensor:
     """The state of the generator that operators draw from now, on a device."""
+    return _get(_generator(device))
+
+
+def _generator(device: torch.device) -> torch.Generator:
     own = _drawing.get()
-    return (_default(device) if own is None else own.generator(device)).get_state()
+    return _default(device) if own is None else own.generator(device)
 
 
 def mark_of(device: torch.device) -> int:
@@ -75,6 +91,11 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._pass(device)
         return out
 
+    def seed(self, seed: int) -> None:
+        """As ``torch.manual_seed``."""
+        for device in {_CPU, *self._generators}:
+            _seed(self.generator(device), seed)
+
     def _pass(self, device: torch.device) -> None:
         if device in self.not_passed and _mark(self.generator(device).get_state()) == self.not_passed[device]:
             del self.not_passed[device]
@@ -125,6 +146,63 @@ def _with_generator(op: Any) -> Any:
     wanted = {*argument_names(op), "generator"}
     overloads = (getattr(op.overloadpacket, name) for name in (overload_name(op), *op.overloadpacket.overloads()))
     return next((o for o in overloads if set(argument_names(o)) == wanted), None)
+
+
+# ── what is done to a generator besides drawing from it ──────────────────────────────────────────────────────────────
+
+_library: Any = torch.library.Library("funcgrad", "DEF")  # type: ignore[no-untyped-call]
+_BYTES = {"cpu": torch.default_generator.get_state().numel(), "cuda": 16}
+"""What a state takes."""
+
+
+def _seed_all(seed: int) -> Tensor:
+    own = _drawing.get()
+    if own is None:
+        _seed_everywhere(seed)
+    else:
+        own.seed(seed)
+    return torch.empty(0)
+
+
+def _seed_one(seed: int, device: torch.device) -> Tensor:
+    _seed(_generator(device), seed)
+    return torch.empty(0, device=device)
+
+
+def _set_state(state: Tensor, device: torch.device) -> Tensor:
+    _set(_generator(device), state)
+    return torch.empty(0, device=device)
+
+
+def _define(schema: str, run: Callable[..., Tensor], like: Callable[..., Tensor]) -> Any:
+    """An operator that is ordered among draws, as it is tagged like one."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.nondeterministic_seeded,))
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"funcgrad::{name}", like, lib=_library)
+    return getattr(torch.ops.funcgrad, name).default
+
+
+manual_seed = _define("manual_seed(int seed) -> Tensor", _seed_all, lambda seed: torch.empty(0))
+"""``torch.manual_seed``: of the generators of all devices. Its result, as those of the next two, is a tensor of no elements."""
+
+seed_generator = _define("seed_generator(int seed, Device device) -> Tensor", _seed_one, lambda seed, device: torch.empty(0, device=device))
+"""``Generator.manual_seed`` of the default generator of a device."""
+
+set_generator_state = _define(
+    "set_generator_state(Tensor state, Device device) -> Tensor", _set_state, lambda state, device: torch.empty(0, device=device)
+)
+"""``Generator.set_state`` of the default generator of a device."""
+
+generator_state = _define(
+    "generator_state(Device device) -> Tensor", state_of, lambda device: torch.empty(_BYTES[device.type], dtype=torch.uint8)
+)
+"""``Generator.get_state`` of the default generator of a device: a tensor of bytes."""
+
+
+def is_default(generator: torch.Generator) -> bool:
+    """Whether it is one that operators draw from where none is named."""
+    return any(generator_id(generator) == generator_id(other) for other in (torch.default_generator, *torch.cuda.default_generators))
 
 
 def _dropout(generator: torch.Generator, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,18 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError, UnsupportedTransformError
+from ..generators import generator_state, is_default, manual_seed, seed_generator, set_generator_state
 from ..graphs import type_text
 from ..philox import philox
-from ..torch_private import argument_names, draws_random, from_functional, is_operator, without_function_modes, without_modes
+from ..torch_private import (
+    argument_names,
+    draws_random,
+    from_functional,
+    is_operator,
+    outside_transforms,
+    without_function_modes,
+    without_modes,
+)
 from .replaced import seeds_noted
 from .views import is_dense
 from .where import own_generator, user_line
@@ -46,7 +55,7 @@ class Draws:
         self._drawn = 0
         self._seeds = seeds_noted()
         self._states: list[tuple[Tensor, torch.Generator, int]] = []
-        self._moved: dict[torch.Generator, tuple[int, str | None]] = {}
+        self._seeded_with: int | None = None
         self.met = False
         """Whether the function drew without a key: its program needs one."""
 
@@ -61,50 +70,80 @@ class Draws:
 
     # ── the generator: nothing that is traced touches it ────────────────────────────────────────────────────────────
 
-    def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """``torch.manual_seed`` and ``torch.seed``."""
-        error = UnsupportedTransformError(
-            "the function sets the state of the random generator (torch.manual_seed), which calls of it would have to do, too",
-            where=user_line(),
-            fix="seed outside of the function",
-        )
-        self._trace.refused = error
-        raise error
+    def manual_seed(self, _: Any, seed: Any) -> torch.Generator:
+        """``torch.manual_seed``."""
+        self._done(manual_seed, int(seed))
+        self._seeded_with = int(seed)
+        return torch.default_generator
 
-    def seed_generator(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-        """Methods of a generator that set its state: one that is not the function's to draw from may be set."""
-        return self.seed(original) if _is_default(generator) else original(generator, *args, **kwargs)
+    def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """``torch.seed``: by another number in each call, which the function asks for."""
+        self._refuse("seeds the random generator with a number that it is told (torch.seed)", "torch.manual_seed(n), or seed outside")
+
+    def seed_one(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
+        """``Generator.manual_seed``: a generator that is not the function's to draw from may be seeded."""
+        if not is_default(generator):
+            return original(generator, *args, **kwargs)
+        (seed,) = map(int, (*args, *kwargs.values()))
+        self._done(seed_generator, seed, generator.device)
+        self._seeded_with = seed
+        return generator
+
+    def initial_seed(self, original: Callable[..., Any], generator: torch.Generator) -> int:
+        """``Generator.initial_seed``: known where the function has set it."""
+        if not is_default(generator):
+            return original(generator)  # type: ignore[no-any-return]
+        if self._seeded_with is None:
+            self._refuse("asks for the seed of the random generator, which is another in other calls", "pass it as an argument")
+        return self._seeded_with % 2**64
+
+    def set_otherwise(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
+        """Other methods of a generator that set its state."""
+        return self.seed(original) if is_default(generator) else original(generator, *args, **kwargs)
 
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
-        """``Generator.get_state``: which draws it comes after is noted."""
-        state: Tensor = original(generator)
+        """``Generator.get_state``: how much was drawn and seeded before is noted."""
+        state: Tensor = self._call(generator_state, generator.device) if self._carries_out(generator) else original(generator)
         self._states.append((state, generator, self._drawn))
         return state
 
     def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
-        """``Generator.set_state``: to a state that the function has asked for, and may leave again (``torch.random.fork_rng``)."""
-        if not _is_default(generator):
+        """``Generator.set_state``; nothing is done where it is in that state (``torch.random.fork_rng`` around what draws nothing)."""
+        if not is_default(generator):
             return original(generator, state)
-        drawn = next((n for known, of, n in self._states if known is state and of is generator), None)
-        if drawn is None:
-            self.seed(original)
-        self._moved[generator] = drawn, user_line()
-        if drawn == self._drawn:
-            del self._moved[generator]
+        if not any(known is state and of is generator and drawn == self._drawn for known, of, drawn in self._states):
+            self._done(set_generator_state, state, generator.device)
+            self._seeded_with = None
+            self._states.append((state, generator, self._drawn))
         return generator
 
+    def _carries_out(self, generator: torch.Generator) -> bool:
+        return is_default(generator) and not self._is_pure
+
+    def _done(self, op: Any, *args: Any) -> None:
+        """Something else is done to a generator than to draw from it."""
+        if self._is_pure:
+            what = "sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made"
+            self._refuse(what, 'rng="eager"')
+        self._call(op, *args)
+        self._drawn += 1
+
+    def _call(self, op: Any, *args: Any) -> Tensor:
+        with outside_transforms(), self._trace.functional:
+            out: Tensor = op(*args)
+        self._trace.known.forget([out])
+        return out
+
+    def _refuse(self, what: str, fix: str) -> NoReturn:
+        error = UnsupportedTransformError(f"the function {what}", where=user_line(), fix=fix)
+        self._trace.refused = error
+        raise error
+
     def require_settled(self) -> None:
-        """Refuse a function that leaves the generator in a state before its last draw, or has seeded it by a method it took out of the
-        generator before the trace (those cannot be replaced)."""
+        """Refuse a function that has seeded the generator by a method it took out of it before the trace (those cannot be replaced)."""
         seed, heard = seeds_noted()
         if heard == self._seeds[1] and seed != self._seeds[0]:
-            self.seed(None)
-        for _, where in self._moved.values():
-            raise UnsupportedTransformError(
-                "the function draws random numbers, and sets the state of the random generator to one before (torch.random.fork_rng)",
-                where=where,
-                fix="fork the generator around the call of the compiled function",
-            )
+            self._refuse("sets the state of the random generator by a method it took before", "torch.manual_seed")
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
         """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
@@ -134,16 +173,11 @@ class Draws:
         arguments = dict(zip(argument_names(op), args, strict=False)) | kwargs
         if _is_off(op, arguments):
             return NotImplemented
-        if self._moved:
-            raise UnsupportedTransformError(
-                f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
-                where=user_line(),
-                fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
-            )
         self._drawn += 1
         if not self._is_pure:
             return NotImplemented
-        if arguments.pop("generator", None) is not None:
+        generator = arguments.pop("generator", None)
+        if generator is not None and not is_default(generator):
             raise own_generator(op)
         if op not in RULES:
             raise UnsupportedTransformError(
@@ -164,11 +198,6 @@ class Draws:
         start, self._used = self._used, self._used + first.numel()
         with self._trace.tracer:
             return RULES[op](Draw(self._trace, self._key, start, first), **arguments)
-
-
-def _is_default(generator: torch.Generator) -> bool:
-    """Whether it is one that operators draw from where none is named."""
-    return generator is torch.default_generator or any(generator is other for other in torch.cuda.default_generators)
 
 
 def _is_off(op: Any, arguments: dict[str, Any]) -> bool:

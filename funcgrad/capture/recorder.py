@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from ..calls import getitem, require_false, scalar, size
 from ..errors import TraceError
+from ..generators import is_default
 from ..graphs import Graph, storages
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
@@ -113,7 +114,9 @@ class Recorder:
         if isinstance(value, dict):
             return {k: self._argument(v, op) for k, v in value.items()}
         if isinstance(value, torch.Generator):
-            raise own_generator(op)
+            if not is_default(value):
+                raise own_generator(op)
+            return None  # draws are from it anyway
         return value
 
     def _that_fit(self, given: Any, beside: Sequence[Any]) -> Any:
