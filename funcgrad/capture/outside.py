@@ -102,11 +102,26 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
     return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
 
 
+def _of_a_batch(f: Callable[..., Any], ndim: int) -> Callable[..., Any]:
+    """Dropout in place of an input of ``ndim`` dimensions without one for a batch: on a view that has one. PyTorch gives it to the input
+    itself, and takes it off again, inside of a call where nobody hears of it."""
+
+    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not inplace or input.ndim != ndim:
+            return f(input, p, training, inplace)  # type: ignore[no-any-return]
+        f(input.unsqueeze(0), p, training, True)
+        return input
+
+    return dropout
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
     **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},
     torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
+    torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
 }
 """Functions called in another way while tracing, with the same meaning."""
 
