@@ -311,12 +311,22 @@ NUMPY = np.random.default_rng(0)
 COUNT = itertools.count()
 TURNS = [0]
 KEPT: dict[str, Any] = {}
+
+
+def drawn_from() -> torch.Generator:
+    generator = torch.Generator()
+    torch.rand(3, generator=generator)
+    return generator
+
+
 row("random.random()", IMPURE, "draws from random", lambda x: x * random.random(), numbers, fixed=lambda x: x * torch.rand(()), where="random")
 row("np.random", IMPURE, "draws from", lambda x: x * NUMPY.random(), numbers, fixed=lambda x, k: x * k, fixed_args=lambda: (*numbers(), 0.25),
     where="NUMPY")
 row("an iterator", IMPURE, "an iterator", lambda x: x * next(COUNT), numbers, fixed=lambda x, n: x * n, fixed_args=lambda: (*numbers(), 2), where="COUNT")
-row("an own generator", fg.UnsupportedTensorError, "torch.Generator of its own", lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
-    fixed=lambda x: x + torch.rand(3))
+row("an own generator", fg.UnsupportedTensorError, "other than the default one", lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
+    options={"rng": "philox"}, fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)), fixed_options={"rng": "eager"})
+row("a copy of a generator", fg.UnsupportedTensorError, "clone_state", lambda x: x + torch.rand(3, generator=drawn_from().clone_state()), numbers,
+    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)))
 
 
 def other_branches(x: Tensor) -> Tensor:

@@ -123,6 +123,31 @@ def test_attention_dropout():
     both(lambda q: torch.func.grad(lambda q: f(q).sum())(q), fg.grad_compiled(lambda q: f(q).sum()), q)
 
 
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (3, 4, 2, 2), (2, 3, 4, 2, 2)])
+@pytest.mark.parametrize("inplace", [True, False])
+def test_dropout_of_channels(shape, inplace):
+    """Without a dimension for a batch, PyTorch gives the input one in place."""
+    dropout = F.dropout1d if len(shape) < 4 else F.dropout3d
+
+    def f(x):
+        y = x.clone()
+        return dropout(y, 0.4, True, inplace), y
+
+    x = torch.randn(shape)
+    for g in (f, lambda x: torch.func.grad(lambda x: (f(x)[0] ** 2).sum())(x)):
+        both(g, fg.jit(g), x)
+    c = fg.jit(lambda x: dropout(x, 0.4, True, inplace))
+
+    def written(f):
+        def call(x):
+            x = x.clone()
+            return f(x) is x, x
+
+        return call
+
+    both(written(lambda x: dropout(x, 0.4, True, inplace)), written(c), x)
+
+
 def test_compiling_draws_nothing():
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -341,13 +366,103 @@ def test_a_draw_that_a_second_derivative_makes_again_has_what_it_reads():
     both(twice(f), twice(fg.jit(f, backend="aten")), X)
 
 
-def test_a_generator_of_ones_own_may_be_seeded():
-    g = torch.Generator()
-    torch.testing.assert_close(fg.jit(lambda x: (g.manual_seed(3), x * 2)[1])(X), X * 2)
-    assert g.initial_seed() == 3
+# ── generators of one's own ──────────────────────────────────────────────────────────────────────────────────────────
+
+OWN = torch.Generator()
 
 
-def test_a_generator_of_ones_own_is_an_error():
-    g = torch.Generator()
-    with pytest.raises(fg.UnsupportedTensorError, match=r"torch.Generator.*\n.*test_random.py"):
-        fg.jit(lambda x: x + torch.rand(8, generator=g))(X)
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = OWN
+
+    def forward(self, x):
+        return x * torch.bernoulli(x.sigmoid(), generator=self.generator) + torch.rand(8) * torch.rand(8, generator=self.generator)
+
+
+def own_put_back(x):
+    state = OWN.get_state()
+    first = torch.rand(8, generator=OWN)
+    OWN.set_state(state)
+    return x * first + torch.rand(8, generator=OWN)
+
+
+def makes_one(x):
+    g = torch.Generator().manual_seed(4)
+    return x.sin() * torch.rand(8, generator=g) * torch.bernoulli(x.sigmoid(), generator=g)
+
+
+def makes_two(x):
+    one, two = torch.Generator(), torch.Generator()
+    two.set_state(one.manual_seed(3).get_state())
+    return x * torch.rand(8, generator=one) - x.sin() * torch.rand(8, generator=two) + torch.rand(8, generator=torch.Generator())
+
+
+OWN_DRAWS = {
+    "of a module": Noisy(),
+    "in place": lambda x: x * torch.empty(8).uniform_(generator=OWN) * torch.empty(8).normal_(generator=OWN),
+    "seeded": lambda x: (OWN.manual_seed(3), x * torch.randn(8, generator=OWN))[1],
+    "seeded alone": lambda x: (OWN.manual_seed(3), x * 2)[1],
+    "put back": own_put_back,
+    "made": makes_one,
+    "two made": makes_two,
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+@pytest.mark.parametrize("name", OWN_DRAWS)
+def test_a_generator_of_ones_own(name, backend):
+    """Each call draws from it, sets it and leaves it as eager PyTorch does; one that the function makes is another in each call."""
+
+    def with_own(f):
+        def call(x):
+            OWN.manual_seed(6)
+            torch.rand(2, generator=OWN)
+            return f(x), torch.rand(3, generator=OWN), f(x), torch.rand(3, generator=OWN)
+
+        return call
+
+    f = OWN_DRAWS[name]
+    c = fg.jit(f, backend=backend)
+    for order in (0, 1, 2):
+        both(with_own(derivatives(f, order)), with_own(derivatives(c, order)), X)
+    transform = lambda f: torch.func.grad(lambda x: torch.func.grad(lambda x: (f(x) ** 3).sum())(x).sum())  # noqa: E731
+    both(with_own(transform(f)), with_own(transform(c)), X)
+
+
+def test_another_generator_is_another_program():
+    module = Noisy()
+    c = fg.jit(module, backend="aten")
+    for misses in (1, 2):
+        module.generator = torch.Generator()
+
+        def call(f, x):
+            module.generator.manual_seed(misses)
+            return f(x)
+
+        both(lambda x: call(module, x), lambda x: call(c, x), X)
+        assert c.cache_info().misses == misses
+
+
+def test_compiling_touches_no_generator_of_ones_own():
+    OWN.manual_seed(1)
+    state = OWN.get_state()
+    for f in OWN_DRAWS.values():
+        fg.jit(f, backend="aten").program(X)
+    fg.jit(OWN_DRAWS["seeded"], backend="aten").memory(X)
+    assert torch.equal(OWN.get_state(), state)
+
+
+def test_generators_that_are_no_programs():
+    def copies(x):
+        torch.rand(3, generator=OWN)
+        return x * torch.rand(8, generator=OWN.clone_state())
+
+    OWN.manual_seed(0)
+    torch.rand(3, generator=OWN)
+    with pytest.raises(fg.UnsupportedTensorError, match=r"clone_state.*\n.*test_random.py"):
+        fg.jit(copies)(X)
+    with pytest.raises(fg.UnsupportedTensorError, match=r"other than the default one.*\n.*test_random.py"):
+        fg.jit(Noisy(), rng="philox")(X)
+    with pytest.raises(fg.UnsupportedTransformError, match="a number that it is told"):
+        fg.jit(lambda x: (OWN.seed(), x * 2)[1])(X)

@@ -7,7 +7,8 @@ the graph draws: it may be computed again, elsewhere, or fused. A rule is given 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -15,13 +16,14 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError, UnsupportedTransformError
-from ..generators import generator_state, is_default, manual_seed, seed_generator, set_generator_state
+from ..generators import generator_state, initial_seed, is_default, is_new, manual_seed, seed_generator, set_generator_state
 from ..graphs import type_text
 from ..philox import philox
 from ..torch_private import (
     argument_names,
     draws_random,
     from_functional,
+    generator_id,
     is_operator,
     outside_transforms,
     without_function_modes,
@@ -55,7 +57,10 @@ class Draws:
         self._drawn = 0
         self._seeds = seeds_noted()
         self._states: list[tuple[Tensor, torch.Generator, int]] = []
-        self._seeded_with: int | None = None
+        self._seeded_with: dict[int, int] = {}
+        self._outside: Collection[int] | None = None
+        self.named: dict[int, torch.Generator] = {}
+        """The generators that are no default ones, and are named: drawn from, seeded."""
         self.met = False
         """Whether the function drew without a key: its program needs one."""
 
@@ -63,6 +68,10 @@ class Draws:
     def operands(self) -> list[Tensor]:
         """What a graph within the graph needs to draw."""
         return [] if self._key is None else [self._key]
+
+    def expect(self, generators: Sequence[torch.Generator]) -> None:
+        """The generators that the first run named: any other one the function makes itself."""
+        self._outside = {generator_id(generator) for generator in generators}
 
     def begin(self, key: Tensor) -> None:
         """From here on numbers are made of ``key``, from the first on: a function that runs again gets the same."""
@@ -73,7 +82,7 @@ class Draws:
     def manual_seed(self, _: Any, seed: Any) -> torch.Generator:
         """``torch.manual_seed``."""
         self._done(manual_seed, int(seed))
-        self._seeded_with = int(seed)
+        self._seeded_with[generator_id(torch.default_generator)] = int(seed)
         return torch.default_generator
 
     def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
@@ -81,48 +90,64 @@ class Draws:
         self._refuse("seeds the random generator with a number that it is told (torch.seed)", "torch.manual_seed(n), or seed outside")
 
     def seed_one(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-        """``Generator.manual_seed``: a generator that is not the function's to draw from may be seeded."""
-        if not is_default(generator):
-            return original(generator, *args, **kwargs)
+        """``Generator.manual_seed``."""
         (seed,) = map(int, (*args, *kwargs.values()))
-        self._done(seed_generator, seed, generator.device)
-        self._seeded_with = seed
+        self._done(seed_generator, seed, *self._named(generator))
+        self._seeded_with[generator_id(generator)] = seed
         return generator
+
+    def clone(self, _: Any, generator: torch.Generator) -> NoReturn:
+        """``Generator.clone_state``."""
+        raise own_generator("the function", "that is a copy of another (clone_state)")
 
     def initial_seed(self, original: Callable[..., Any], generator: torch.Generator) -> int:
         """``Generator.initial_seed``: known where the function has set it."""
-        if not is_default(generator):
-            return original(generator)  # type: ignore[no-any-return]
-        if self._seeded_with is None:
-            self._refuse("asks for the seed of the random generator, which is another in other calls", "pass it as an argument")
-        return self._seeded_with % 2**64
-
-    def set_otherwise(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-        """Other methods of a generator that set its state."""
-        return self.seed(original) if is_default(generator) else original(generator, *args, **kwargs)
+        seed = self._seeded_with.get(generator_id(generator))
+        if seed is not None:
+            return seed % 2**64
+        if is_default(generator) or generator_id(generator) in (self._outside or ()):
+            self._refuse("asks for the seed of a random generator, which is another in other calls", "pass it as an argument")
+        return original(generator)  # type: ignore[no-any-return]
 
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
         """``Generator.get_state``: how much was drawn and seeded before is noted."""
-        state: Tensor = self._call(generator_state, generator.device) if self._carries_out(generator) else original(generator)
+        real = self._is_pure and is_default(generator)
+        state: Tensor = original(generator) if real else self._call(generator_state, *self._named(generator))
         self._states.append((state, generator, self._drawn))
         return state
 
     def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
         """``Generator.set_state``; nothing is done where it is in that state (``torch.random.fork_rng`` around what draws nothing)."""
-        if not is_default(generator):
-            return original(generator, state)
         if not any(known is state and of is generator and drawn == self._drawn for known, of, drawn in self._states):
-            self._done(set_generator_state, state, generator.device)
-            self._seeded_with = None
+            self._done(set_generator_state, state, *self._named(generator))
+            self._seeded_with.pop(generator_id(generator), None)
             self._states.append((state, generator, self._drawn))
         return generator
 
-    def _carries_out(self, generator: torch.Generator) -> bool:
-        return is_default(generator) and not self._is_pure
+    def _named(self, generator: torch.Generator) -> tuple[Any, ...]:
+        """The arguments that say which generator it is."""
+        if is_default(generator):
+            return (generator.device,)
+        self._met(generator, self._trace.functional)
+        return generator.device, generator
+
+    def _met(self, generator: torch.Generator, mode: AbstractContextManager[Any]) -> None:
+        """The program has one generator for each that the function makes in this run (in the first one, nobody knows which it makes), and
+        seeds it as new ones are, in each call."""
+        known = generator_id(generator)
+        if known in self.named:
+            return
+        self.named[known] = generator
+        if self._outside is None or known in self._outside:
+            return
+        if self._trace.current_pass == "backward" or not is_new(generator):
+            raise own_generator("the function", "that it makes itself, in a backward pass or with another state")
+        with outside_transforms(), mode:
+            seed_generator(initial_seed(generator), generator.device, generator)
 
     def _done(self, op: Any, *args: Any) -> None:
         """Something else is done to a generator than to draw from it."""
-        if self._is_pure:
+        if self._is_pure and not isinstance(args[-1], torch.Generator):
             what = "sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made"
             self._refuse(what, 'rng="eager"')
         self._call(op, *args)
@@ -173,12 +198,14 @@ class Draws:
         arguments = dict(zip(argument_names(op), args, strict=False)) | kwargs
         if _is_off(op, arguments):
             return NotImplemented
+        generator = arguments.pop("generator", None)
+        if generator is not None and not is_default(generator):
+            if self._is_pure:
+                raise own_generator(op, 'other than the default one, with rng="philox"')
+            self._met(generator, self._trace.tracer)
         self._drawn += 1
         if not self._is_pure:
             return NotImplemented
-        generator = arguments.pop("generator", None)
-        if generator is not None and not is_default(generator):
-            raise own_generator(op)
         if op not in RULES:
             raise UnsupportedTransformError(
                 f'{op} is not made of counter-based numbers: rng="philox" has no rule for it', where=user_line(), fix='rng="eager"'

@@ -28,7 +28,7 @@ from .fakes import Results
 from .floats import NotSymbolicError
 from .regions import Region, mark
 from .symbols import Symbols
-from .where import not_an_operand, own_generator, user_line
+from .where import not_an_operand, user_line
 
 
 class Recorder:
@@ -113,9 +113,7 @@ class Recorder:
             return type(value)(self._argument(v, op) for v in value)
         if isinstance(value, dict):
             return {k: self._argument(v, op) for k, v in value.items()}
-        if isinstance(value, torch.Generator):
-            if not is_default(value):
-                raise own_generator(op)
+        if isinstance(value, torch.Generator) and is_default(value):
             return None  # draws are from it anyway
         return value
 

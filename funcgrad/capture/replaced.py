@@ -18,6 +18,7 @@ import torch
 import torch.overrides
 import torch.utils.checkpoint
 
+from ..generators import initial_seed
 from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
@@ -53,6 +54,7 @@ _PLACES = (
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "initial_seed", "initial seed"),
+    _Place(torch.Generator, "clone_state", "generator copy"),
     _Place(torch.Generator, "get_state", "get state"),
     _Place(torch.Generator, "set_state", "set state"),
     *(_Place(math, name, "math") for name in MATH),
@@ -73,10 +75,6 @@ _there: list[tuple[_Place, Any, Any]] = []
 """What was replaced (None where it was inherited), and by what."""
 _attribute_there: Any = None
 """What is asked for attributes that a tensor does not have, of which torch has no function."""
-
-
-initial_seed = torch.Generator.initial_seed
-"""Torch's own: in a trace another stands there."""
 
 
 def seeds_noted() -> tuple[int, int]:
@@ -198,7 +196,8 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "attribute": attribute,
         **fast_path_replacements(),
         "generator seed": draws.seed_one,
-        "generator set": draws.set_otherwise,
+        "generator set": draws.seed,
+        "generator copy": draws.clone,
         "initial seed": draws.initial_seed,
         "get state": draws.get_state,
         "set state": draws.set_state,

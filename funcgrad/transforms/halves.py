@@ -20,6 +20,7 @@ from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError, UnsupportedTransformError
+from ..generators import Drawn
 from ..graphs import Graph, Joint, has_effect, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -30,6 +31,7 @@ from ..runtime.execute import Differentiable
 from ..slots import Cotangent, Final, Grad, Late, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
 from ..state.watch import Watch
+from ..torch_private import generator_id
 from .definition import Definition, Pullback
 from .pure import Pure
 
@@ -168,8 +170,19 @@ def differentiable(
         makes_zeros=any(layout.wrapping is not None for layout in cotangents),
         pullback=derivative,
         refused=refused,
-        draws=tuple({t.device for n in graphs[0].fx.nodes if is_random(n) for t in tensors_in(value_of(n))}),
+        draws=_draws(graphs[0], inner),
     )
+
+
+def _draws(graph: Graph, inner: Inner) -> tuple[Drawn, ...]:
+    """What a graph draws from; but for generators that the function makes, which begin anew when it runs again."""
+    outside = {generator_id(g) for g in inner.facts.generators}
+    found: dict[object, Drawn] = {}
+    for node in filter(is_random, graph.fx.nodes):
+        named = [v for v in (*node.args, *node.kwargs.values()) if isinstance(v, torch.Generator)]
+        found |= {generator_id(g): g for g in named if generator_id(g) in outside}
+        found |= {} if named else {t.device: t.device for t in tensors_in(value_of(node))}
+    return tuple(found.values())
 
 
 def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable:
@@ -248,7 +261,7 @@ def pure_of(inner: Inner, joint: Joint, graphs: Sequence[Graph], root: Callable[
     active = tuple(outs.index(slot) for slot in active_outs(inner, joint))
     written = frozenset(i for i, slot in enumerate(inner.signature.ins) if Final(slot) in outs)
     whole = restrict(graphs[0], [slot for slot in graphs[0].signature.outs if not isinstance(slot, Saved)])
-    draws = tuple({t.device for n in whole.fx.nodes if is_random(n) for t in tensors_in(value_of(n))})
+    draws = _draws(whole, inner)
     halves = None
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
         halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
