@@ -609,6 +609,11 @@ def draws_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
+FUSED_ADAM, FUSED_ADAMW = torch._fused_adam_, torch._fused_adamw_
+FUSED_SGD, FUSED_ADAGRAD = torch._fused_sgd_, torch._fused_adagrad_
+"""The steps of optimisers with ``fused=True``. Seen in 2.13."""
+
+
 def generator_id(generator: torch.Generator) -> int:
     """What tells generators apart: a mode is given another object for each call that names one."""
     return int(generator._cdata)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import UnsupportedTensorError
 from ..torch_private import operator_of_functions, unwrap_transform
 from ..trees import Tree, flatten, require_same, unflatten
+from .fused_steps import FUSED_STEPS
 from .where import unsupported_operator, user_line
 
 
@@ -120,6 +121,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
     **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},
     torch.nn.functional.one_hot: _one_hot,
+    **FUSED_STEPS,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
 }
