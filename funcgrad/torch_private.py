@@ -744,6 +744,12 @@ def running_sequence_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+def running_node() -> str | None:
+    """The name of the autograd node that runs now, or None outside a backward pass."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else str(node.name())
+
+
 def creation_meta(tensor: torch.Tensor) -> Any:
     """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be written to."""
     return torch._C._autograd._get_creation_meta(tensor)

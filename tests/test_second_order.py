@@ -264,3 +264,22 @@ def test_running_statistics_are_read_again_where_the_result_depends_on_them(trai
     expected, found = (derivatives(g, x, mean.clone(), var.clone()) for g in (f, fg.jit(f, backend="aten")))
     for a, b in zip(found, expected, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_check_of_a_backward_pass_is_made_when_it_runs(backend):
+    """PyTorch asks whether a loss of complex singular vectors depends on their phase, and raises if it does."""
+    x = torch.randn(3, 3, dtype=torch.complex128)
+
+    def loss(x, part):
+        u, s, v = torch.linalg.svd(x)
+        return ((u.abs() if part else u.real) * s).sum() + v.abs().sum()
+
+    found = []
+    for f in (loss, fg.jit(loss, backend=backend)):
+        leaf = x.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match="depends on this phase term"):
+            torch.autograd.grad(f(leaf, False), leaf)
+        (first,) = torch.autograd.grad(f(leaf, True), leaf, create_graph=True)
+        found += [first, torch.autograd.grad(first.abs().sum(), leaf)[0]]
+    assert torch.allclose(found[0], found[2]) and torch.allclose(found[1], found[3])

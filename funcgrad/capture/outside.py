@@ -66,6 +66,14 @@ VALUE_CHECKS: dict[Any, str] = {torch.nn.functional.gaussian_nll_loss: "var has 
 While one runs under the trace, each value it reads is taken to be false, and checked when the program runs."""
 
 
+_PHASE = (
+    "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The specified loss function "
+    "depends on this phase term, making it ill-defined."
+)
+BACKWARD_CHECKS: dict[str | None, str] = {"LinalgSvdBackward0": _PHASE}
+"""Nodes of autograd that ask whether values are close, only to raise a RuntimeError where they are not, with its message."""
+
+
 def _with_lengths_as_tensors(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
     """ctc_loss makes a tensor of lengths given as ints in C++ and reads it at once: give it tensors from the start."""
 

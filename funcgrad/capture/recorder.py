@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..calls import getitem, require_false, scalar, size
+from ..calls import getitem, require_false, require_true, scalar, size
 from ..errors import TraceError
 from ..generators import is_default
 from ..graphs import Graph, storages
@@ -202,8 +202,15 @@ class Recorder:
 
     def require_false(self, condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
+        self._require(require_false, condition, message)
+
+    def require_true(self, condition: Tensor, message: str) -> None:
+        """The same of PyTorch's own checks: ``RuntimeError(message)`` where the fake ``condition`` is false."""
+        self._require(require_true, condition, message)
+
+    def _require(self, check: Callable[..., None], condition: Tensor, message: str) -> None:
         if self.graph is not None:
-            node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
+            node = self.graph.create_node("call_function", check, (self.node(condition), message), {}, name=check.__name__)
             node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
 
     def graph_of(
