@@ -34,6 +34,12 @@ def require_false(condition: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
+def require_true(condition: Tensor, message: str) -> None:
+    """A check of PyTorch's own on values, made when the program runs: raises ``RuntimeError(message)`` where the condition is false."""
+    if not condition:
+        raise RuntimeError(message)
+
+
 def getitem(values: Sequence[Any], i: int) -> Any:
     """One of an op's several results."""
     return values[i]

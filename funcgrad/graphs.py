@@ -23,7 +23,7 @@ from .call_text import call_text as call_text  # noqa: PLC0414
 from .call_text import target_text as target_text  # noqa: PLC0414
 from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
-from .calls import getitem, guard_holds, require_false
+from .calls import getitem, guard_holds, require_false, require_true
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, elided
@@ -321,9 +321,9 @@ def has_effect(node: Node) -> bool:
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    return (
-        node.target in (require_false, written_copies) or is_random(node) or any(has_effect(n) for b in bodies_of(node) for n in b.fx.nodes)
-    )
+    if node.target in (require_false, require_true, written_copies) or is_random(node):
+        return True
+    return any(has_effect(n) for body in bodies_of(node) for n in body.fx.nodes)
 
 
 def is_getitem(node: Node) -> bool:

@@ -93,8 +93,12 @@ def symbolic_zeros(like: torch.Tensor) -> torch.Tensor:
 
 
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
-    """Whether it stands for zeros, with no memory behind it (what forward derivatives begin with)."""
-    return bool(tensor._is_zerotensor())
+    """Whether it stands for zeros, with no memory behind it: what forward derivatives begin with, and a derivative that is zero everywhere.
+    No torch-function mode is asked, which would answer for what stands for the tensor."""
+    return bool(dispatch_keys(tensor).has(_ZEROS))
+
+
+_ZEROS = torch._C.DispatchKey.ZeroTensor
 
 
 def is_wrapper_subclass(value: Any) -> bool:
@@ -670,6 +674,16 @@ def draws_random(op: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
+FUSED_ADAM, FUSED_ADAMW = torch._fused_adam_, torch._fused_adamw_
+FUSED_SGD, FUSED_ADAGRAD = torch._fused_sgd_, torch._fused_adagrad_
+"""The steps of optimisers with ``fused=True``. Seen in 2.13."""
+
+
+def generator_id(generator: torch.Generator) -> int:
+    """What tells generators apart: a mode is given another object for each call that names one."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
 def is_torchs_own(op: Any) -> bool:
     """Whether an operator is one of PyTorch's (functional where its schema says so), not a custom one."""
     return op.namespace in ("aten", "prims", "prim")
@@ -803,6 +817,12 @@ def running_sequence_number() -> int | None:
 def custom_function_of(node: Any) -> type | None:
     """The ``autograd.Function`` whose backward a node of autograd runs; None for any other node."""
     return vars(type(node)).get("_forward_cls") if isinstance(node, torch.autograd.function.BackwardCFunction) else None
+
+
+def running_node_name() -> str | None:
+    """The name of the autograd node that runs now, or None outside a backward pass."""
+    node: Any = running_node()
+    return None if node is None else str(node.name())
 
 
 def creation_meta(tensor: torch.Tensor) -> Any:

@@ -251,8 +251,8 @@ row("a captured tensor of vmap", fg.CapturedTransformError, "enclosing torch.fun
 row("a buffer that each sample writes to", fg.MutationError, "all samples of a vmap share",
     lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x), ones(2, 3), transform=undifferentiated, where=None,
     fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))))
-row("a seed", TRANSFORM, "sets the state of the random generator", lambda x: (torch.manual_seed(0), x + torch.rand(3))[1], numbers,
-    fixed=lambda x: x + torch.rand(3), fixed_around=lambda: torch.manual_seed(0) and contextlib.nullcontext())
+row("a seed that nobody knows", TRANSFORM, "with a number that it is told", lambda x: (torch.seed(), x + torch.rand(3))[1], numbers,
+    fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1])
 
 
 def forks(x: Tensor) -> Tensor:
@@ -261,8 +261,7 @@ def forks(x: Tensor) -> Tensor:
     return x
 
 
-row("a fork of the generator", TRANSFORM, "fork_rng", forks, numbers, fixed=lambda x: x + torch.rand(3),
-    fixed_around=lambda: torch.random.fork_rng(devices=[]))
+row("a fork of the generator", TRANSFORM, "fork_rng", forks, numbers, options={"rng": "philox"}, fixed_options={"rng": "eager"})
 row("normal_ with gaps", TRANSFORM, "side by side", lambda x: x[:, ::2].normal_(), ones(6, 8), fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)))
 row("a draw that philox has no rule for", TRANSFORM, "has no rule", lambda x: torch.poisson(x.abs()), numbers, options={"rng": "philox"},
     fixed_options={"rng": "eager"})
@@ -313,12 +312,22 @@ NUMPY = np.random.default_rng(0)
 COUNT = itertools.count()
 TURNS = [0]
 KEPT: dict[str, Any] = {}
+
+
+def drawn_from() -> torch.Generator:
+    generator = torch.Generator()
+    torch.rand(3, generator=generator)
+    return generator
+
+
 row("random.random()", IMPURE, "draws from random", lambda x: x * random.random(), numbers, fixed=lambda x: x * torch.rand(()), where="random")
 row("np.random", IMPURE, "draws from", lambda x: x * NUMPY.random(), numbers, fixed=lambda x, k: x * k, fixed_args=lambda: (*numbers(), 0.25),
     where="NUMPY")
 row("an iterator", IMPURE, "an iterator", lambda x: x * next(COUNT), numbers, fixed=lambda x, n: x * n, fixed_args=lambda: (*numbers(), 2), where="COUNT")
-row("an own generator", fg.UnsupportedTensorError, "torch.Generator of its own", lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
-    fixed=lambda x: x + torch.rand(3))
+row("an own generator", fg.UnsupportedTensorError, "other than the default one", lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
+    options={"rng": "philox"}, fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)), fixed_options={"rng": "eager"})
+row("a copy of a generator", fg.UnsupportedTensorError, "clone_state", lambda x: x + torch.rand(3, generator=drawn_from().clone_state()), numbers,
+    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)))
 
 
 def other_branches(x: Tensor) -> Tensor:
@@ -838,9 +847,9 @@ def scale_all(xs: list[Tensor]) -> None:
 
 row("an operator that writes to a list", TENSOR, "writes to tensors in a list", lambda x: (scale_all([x]), x * 1)[1], numbers, fixed=lambda x: x.mul_(2) * 1)
 row("a context of a pytree with a tensor", RESULT, "takes for constant", lambda x: Held(x * 2), numbers, fixed=lambda x: [x * 2], where="result")
-row("dropout in a reentrant checkpoint", TRANSFORM, "set the state of the random generator",
-    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True), leaf, calls=once,
-    fixed=lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=False))
+row("dropout in a reentrant checkpoint", TRANSFORM, "sets the state of the random generator",
+    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True), leaf, options={"rng": "philox"},
+    calls=lambda c, args: (c(*args).sum().backward(), args[0].grad)[1], fixed_options={"rng": "eager"})
 row("a gradient of another class", TRACE, "an incoming gradient is a plain tensor", lambda x, g: x * 2, lambda: (pair(True), torch.ones(2, 3)),
     calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a, where="the backward pass", fixed_args=lambda: (pair(True), pair()))
 

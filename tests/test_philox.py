@@ -374,7 +374,7 @@ def test_other_generators_are_refused():
     g = torch.Generator()
     with pytest.raises(fg.UnsupportedTensorError, match=r"torch.Generator.*\n.*test_philox.py"):
         compiled(lambda x: x + torch.rand(8, generator=g))(X)
-    with pytest.raises(fg.UnsupportedTransformError, match="set the state of the random generator"):
+    with pytest.raises(fg.UnsupportedTransformError, match="sets the state of the random generator"):
         compiled(lambda x: checkpoint(F.dropout, x, use_reentrant=True).sum())(X.clone().requires_grad_()).backward()
 
 

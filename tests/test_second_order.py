@@ -237,3 +237,49 @@ def test_a_write_to_a_view_of_what_is_saved_is_noticed(name, backend):
     assert (results[0] == "raises") == (results[1] == "raises") == (name != "of nothing saved")
     if name == "of nothing saved":
         torch.testing.assert_close(results[1], results[0])
+
+
+def derivatives(f, x, *args):
+    """The first and the second one; where there is no second one, None."""
+    x = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad((f(x, *args) * torch.arange(1.0, 4.0)).sum(), x, create_graph=True)
+    return first, torch.autograd.grad((first * 2).sum(), x, allow_unused=True)[0]
+
+
+@pytest.mark.parametrize("f", [torch.abs, torch.relu, lambda x: x.abs() * 3 + x.sign(), lambda x: torch.linalg.vector_norm(x, 1) * x])
+def test_a_derivative_that_is_zero_everywhere(f):
+    """PyTorch's is a tensor without memory."""
+    x = torch.tensor([[-1.0, 0.5, 2.0], [3.0, -0.2, 0.0]])
+    for found, expected in zip(derivatives(fg.jit(f), x), derivatives(f, x), strict=True):
+        assert (found is None) == (expected is None) and (expected is None or torch.allclose(found, expected))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_are_read_again_where_the_result_depends_on_them(training):
+    x, mean, var = torch.randn(5, 3), torch.randn(3), torch.rand(3) + 0.5
+
+    def f(x, mean, var):
+        return torch.ops.aten._native_batch_norm_legit.default(x, None, None, mean, var, training, 0.1, 1e-5)[0] ** 2
+
+    expected, found = (derivatives(g, x, mean.clone(), var.clone()) for g in (f, fg.jit(f, backend="aten")))
+    for a, b in zip(found, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_a_check_of_a_backward_pass_is_made_when_it_runs(backend):
+    """PyTorch asks whether a loss of complex singular vectors depends on their phase, and raises if it does."""
+    x = torch.randn(3, 3, dtype=torch.complex128)
+
+    def loss(x, part):
+        u, s, v = torch.linalg.svd(x)
+        return ((u.abs() if part else u.real) * s).sum() + v.abs().sum()
+
+    found = []
+    for f in (loss, fg.jit(loss, backend=backend)):
+        leaf = x.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match="depends on this phase term"):
+            torch.autograd.grad(f(leaf, False), leaf)
+        (first,) = torch.autograd.grad(f(leaf, True), leaf, create_graph=True)
+        found += [first, torch.autograd.grad(first.abs().sum(), leaf)[0]]
+    assert torch.allclose(found[0], found[2]) and torch.allclose(found[1], found[3])

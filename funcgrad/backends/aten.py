@@ -237,6 +237,8 @@ class Printer:
             return repr(value) if value - value == 0 else f"float('{value}')"
         if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device, complex)):
             return self.name(str(value).removeprefix("torch."), value)
+        if isinstance(value, torch.Generator):
+            return self.name("generator", value)
         if isinstance(value, Graph):
             return self.name(value.name, value)
         if isinstance(value, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from attrs import evolve, frozen
 
 from ..show import Doc, Shown, Table, in_bytes
@@ -114,6 +115,8 @@ class Facts(Shown):
     """What goes on through the histories of inputs, in order."""
     result_gradients: tuple[Out, ...] = ()
     """What the function made, returns, and has set the ``.grad`` of."""
+    generators: tuple[torch.Generator, ...] = ()
+    """Those it names that are no default ones."""
 
     @property
     def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:

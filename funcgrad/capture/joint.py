@@ -35,6 +35,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     """
     trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng)
     trace.watch = watch
+    trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
     assert trace.graph is not None
     ins = inputs_of(inner, trace, reals, grad)

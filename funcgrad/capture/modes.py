@@ -29,6 +29,7 @@ from ..torch_private import (
     is_transform_wrapper,
     is_zero_tensor,
     method_of,
+    running_node_name,
     set_creation_meta,
     unwrap_transform,
 )
@@ -38,7 +39,7 @@ from .given import GIVES, call_with_out, give_data
 from .ints import without_ints
 from .known import BY_MASK, READS, TAKES_DATA
 from .lifted import GradientsMatter, MetTooLate, require_dense_results
-from .outside import FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
+from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
 from .questions import QUESTIONS, refuse_unknowable
 from .replaced import set_
 from .storages import STORAGES, require_memory_in_place, storage_of
@@ -109,6 +110,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
             trace.require_false(args[0], trace.checks)
             return False
+        if func is torch.ops.aten.allclose.default and (message := BACKWARD_CHECKS.get(running_node_name())) is not None:
+            with self:
+                trace.require_true(torch.isclose(*args, **kwargs).all(), message)
+            return True
         require_compiled_operator(func)
         if func is torch.ops.aten.index_put.default and trace.graph is None:
             with trace.fakes:

@@ -348,7 +348,8 @@ class _DryRun:
         calls, computed, asked = calls_of(self._passes.found, facts, named, self._mirrored)
         guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
         asked = (*facts.asked, *asked)
-        return evolve(facts, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients)
+        generators = tuple(self.trace.draws.named.values())
+        return evolve(facts, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients, generators=generators)
 
 
 def _require_unhooked(trace: Trace, leaves: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..torch_private import operator_of_functions, unwrap_transform
+from .fused_steps import FUSED_STEPS
 from .where import unsupported_operator, user_line
 
 _CALLS = {
@@ -44,6 +45,14 @@ VALUE_CHECKS: dict[Any, str] = {torch.nn.functional.gaussian_nll_loss: "var has 
 """Functions that read values only to reject them (``if tensor: raise``), with the message of the ValueError they raise.
 
 While one runs under the trace, each value it reads is taken to be false, and checked when the program runs."""
+
+
+_PHASE = (
+    "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The specified loss function "
+    "depends on this phase term, making it ill-defined."
+)
+BACKWARD_CHECKS: dict[str | None, str] = {"LinalgSvdBackward0": _PHASE}
+"""Nodes of autograd that ask whether values are close, only to raise a RuntimeError where they are not, with its message."""
 
 
 def _with_lengths_as_tensors(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,11 +92,27 @@ def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
     return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
 
 
+def _of_a_batch(f: Callable[..., Any], ndim: int) -> Callable[..., Any]:
+    """Dropout in place of an input of ``ndim`` dimensions without one for a batch: on a view that has one. PyTorch gives it to the input
+    itself, and takes it off again, inside of a call where nobody hears of it."""
+
+    def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not inplace or input.ndim != ndim:
+            return f(input, p, training, inplace)  # type: ignore[no-any-return]
+        f(input.unsqueeze(0), p, training, True)
+        return input
+
+    return dropout
+
+
 REWRITES: dict[Any, Callable[..., Any]] = {
     **{f: _with_lengths_as_tensors(f) for f in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
     **{f: _contiguous_in_training(f) for f in (torch.rrelu, torch.nn.functional.rrelu)},
     **{f: _of_whole_targets(f) for f in (torch.nn.functional.nll_loss, torch.nn.functional.cross_entropy)},
     torch.nn.functional.one_hot: _one_hot,
+    **FUSED_STEPS,
+    torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
+    torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
 }
 """Functions called in another way while tracing, with the same meaning."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -16,9 +17,19 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError, UnsupportedTransformError
+from ..generators import generator_state, initial_seed, is_default, is_new, manual_seed, seed_generator, set_generator_state
 from ..graphs import type_text
 from ..philox import philox
-from ..torch_private import argument_names, draws_random, from_functional, is_operator, without_function_modes, without_modes
+from ..torch_private import (
+    argument_names,
+    draws_random,
+    from_functional,
+    generator_id,
+    is_operator,
+    outside_transforms,
+    without_function_modes,
+    without_modes,
+)
 from .replaced import seeds_noted
 from .views import is_dense
 from .where import own_generator, user_line
@@ -47,7 +58,10 @@ class Draws:
         self._drawn = 0
         self._seeds = seeds_noted()
         self._states: list[tuple[Tensor, torch.Generator, int]] = []
-        self._moved: dict[torch.Generator, tuple[int, str | None]] = {}
+        self._seeded_with: dict[int, int] = {}
+        self._outside: Collection[int] | None = None
+        self.named: dict[int, torch.Generator] = {}
+        """The generators that are no default ones, and are named: drawn from, seeded."""
         self.met = False
         """Whether the function drew without a key: its program needs one."""
 
@@ -65,56 +79,106 @@ class Draws:
         finally:
             self._used, self._drawn = before
 
+    def expect(self, generators: Sequence[torch.Generator]) -> None:
+        """The generators that the first run named: any other one the function makes itself."""
+        self._outside = {generator_id(generator) for generator in generators}
+
     def begin(self, key: Tensor) -> None:
         """From here on numbers are made of ``key``, from the first on: a function that runs again gets the same."""
         self._key, self._used = from_functional(key), 0
 
     # ── the generator: nothing that is traced touches it ────────────────────────────────────────────────────────────
 
-    def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        """``torch.manual_seed`` and ``torch.seed``."""
-        error = UnsupportedTransformError(
-            "the function sets the state of the random generator (torch.manual_seed), which calls of it would have to do, too",
-            where=user_line(),
-            fix="seed outside of the function",
-        )
-        self._trace.refused = error
-        raise error
+    def manual_seed(self, _: Any, seed: Any) -> torch.Generator:
+        """``torch.manual_seed``."""
+        self._done(manual_seed, int(seed))
+        self._seeded_with[generator_id(torch.default_generator)] = int(seed)
+        return torch.default_generator
 
-    def seed_generator(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-        """Methods of a generator that set its state: one that is not the function's to draw from may be set."""
-        return self.seed(original) if _is_default(generator) else original(generator, *args, **kwargs)
+    def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """``torch.seed``: by another number in each call, which the function asks for."""
+        self._refuse("seeds the random generator with a number that it is told (torch.seed)", "torch.manual_seed(n), or seed outside")
+
+    def seed_one(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
+        """``Generator.manual_seed``."""
+        (seed,) = map(int, (*args, *kwargs.values()))
+        self._done(seed_generator, seed, *self._named(generator))
+        self._seeded_with[generator_id(generator)] = seed
+        return generator
+
+    def clone(self, _: Any, generator: torch.Generator) -> NoReturn:
+        """``Generator.clone_state``."""
+        raise own_generator("the function", "that is a copy of another (clone_state)")
+
+    def initial_seed(self, original: Callable[..., Any], generator: torch.Generator) -> int:
+        """``Generator.initial_seed``: known where the function has set it."""
+        seed = self._seeded_with.get(generator_id(generator))
+        if seed is not None:
+            return seed % 2**64
+        if is_default(generator) or generator_id(generator) in (self._outside or ()):
+            self._refuse("asks for the seed of a random generator, which is another in other calls", "pass it as an argument")
+        return original(generator)  # type: ignore[no-any-return]
 
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
-        """``Generator.get_state``: which draws it comes after is noted."""
-        state: Tensor = original(generator)
+        """``Generator.get_state``: how much was drawn and seeded before is noted."""
+        real = self._is_pure and is_default(generator)
+        state: Tensor = original(generator) if real else self._call(generator_state, *self._named(generator))
         self._states.append((state, generator, self._drawn))
         return state
 
     def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
-        """``Generator.set_state``: to a state that the function has asked for, and may leave again (``torch.random.fork_rng``)."""
-        if not _is_default(generator):
-            return original(generator, state)
-        drawn = next((n for known, of, n in self._states if known is state and of is generator), None)
-        if drawn is None:
-            self.seed(original)
-        self._moved[generator] = drawn, user_line()
-        if drawn == self._drawn:
-            del self._moved[generator]
+        """``Generator.set_state``; nothing is done where it is in that state (``torch.random.fork_rng`` around what draws nothing)."""
+        if not any(known is state and of is generator and drawn == self._drawn for known, of, drawn in self._states):
+            self._done(set_generator_state, state, *self._named(generator))
+            self._seeded_with.pop(generator_id(generator), None)
+            self._states.append((state, generator, self._drawn))
         return generator
 
+    def _named(self, generator: torch.Generator) -> tuple[Any, ...]:
+        """The arguments that say which generator it is."""
+        if is_default(generator):
+            return (generator.device,)
+        self._met(generator, self._trace.functional)
+        return generator.device, generator
+
+    def _met(self, generator: torch.Generator, mode: AbstractContextManager[Any]) -> None:
+        """The program has one generator for each that the function makes in this run (in the first one, nobody knows which it makes), and
+        seeds it as new ones are, in each call."""
+        known = generator_id(generator)
+        if known in self.named:
+            return
+        self.named[known] = generator
+        if self._outside is None or known in self._outside:
+            return
+        if self._trace.current_pass == "backward" or not is_new(generator):
+            raise own_generator("the function", "that it makes itself, in a backward pass or with another state")
+        with outside_transforms(), mode:
+            seed_generator(initial_seed(generator), generator.device, generator)
+
+    def _done(self, op: Any, *args: Any) -> None:
+        """Something else is done to a generator than to draw from it."""
+        if self._is_pure and not isinstance(args[-1], torch.Generator):
+            what = "sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made"
+            self._refuse(what, 'rng="eager"')
+        self._call(op, *args)
+        self._drawn += 1
+
+    def _call(self, op: Any, *args: Any) -> Tensor:
+        with outside_transforms(), self._trace.functional:
+            out: Tensor = op(*args)
+        self._trace.known.forget([out])
+        return out
+
+    def _refuse(self, what: str, fix: str) -> NoReturn:
+        error = UnsupportedTransformError(f"the function {what}", where=user_line(), fix=fix)
+        self._trace.refused = error
+        raise error
+
     def require_settled(self) -> None:
-        """Refuse a function that leaves the generator in a state before its last draw, or has seeded it by a method it took out of the
-        generator before the trace (those cannot be replaced)."""
+        """Refuse a function that has seeded the generator by a method it took out of it before the trace (those cannot be replaced)."""
         seed, heard = seeds_noted()
         if heard == self._seeds[1] and seed != self._seeds[0]:
-            self.seed(None)
-        for _, where in self._moved.values():
-            raise UnsupportedTransformError(
-                "the function draws random numbers, and sets the state of the random generator to one before (torch.random.fork_rng)",
-                where=where,
-                fix="fork the generator around the call of the compiled function",
-            )
+            self._refuse("sets the state of the random generator by a method it took before", "torch.manual_seed")
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
         """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
@@ -144,17 +208,14 @@ class Draws:
         arguments = dict(zip(argument_names(op), args, strict=False)) | kwargs
         if _is_off(op, arguments):
             return NotImplemented
-        if self._moved:
-            raise UnsupportedTransformError(
-                f"{op} draws after the function (or torch.utils.checkpoint, for it) set the state of the random generator",
-                where=user_line(),
-                fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
-            )
+        generator = arguments.pop("generator", None)
+        if generator is not None and not is_default(generator):
+            if self._is_pure:
+                raise own_generator(op, 'other than the default one, with rng="philox"')
+            self._met(generator, self._trace.tracer)
         self._drawn += 1
         if not self._is_pure:
             return NotImplemented
-        if arguments.pop("generator", None) is not None:
-            raise own_generator(op)
         if op not in RULES:
             raise UnsupportedTransformError(
                 f'{op} is not made of counter-based numbers: rng="philox" has no rule for it', where=user_line(), fix='rng="eager"'
@@ -174,11 +235,6 @@ class Draws:
         start, self._used = self._used, self._used + first.numel()
         with self._trace.tracer:
             return RULES[op](Draw(self._trace, self._key, start, first), **arguments)
-
-
-def _is_default(generator: torch.Generator) -> bool:
-    """Whether it is one that operators draw from where none is named."""
-    return generator is torch.default_generator or any(generator is other for other in torch.cuda.default_generators)
 
 
 def _is_off(op: Any, arguments: dict[str, Any]) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..calls import getitem, require_false, scalar, size
+from ..calls import getitem, require_false, require_true, scalar, size
 from ..errors import TraceError
+from ..generators import is_default
 from ..graphs import Graph, storages
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
@@ -27,7 +28,7 @@ from .fakes import Results
 from .floats import NotSymbolicError
 from .regions import Region, mark
 from .symbols import Symbols
-from .where import not_an_operand, own_generator, user_line
+from .where import not_an_operand, user_line
 
 
 class Recorder:
@@ -113,8 +114,8 @@ class Recorder:
             return type(value)(self._argument(v, op) for v in value)
         if isinstance(value, dict):
             return {k: self._argument(v, op) for k, v in value.items()}
-        if isinstance(value, torch.Generator):
-            raise own_generator(op)
+        if isinstance(value, torch.Generator) and is_default(value):
+            return None  # draws are from it anyway
         return value
 
     def _that_fit(self, given: Any, beside: Sequence[Any]) -> Any:
@@ -202,8 +203,15 @@ class Recorder:
 
     def require_false(self, condition: Tensor, message: str) -> None:
         """A check the program makes each time it runs: ``ValueError(message)`` where the fake ``condition`` is true."""
+        self._require(require_false, condition, message)
+
+    def require_true(self, condition: Tensor, message: str) -> None:
+        """The same of PyTorch's own checks: ``RuntimeError(message)`` where the fake ``condition`` is false."""
+        self._require(require_true, condition, message)
+
+    def _require(self, check: Callable[..., None], condition: Tensor, message: str) -> None:
         if self.graph is not None:
-            node = self.graph.create_node("call_function", require_false, (self.node(condition), message), {}, name="require_false")
+            node = self.graph.create_node("call_function", check, (self.node(condition), message), {}, name=check.__name__)
             node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
 
     def inner_graph(self, name: str, fakes: Sequence[Tensor], run: Callable[[], list[Tensor]]) -> tuple[Graph | None, list[Tensor]]:

@@ -18,6 +18,7 @@ import torch
 import torch.overrides
 import torch.utils.checkpoint
 
+from ..generators import initial_seed
 from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, COMPILED_BY_TORCH, graphs_made_alone, set_attribute
 from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
@@ -48,15 +49,18 @@ _PLACES = (
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),
     _Place(*CAUSAL_MASK, "causal mask"),
-    *(_Place(module, name, "seed") for module in (torch, torch.random) for name in ("manual_seed", "seed")),
-    *(_Place(torch.Generator, name, "generator seed") for name in ("manual_seed", "seed", "set_offset", "graphsafe_set_state")),
+    *(_Place(module, name, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")),
+    _Place(torch.Generator, "manual_seed", "generator seed"),
+    *(_Place(torch.Generator, name, "generator set") for name in ("seed", "set_offset", "graphsafe_set_state")),
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
+    _Place(torch.Generator, "initial_seed", "initial seed"),
+    _Place(torch.Generator, "clone_state", "generator copy"),
     _Place(torch.Generator, "get_state", "get state"),
     _Place(torch.Generator, "set_state", "set state"),
     *(_Place(math, name, "math") for name in MATH),
 )
-_SEEDS = ("generator seed", "set state")
+_SEEDS = ("generator seed", "generator set", "set state")
 
 
 class _Thread(threading.local):
@@ -76,7 +80,7 @@ _attribute_there: Any = None
 
 def seeds_noted() -> tuple[int, int]:
     """The seed of the default generator, and how often a generator was seeded by any thread while some trace ran."""
-    return torch.default_generator.initial_seed(), _seeded
+    return initial_seed(torch.default_generator), _seeded
 
 
 @contextlib.contextmanager
@@ -184,10 +188,14 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
+        "manual_seed": draws.manual_seed,
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
-        "generator seed": draws.seed_generator,
+        "generator seed": draws.seed_one,
+        "generator set": draws.seed,
+        "generator copy": draws.clone,
+        "initial seed": draws.initial_seed,
         "get state": draws.get_state,
         "set state": draws.set_state,
         "math": of_math,

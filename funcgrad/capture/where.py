@@ -84,12 +84,12 @@ def not_an_operand(where: str | None) -> FuncgradError:
     )
 
 
-def own_generator(op: object) -> FuncgradError:
-    """For a draw from another generator than the default one."""
+def own_generator(op: object, which: str) -> FuncgradError:
+    """For a draw from a generator that a program cannot draw from."""
     return UnsupportedTensorError(
-        f"{op} draws from a torch.Generator of its own",
+        f"{op} draws from a torch.Generator {which}",
         where=user_line(),
-        fix="draw from the default generator (torch.manual_seed)",
+        fix='rng="eager", or draw from the default generator' if "philox" in which else "make it outside of the function; seed it inside",
     )
 
 

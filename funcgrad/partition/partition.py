@@ -41,7 +41,7 @@ from ..tags import Tag, tags_of
 from .cut import minimum_cut
 from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
-_RULES = "minimum cut 9"
+_RULES = "minimum cut 10"
 """Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
 
 
@@ -197,7 +197,7 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     outs = list(zip(graph.signature.outs, graph.results, strict=True))
     gradients = [(s, v) for s, v in outs if of_backward(s)]
     results = [v for _, v in gradients]
-    backward_nodes = ancestors(results, kept)
+    backward_nodes = ancestors([*results, *roles.effects], kept)
     slot_of: dict[fx.Node, Slot] = {node: slot for slot, node in ins}
     saved: list[tuple[Input | Saved, fx.Node]] = []
     for node in graph.fx.nodes:  # in the order of the joint graph, so that printed halves are stable

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 from ..errors import PartitionError
-from ..graphs import Graph, ancestors, is_view, nbytes, pass_of, storages, value_of, where_of
+from ..graphs import Graph, ancestors, has_effect, is_view, nbytes, pass_of, storages, value_of, where_of
 from ..slots import Final, Seed, of_backward
 from ..tags import Tag, tags_of
 
@@ -29,7 +29,9 @@ class Roles:
         # in a program that runs as one, an output may be a tensor that its own backward pass wrote to
         late = {v for s, v in outs if isinstance(v, fx.Node) and v in self.incoming and pass_of(v) == "backward"}
         self.forward = ancestors([v for s, v in outs if not of_backward(s) and v not in late] + pinned)
-        self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late])
+        self.effects = [n for n in nodes if n in self.incoming and has_effect(n)]
+        """What backward does besides computing gradients: it draws, seeds, checks."""
+        self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late] + self.effects)
         self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
         self._apart = apart
         self._callers = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}

@@ -96,7 +96,7 @@ def print_call(
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered += print_effects(facts.state.effects, variables, constants, constant)
     lines += layered
-    if facts.state.effects or any(layer.effects for layer in layers):
+    if facts.state.effects or facts.generators or any(layer.effects for layer in layers):
         constants["lock"] = lock
         lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
     results: list[str] = []

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..backends.backend import Runnable
 from ..capture.views import Step, take
 from ..errors import MutationError, UnsupportedTransformError
-from ..generators import OwnDraws, mark_of, own_draws, state_of
+from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_wrapper_subclass, versions_kept
@@ -71,8 +71,8 @@ class Differentiable:
     outputs got a gradient."""
     pullback: Pullback
     refused: Exception | None
-    draws: tuple[torch.device, ...]
-    """Where forward draws random numbers: a derivative that runs it again must draw the same."""
+    draws: tuple[Drawn, ...]
+    """What forward draws random numbers from: a derivative that runs it again must draw the same."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.restrided_leaves:
@@ -102,11 +102,11 @@ class Differentiable:
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
-        ctx.generators = {device: state_of(device) for device in program.draws}
+        ctx.generators = {of: state_of(of) for of in program.draws}
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
-        ctx.generators_then = {device: mark_of(device) for device in program.draws}
+        ctx.generators_then = {of: mark_of(of) for of in program.draws}
         for i in program.bumps:
             bump_version(inputs[i])
         outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]

@@ -20,7 +20,8 @@ from ..capture.inner import Inner
 from ..capture.joint import BackwardError, capture
 from ..capture.where import named_error
 from ..errors import TraceError, UnsupportedTransformError
-from ..graphs import Graph, Joint, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
+from ..generators import Drawn
+from ..graphs import Graph, Joint, has_effect, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..partition.join import join
@@ -30,6 +31,7 @@ from ..runtime.execute import Differentiable
 from ..slots import Cotangent, Final, Grad, Late, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
 from ..state.watch import Watch
+from ..torch_private import generator_id
 from .definition import Definition, Pullback
 from .pure import Pure
 
@@ -169,8 +171,19 @@ def differentiable(
         makes_zeros=bool(written) or any(layout.wrapping is not None for layout in cotangents),
         pullback=derivative,
         refused=refused,
-        draws=tuple({t.device for n in graphs[0].fx.nodes if is_random(n) for t in tensors_in(value_of(n))}),
+        draws=_draws(graphs[0], inner),
     )
+
+
+def _draws(graph: Graph, inner: Inner) -> tuple[Drawn, ...]:
+    """What a graph draws from; but for generators that the function makes, which begin anew when it runs again."""
+    outside = {generator_id(g) for g in inner.facts.generators}
+    found: dict[object, Drawn] = {}
+    for node in filter(is_random, graph.fx.nodes):
+        named = [v for v in (*node.args, *node.kwargs.values()) if isinstance(v, torch.Generator)]
+        found |= {generator_id(g): g for g in named if generator_id(g) in outside}
+        found |= {} if named else {t.device: t.device for t in tensors_in(value_of(node))}
+    return tuple(found.values())
 
 
 def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable:
@@ -194,7 +207,8 @@ def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, 
 
 def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
     """The inputs whose values a second derivative may need: those that backward reads itself, and those from which anything but
-    incoming gradients is computed that a gradient depends on. The others need not outlive the forward pass."""
+    incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set to it, a draw refuses it): that is
+    done again, too. The others need not outlive the forward pass."""
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
         names = {
@@ -203,7 +217,7 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
         roots = [node for slot, node in _results(joint.graph) if not isinstance(slot, Final)]
-    found = _read_by(roots)
+    found = _read_by([*roots, *(n for n in joint.graph.fx.nodes if has_effect(n) and pass_of(n) == "forward")])
     pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
     return late | {outer_slot(slot) for slot, node in pairs if node in found}
 
@@ -223,8 +237,10 @@ def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collec
     return found
 
 
-_UNREAD = {torch.ops.aten._native_batch_norm_legit_functional.default: (3, 4)}
-"""Arguments that only what an op returns in their place depends on: running statistics."""
+def _unread(node: fx.Node) -> list[Any]:
+    """Arguments that only what an op returns in their place depends on: the running statistics, in training."""
+    in_training = node.target is torch.ops.aten._native_batch_norm_legit_functional.default and node.args[5]
+    return [node.args[i] for i in (3, 4)] if in_training else []
 
 
 def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
@@ -235,7 +251,7 @@ def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
         node = pending.pop()
         if node not in found:
             found.add(node)
-            unread = [node.args[i] for i in _UNREAD.get(node.target, ())]  # type: ignore[call-overload]
+            unread = _unread(node)
             pending += [n for n in node.all_input_nodes if n not in unread]
     return found
 
@@ -246,7 +262,7 @@ def pure_of(inner: Inner, joint: Joint, graphs: Sequence[Graph], root: Callable[
     active = tuple(outs.index(slot) for slot in active_outs(inner, joint))
     written = frozenset(i for i, slot in enumerate(inner.signature.ins) if Final(slot) in outs)
     whole = restrict(graphs[0], [slot for slot in graphs[0].signature.outs if not isinstance(slot, Saved)])
-    draws = tuple({t.device for n in whole.fx.nodes if is_random(n) for t in tensors_in(value_of(n))})
+    draws = _draws(whole, inner)
     halves = None
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
         halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())

@@ -240,7 +240,7 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
         compiled, definition = call.compiled, call.compiled.definition
-        ctx.states = {device: state_of(device) for device in definition.draws}
+        ctx.states = {of: state_of(of) for of in definition.draws}
         ctx.of, ctx.places = definition, None
         kept = [first.get(i, v) for i, v in enumerate(values)]
         wrt = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]

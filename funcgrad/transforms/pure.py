@@ -16,6 +16,7 @@ from ..capture.autocast import Autocast, autocast_as
 from ..capture.inner import Inner
 from ..capture.origins import Origin
 from ..capture.trace import active_trace
+from ..generators import Drawn
 from ..graphs import Graph
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
@@ -72,7 +73,7 @@ class Pure(_OfValues):
     """The outputs that depend on what is differentiated."""
     written: frozenset[int]
     """The inputs whose values are others after the call."""
-    draws: tuple[torch.device, ...]
+    draws: tuple[Drawn, ...]
     autocast: Autocast
     halves: tuple[Graph, Graph] | None = None
     """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes through it."""
@@ -104,7 +105,7 @@ class _OfPure(_OfValues):
     written: frozenset[int] = frozenset()
 
     @property
-    def draws(self) -> tuple[torch.device, ...]:
+    def draws(self) -> tuple[Drawn, ...]:
         return self.of.draws  # type: ignore[no-any-return]
 
     def again(self) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,52 @@
+"""What compiled functions do otherwise than eager PyTorch on samples of its own databases, and why. The list only shrinks: one that
+agrees on all samples fails ``tests/laws/operators.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+
+@frozen
+class Exceptional:
+    """Part of what is said of an operator, why it is, and of which operators it may be said, by kind."""
+
+    says: str
+    why: str
+    of: Mapping[str, str]
+    """The kinds of a line, and names."""
+
+    def names(self, kind: str) -> list[str]:
+        return [name for kinds, names in self.of.items() if kind in kinds.split() for name in names.split()]
+
+
+READS = "a program is of one path of its function: which one, values decide"
+
+EXCEPTIONS: tuple[Exceptional, ...] = (
+    Exceptional("DataDependentControlFlowError", READS, {
+        "value": "item allclose equal narrow tensor_split nn.functional.one_hot",
+        "gradient": "narrow tensor_split index_reduce.prod scatter_reduce.prod",
+        "second": "cov as_strided_scatter narrow tensor_split index_reduce.prod scatter_reduce.prod",
+        "vmap": "cov",
+        "modules": "BatchNorm1d BatchNorm2d BatchNorm3d",
+        "optimisers": "Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam SGD",
+    }),
+    Exceptional("DataDependentShapeError", READS, {
+        "value": "masked_select unique unique_consecutive bincount nonzero argwhere linalg.lstsq linalg.lstsq.grad_oriented",
+        "gradient": "masked_select index_fill linalg.lstsq linalg.lstsq.grad_oriented",
+        "second": "masked_select index_fill index_put linalg.lstsq linalg.lstsq.grad_oriented",
+        "vmap": "masked_select index_put argwhere linalg.lstsq linalg.lstsq.grad_oriented",
+    }),
+    Exceptional("sparse", "graphs are of dense tensors", {
+        "value gradient second": "sparse.sampled_addmm sparse.mm.reduce",
+        "gradient second": "to_sparse",
+    }),
+    Exceptional("for [0.0", "eager PyTorch's kernel has a sixth in single precision", {"gradient": "nn.functional.hardsigmoid"}),
+    Exceptional("aten::expand() Expected", "PyTorch's decomposition of the batched call takes the other end, a number, for a tensor", {
+        "vmap": "linspace.tensor_overload logspace.tensor_overload",
+    }),
+    Exceptional("UninitializedParameter", "sizes that the first call decides: call the module once before", {
+        "modules": "LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d",
+    }),
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""Optimisers with ``fused=True``: a step inside of a compiled function leaves parameters and state as it does in eager PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import funcgrad as fg
+
+FUSED = {
+    "adam": (torch.optim.Adam, {"lr": 0.1}),
+    "adam amsgrad": (torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+    "adam of a tensor": (torch.optim.Adam, {"lr": torch.tensor(0.1), "betas": (0.8, 0.9)}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2, "eps": 1e-3}),
+    "sgd": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.1, "maximize": True}),
+    "sgd momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.2}),
+    "sgd nesterov": (torch.optim.SGD, {"lr": torch.tensor(0.1), "momentum": 0.9, "nesterov": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.3, "weight_decay": 0.1}),
+    "adagrad maximize": (torch.optim.Adagrad, {"lr": torch.tensor(0.1), "maximize": True, "initial_accumulator_value": 0.2}),
+}
+
+
+def trained(make, kind, kwargs, inside, dtype=torch.float64):
+    """Four steps, with the gradient inside of what is compiled or before it: losses, parameters, state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+    optimiser = kind(model.parameters(), fused=True, **copy.deepcopy(kwargs))
+
+    def loss(x):
+        optimiser.zero_grad()
+        value = model(x).square().mean()
+        value.backward()
+        return value.detach()
+
+    def step(x):
+        value = loss(x) if inside else x.sum()
+        optimiser.step()
+        return value
+
+    step, found = make(step), []
+    for x in torch.randn(4, 5, 3, dtype=dtype):
+        if not inside:
+            loss(x)
+        found.append(step(x))
+    state = [v for p in model.parameters() for _, v in sorted(optimiser.state[p].items()) if v is not None]
+    return [*found, *(p.detach() for p in model.parameters()), *state]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_steps(name, inside):
+    kind, kwargs = FUSED[name]
+    expected = trained(lambda f: f, kind, kwargs, inside)
+    found = trained(lambda f: fg.jit(f, backend="aten"), kind, kwargs, inside)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd momentum", "adagrad"])
+def test_fused_steps_in_kernels(name):
+    kind, kwargs = FUSED[name]
+    pairs = zip(trained(fg.jit, kind, kwargs, True, torch.float32), trained(lambda f: f, kind, kwargs, True, torch.float32), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scaled_step_is_refused_by_name():
+    p = torch.ones(3, requires_grad=True)
+    optimiser = torch.optim.SGD([p], lr=0.1, fused=True)
+    optimiser.grad_scale, optimiser.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+
+    def step(x):
+        p.grad = x
+        optimiser.step()
+
+    with pytest.raises(fg.UnsupportedOperatorError, match="gradient scaler"):
+        fg.jit(step, backend="aten")(torch.ones(3))
