@@ -28,10 +28,17 @@ from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms
-from torch._functorch.pyfunctorch import coerce_cinterpreter, temporarily_clear_interpreter_stack
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import coerce_cinterpreter, dispatch_functorch, temporarily_clear_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import vmap_increment_nesting
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr, forward_ad  # type: ignore[attr-defined]
 from torch.fx.experimental.sym_node import SymNode
@@ -88,7 +95,7 @@ def dispatch_bits(tensor: torch.Tensor) -> int:
 
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether it stands for zeros, with no memory behind it (what forward derivatives begin with)."""
-    return bool(tensor._is_zerotensor())
+    return bool(dispatch_keys(tensor).has(torch._C.DispatchKey.ZeroTensor))  # a method would be asked of what stands in for it
 
 
 def is_wrapper_subclass(value: Any) -> bool:
@@ -185,6 +192,11 @@ def sharing_dual_level() -> Iterator[None]:
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """An ``autograd.Function`` that knows of one level, the innermost."""
 single_level_functions: Callable[[], contextlib.AbstractContextManager[Any]] = enable_single_level_autograd_function
+
+CUSTOM_FUNCTION: Any = custom_function_call
+"""What ``autograd.Function.apply`` is while a transform runs: a higher-order operator of the function and its arguments."""
+custom_function_at_level: Callable[[Any, Any, Any], Any] = dispatch_functorch
+"""A higher-order operator as the innermost transform has it: ``(operator, args, kwargs)``."""
 
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -284,6 +296,11 @@ def make_functional_mode(
                     return outer(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
             finally:
                 handed_on.clear()
+        if func in _ABOUT_LAYOUT and not kwargs:
+            return _ABOUT_LAYOUT[func](*map(from_functional, args))
+        if FunctionalTensor not in types and any(map(_is_real_zero, args)):
+            with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
+                args = tuple(torch.zeros(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a for a in args)
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer
@@ -291,6 +308,8 @@ def make_functional_mode(
         if _is_functional(func) and (out := _functionally(self, func, args, kwargs)) is not NotImplemented:
             return out
         out = original(func, types, args, kwargs)
+        if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):  # a number conjugated: it looks at nothing
+            return FunctionalTensor(torch._to_functional_tensor(out), self) if type(out) is FakeTensor else out
         if view_kind(func) is not None:
             note(func, args, kwargs, out)
         elif writes_inputs(func):
@@ -299,6 +318,22 @@ def make_functional_mode(
 
     mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
     return mode
+
+
+def _room(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+
+
+_ABOUT_LAYOUT: dict[Any, Callable[[torch.Tensor, torch.Tensor], bool]] = {
+    torch.ops.aten.is_same_size.default: lambda a, b: bool(a.shape == b.shape),
+    torch.ops.aten._has_same_storage_numel.default: lambda a, b: bool(_room(a) == _room(b)),
+}
+"""What forward mode asks of a primal and a tangent. Called on zeros that have no memory, the operators would ask it of an expanded number
+in their place, whose tangents do not lie as their primals do."""
+
+
+def _is_real_zero(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value)
 
 
 @functools.cache
@@ -428,6 +463,10 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         dim = args[2] if len(args) > 2 else 0
         if args[0].size(dim) == 0:
             return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
+    if op is torch.ops.aten._efficientzerotensor.default:  # what PyTorch keeps of a call forgets that these have no memory
+        mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        with disable_fake_tensor_cache(mode):
+            return op(*args, **kwargs)
     return op(*args, **kwargs)
 
 

@@ -21,6 +21,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.memory import overlaps_itself
 from ..capture.origins import Origin, Unresolved, find_origins
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
@@ -48,7 +49,7 @@ from ..torch_private import (
 )
 from ..trees import Leaf, Tree, flatten, unflatten
 from .definition import Definition
-from .pure import PURE, AtLevel, Batched, ForwardHalf, Given, Pulled, Pure, Pushed, backward_half, mapped
+from .pure import PURE, AtLevel, Batched, ForwardHalf, Given, Pulled, Pure, backward_half, mapped, pushed_forward
 
 if TYPE_CHECKING:
     from .compiled import Compiled
@@ -93,11 +94,13 @@ def _batch_of(leaves: Sequence[Any], level: int, transform: Any) -> tuple[list[A
 
 def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int, transform: Any) -> tuple[Any, ...]:
     """A pure function under vmap."""
-    of, (own, dims, size, randomness) = compiled.definition, _batch_of(values, level, transform)
+    of: Any = compiled.definition
+    own, dims, size, randomness = _batch_of(values, level, transform)
     target = compiled.derived(("vmap", dims, size, randomness), lambda: mapped(of, dims, size, randomness))
     with below_level(transform):
-        outs = target(*own)
-    return tuple(batched_at(level, v, 0) if isinstance(v, Tensor) else v for v in outs)
+        found = target(*own)
+    outs, out_dims = found[: of.n_outs], found[of.n_outs :]
+    return tuple(v if d < 0 else batched_at(level, v, d) for v, d in zip(outs, out_dims, strict=True))
 
 
 def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
@@ -285,7 +288,14 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
         return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
     own = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     n = len(values)
-    pushed = compiled.derived(("push", wrt), lambda: Pushed(of.root, of=of, n=n, wrt=wrt))
+    pushed = compiled.derived(("push", wrt), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(own), {}) if kind is None else _one_below(pushed, level, own)
     duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
-    return tuple(make_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
+    return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
+
+
+def _dual(value: Tensor, tangent: Tensor) -> Tensor:
+    """A value with a tangent. Where its elements lie over one another torch cannot lay a tangent out alike: then they are apart."""
+    if overlaps_itself(unwrap_transform(value)):
+        value = value.clone(memory_format=torch.contiguous_format)
+    return make_dual(value, tangent)
