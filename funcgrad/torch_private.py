@@ -296,11 +296,9 @@ def make_functional_mode(
                     return outer(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
             finally:
                 handed_on.clear()
-        if func in _ABOUT_LAYOUT and not kwargs:
-            return _ABOUT_LAYOUT[func](*map(from_functional, args))
         if FunctionalTensor not in types and any(map(_is_real_zero, args)):
             with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
-                args = tuple(torch.zeros(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a for a in args)
+                args = tuple(torch._efficientzerotensor(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a for a in args)
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer
@@ -318,18 +316,6 @@ def make_functional_mode(
 
     mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
     return mode
-
-
-def _room(tensor: torch.Tensor) -> Any:
-    return tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-
-
-_ABOUT_LAYOUT: dict[Any, Callable[[torch.Tensor, torch.Tensor], bool]] = {
-    torch.ops.aten.is_same_size.default: lambda a, b: bool(a.shape == b.shape),
-    torch.ops.aten._has_same_storage_numel.default: lambda a, b: bool(_room(a) == _room(b)),
-}
-"""What forward mode asks of a primal and a tangent. Called on zeros that have no memory, the operators would ask it of an expanded number
-in their place, whose tangents do not lie as their primals do."""
 
 
 def _is_real_zero(value: Any) -> bool:
@@ -463,7 +449,9 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         dim = args[2] if len(args) > 2 else 0
         if args[0].size(dim) == 0:
             return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
-    if op is torch.ops.aten._efficientzerotensor.default:  # what PyTorch keeps of a call forgets that these have no memory
+    first = args[0] if args else None
+    if op is torch.ops.aten._efficientzerotensor.default or (isinstance(first, FakeTensor) and is_zero_tensor(first)):
+        # what PyTorch keeps of a call forgets that such zeros, and views of them, have no memory
         mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         with disable_fake_tensor_cache(mode):
             return op(*args, **kwargs)

@@ -188,6 +188,26 @@ def test_a_zero_tangent_lies_as_its_primal_does(x):
     same(fg.hessian_compiled(func.hessian(f), **OPTIONS)(x), func.hessian(func.hessian(f))(x))
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.layer_norm(x, (3,), torch.linspace(-1, 1, 3, dtype=F64).exp()) * x,
+        lambda x: (x.exp().square().sum(-1, keepdim=True) * (torch.linspace(-1, 1, 3, dtype=F64) * x)).sin(),
+    ],
+)
+@pytest.mark.parametrize("inner", [func.jacfwd, func.hessian])
+def test_a_zero_tangent_of_an_inner_level_is_one_at_the_outer(x, f, inner):
+    """What a trace makes of zeros without memory, a view of them too, is of that kind: beside it torch lays out no other tangent."""
+
+    def outer(f):
+        return jvp(func.vmap(inner(f)))
+
+    batch = x.unsqueeze(0).repeat(2, 1, 1)
+    same(jit(outer(f))(batch), outer(f)(batch))
+    same(outer(jit(f))(batch), outer(f)(batch))
+    same(jvp(func.vmap(jit(inner(f))))(batch), outer(f)(batch))
+
+
 # ── complex numbers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
