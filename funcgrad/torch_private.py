@@ -239,6 +239,8 @@ def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+is_autograd_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a tensor is a batch of ``torch.autograd.functional`` or ``is_grads_batched``, whose vmap is none of torch.func's."""
 is_tracked_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 """Whether a wrapper is one of grad, vjp or jvp."""
 wrapped_value: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
@@ -524,6 +526,9 @@ def foreign_trace_active(tensors: Sequence[torch.Tensor]) -> bool:
 
 CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
 """With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
+
+LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"
+"""What ``torch.func.linearize`` alone calls, just before it starts a tracer of torch's own."""
 
 BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"
 """What every backward pass that Python starts is run by."""

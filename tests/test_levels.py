@@ -219,3 +219,38 @@ def test_a_number_that_is_conjugated(x):
         return func.grad(lambda x: f(x).sum())
 
     same(outer(fg.jacrev_compiled(f, **OPTIONS))(x), outer(func.jacrev(f))(x))
+
+
+# ── other tracers, other forward modes ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("outer", [lambda f: func.grad(lambda x: f(x).sum()), func.vmap, jvp, func.hessian])
+def test_functionalize_over_a_transform(x, outer):
+    def f(x):
+        y = x * 1
+        y.mul_(2)
+        return y.square()
+
+    c = jit(f)
+    for _ in range(2):
+        same(func.functionalize(outer(c))(x), outer(f)(x))
+
+
+def test_linearize_inside_is_refused(x):
+    def f(x):
+        return func.linearize(torch.sin, x)[1](x)
+
+    with pytest.raises(fg.UnsupportedTransformError, match=r"linearize(.|\n)*test_levels.py:\d+ in f") as raised:
+        jit(f)(x)
+    assert "torch.func.jvp" in str(raised.value)
+    same(func.linearize(jit(torch.sin), x)[1](x), x * x.cos())
+    same(jit(lambda x: func.jvp(torch.sin, (x,), (x,))[1])(x), x * x.cos())
+
+
+def test_a_batch_of_tangents_of_autograd_functional_is_refused(x):
+    c = jit(torch.sin)
+    with pytest.raises(fg.UnsupportedTransformError, match="a batch of tangents") as raised:
+        torch.autograd.functional.jacobian(c, x, vectorize=True, strategy="forward-mode")
+    assert "jacfwd" in str(raised.value)
+    same(func.jacfwd(c)(x), func.jacfwd(torch.sin)(x))
+    same(torch.autograd.functional.jacobian(c, x, vectorize=True), func.jacfwd(torch.sin)(x))

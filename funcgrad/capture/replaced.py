@@ -18,12 +18,14 @@ import torch
 import torch.overrides
 import torch.utils.checkpoint
 
-from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
+from ..errors import UnsupportedTransformError
+from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, LINEARIZE_TRACER, graphs_made_alone, set_attribute
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
 from .outside import cond
 from .questions import ABSENT
 from .regions import checkpointed
+from .where import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -47,6 +49,7 @@ _PLACES = (
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),
     _Place(*CAUSAL_MASK, "causal mask"),
+    _Place(*LINEARIZE_TRACER, "linearize"),
     *(_Place(module, name, "seed") for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     *(_Place(torch.Generator, name, "generator seed") for name in ("manual_seed", "seed", "set_offset", "graphsafe_set_state")),
     _Place(torch.overrides, "has_torch_function", "overridden"),
@@ -187,6 +190,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
+        "linearize": _no_linearize,
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
@@ -195,6 +199,14 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "set state": draws.set_state,
         "math": of_math,
     }
+
+
+def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedTransformError(
+        "the function calls torch.func.linearize, which starts a tracer of its own",
+        where=user_line(),
+        fix="torch.func.jvp(f, primals, tangents) inside, or torch.func.linearize outside: of the compiled function",
+    )
 
 
 _original_set = torch.Tensor.set_

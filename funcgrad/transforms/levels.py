@@ -24,7 +24,8 @@ from torch import Tensor
 from ..capture.memory import overlaps_itself
 from ..capture.origins import Origin, Unresolved, find_origins
 from ..capture.trace import active_trace
-from ..errors import CapturedTransformError
+from ..capture.where import user_line
+from ..errors import CapturedTransformError, UnsupportedTransformError
 from ..generators import own_draws, state_of
 from ..torch_private import (
     FORWARD_MODE,
@@ -36,6 +37,7 @@ from ..torch_private import (
     functional_at,
     functional_below,
     innermost_transform,
+    is_autograd_batch,
     is_tracked_wrapper,
     is_transform_wrapper,
     make_dual,
@@ -69,6 +71,8 @@ def call_under_transforms(compiled: Compiled, args: tuple[Any, ...], kwargs: dic
         return compiled.definition(*args, **kwargs)
     leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in leaves]
     kind, level, transform = innermost_transform()
+    if kind is None:
+        _require_no_batch_of_tangents(tensors)
     if kind == "functionalize":
         return _functionalised(compiled, leaves, tree, level, transform)
     if pure:
@@ -90,6 +94,17 @@ def _batch_of(leaves: Sequence[Any], level: int, transform: Any) -> tuple[list[A
     dims = tuple(d for _, d in pairs)
     size = transform.batch_size() if all(d is None for d in dims) else None
     return [v for v, _ in pairs], dims, size, "same" if level >= _drawn_at.get() else transform.randomness()
+
+
+def _require_no_batch_of_tangents(tensors: Sequence[Tensor]) -> None:
+    """The vmap of ``torch.autograd.functional`` is no level that a program could be peeled of."""
+    tangents = [tangent for _, tangent in map(dual_parts, tensors) if tangent is not None]
+    if any(map(is_autograd_batch, tangents)):
+        raise UnsupportedTransformError(
+            "the function is called with a batch of tangents of torch.autograd.functional, or of gradcheck",
+            where=user_line(),
+            fix='torch.func.jacfwd(f); or strategy="reverse-mode", check_batched_forward_grad=False',
+        )
 
 
 def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int, transform: Any) -> tuple[Any, ...]:
@@ -161,7 +176,7 @@ def _later_than(level: int) -> Iterator[None]:
 def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, transform: Any) -> Any:
     """Under ``torch.func.functionalize``: what a program writes to, the transform gives back to its caller when it ends."""
     own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]
-    args, kwargs = unflatten(own, tree)
+    args, kwargs = (own, {}) if tree is _FLAT else unflatten(own, tree)
     with below_level(transform):
         outs, out_tree, _ = flatten(compiled(*args, **kwargs))
     given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
