@@ -243,6 +243,8 @@ is_autograd_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legac
 """Whether a tensor is a batch of ``torch.autograd.functional`` or ``is_grads_batched``, whose vmap is none of torch.func's."""
 is_tracked_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 """Whether a wrapper is one of grad, vjp or jvp."""
+level_of: Callable[[torch.Tensor], int] = torch._C._functorch.maybe_get_level
+"""The level of a wrapper's transform; less than one if it has ended."""
 wrapped_value: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
 """What a transform's wrapper wraps."""
 

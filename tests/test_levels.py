@@ -153,6 +153,18 @@ def test_running_statistics_of_batch_norm(x, outer):
         same(left, wanted_left)
 
 
+@pytest.mark.parametrize("outer", ["grad", "jvp", "vmap"])
+def test_tensors_of_two_levels_under_vmap(x, outer):
+    """Where the batch is of the inner level and the other one of the outer: a program at the outer level has no use for the batch."""
+
+    def closing(make):
+        return lambda w: func.vmap(lambda row: make(lambda v: (v * w * row).sin())(row.cos()))(x)
+
+    word = {"grad": lambda f: func.grad(lambda w: f(w).sum()), "jvp": jvp, "vmap": lambda f: lambda w: func.vmap(f)(w.expand(2, 3))}[outer]
+    for _ in range(2):
+        same(word(closing(jit))(x[0]), word(closing(lambda f: f))(x[0]))
+
+
 # ── tangents ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -30,6 +30,7 @@ from ..torch_private import (
     is_bare_functional,
     is_transform_wrapper,
     is_zero_tensor,
+    level_of,
     method_of,
     set_creation_meta,
     unwrap_transform,
@@ -382,7 +383,7 @@ class Lifter(TorchFunctionMode):
         inner = unwrap_transform(wrapper)
         if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
             return wrapper
-        if self._trace.at_level:
+        if self._trace.at_level and level_of(wrapper) <= self._trace.at_level:
             return self._current(self._trace.lineage.current(self._trace.lift(wrapper)))
         error = CapturedTransformError(
             f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
