@@ -266,3 +266,20 @@ def test_a_batch_of_tangents_of_autograd_functional_is_refused(x):
     assert "jacfwd" in str(raised.value)
     same(func.jacfwd(c)(x), func.jacfwd(torch.sin)(x))
     same(torch.autograd.functional.jacobian(c, x, vectorize=True), func.jacfwd(torch.sin)(x))
+
+
+@pytest.mark.parametrize("outer", [lambda f: func.grad(lambda x: f(x).sum()), jvp, func.jacrev])
+def test_a_choice_is_differentiated_by_autograd_alone(x, outer):
+    """torch.func itself has no rule for torch.cond, either."""
+
+    def f(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+    for make in (lambda: outer(jit(f)), lambda: jit(outer(f))):
+        with pytest.raises(fg.UnsupportedTransformError, match=r"torch.cond(.|\n)*test_levels.py:\d+ in f") as raised:
+            make()(x)
+        assert "torch.where" in str(raised.value)
+    for value in (x, -x):
+        eager = value.cos() if value.sum() > 0 else -value.sin()
+        same(fg.grad_compiled(lambda x: f(x).sum(), **OPTIONS)(value), eager)
+        same(func.vmap(jit(f))(value), torch.stack([row.sin() if row.sum() > 0 else row.cos() for row in value]))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedTensorError
-from ..torch_private import operator_of_functions, unwrap_transform
+from ..errors import UnsupportedTensorError, UnsupportedTransformError
+from ..torch_private import innermost_transform, operator_of_functions, unwrap_transform
 from ..trees import Tree, flatten, require_same, unflatten
 from .memory import overlaps_itself
 from .views import is_dense
@@ -24,6 +24,12 @@ def cond(in_branch: Callable[[], Any], pred: Any, true_fn: Callable[..., Any], f
     """``torch.cond`` while tracing: both branches are traced over the leaves of ``operands``, each ``in_branch()``, and one runs."""
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
+    if innermost_transform()[0] in ("grad", "jvp"):
+        raise UnsupportedTransformError(
+            "torch.cond is differentiated by a transform of torch.func, which has no rule for it",
+            where=user_line(),
+            fix="torch.where(pred, a, b) of both results; or fg.grad_compiled, or .backward(), of the function that calls torch.cond",
+        )
     leaves, tree, _ = flatten(tuple(operands))
     structures: list[Tree] = []
 
