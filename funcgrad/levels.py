@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 from torch import Tensor
 
 from .errors import MutationError
-from .torch_private import is_tracked_wrapper, is_transform_wrapper, outside_transforms, wrapped_value
+from .torch_private import innermost_transform, is_tracked_wrapper, is_transform_wrapper, outside_transforms, wrapped_value
+
+_level: ContextVar[int] = ContextVar("funcgrad_level", default=-1)
+
+
+@contextlib.contextmanager
+def outside_levels() -> Iterator[None]:
+    """Inside, no transform runs, and it is known which one did."""
+    token = _level.set(innermost_transform()[1])
+    try:
+        with outside_transforms():
+            yield
+    finally:
+        _level.reset(token)
+
+
+def level_of_call() -> int:
+    """The level of torch.func at which a call compiles; -1: at none."""
+    return _level.get()
 
 
 def write_below(target: Tensor, value: Tensor) -> None:

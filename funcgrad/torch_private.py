@@ -29,9 +29,16 @@ from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import dispatch_functorch, temporarily_clear_interpreter_stack
 from torch._functorch.vmap import vmap_increment_nesting
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.autograd import _get_sequence_nr, forward_ad  # type: ignore[attr-defined]
 from torch.fx.experimental.sym_node import SymNode
@@ -245,6 +252,11 @@ def applied_at_level(function: Any, *args: Any) -> Any:
     finally:
         torch._C._functorch.set_single_level_autograd_function_allowed(before)
 
+CUSTOM_FUNCTION: Any = custom_function_call
+"""What ``autograd.Function.apply`` is while a transform runs: a higher-order operator of the function and its arguments."""
+custom_function_at_level: Callable[[Any, Any, Any], Any] = dispatch_functorch
+"""A higher-order operator as the innermost transform has it: ``(operator, args, kwargs)``."""
+
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The primal and the tangent of a tensor at the innermost level; no tangent outside of forward mode."""
@@ -286,8 +298,12 @@ def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+is_autograd_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a tensor is a batch of ``torch.autograd.functional`` or ``is_grads_batched``, whose vmap is none of torch.func's."""
 is_tracked_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 """Whether a wrapper is one of grad, vjp or jvp."""
+level_of: Callable[[torch.Tensor], int] = torch._C._functorch.maybe_get_level
+"""The level of a wrapper's transform; less than one if it has ended."""
 wrapped_value: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.get_unwrapped
 """What a transform's wrapper wraps."""
 
@@ -343,6 +359,9 @@ def make_functional_mode(
                     return outer(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
             finally:
                 handed_on.clear()
+        if FunctionalTensor not in types and any(map(_is_real_zero, args)):
+            with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
+                args = tuple(torch._efficientzerotensor(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a for a in args)
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer
@@ -350,6 +369,8 @@ def make_functional_mode(
         if _is_functional(func) and (out := _functionally(self, func, args, kwargs)) is not NotImplemented:
             return out
         out = original(func, types, args, kwargs)
+        if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):  # a number conjugated: it looks at nothing
+            return FunctionalTensor(torch._to_functional_tensor(out), self) if type(out) is FakeTensor else out
         if view_kind(func) is not None:
             note(func, args, kwargs, out)
         elif writes_inputs(func):
@@ -358,6 +379,10 @@ def make_functional_mode(
 
     mode.__torch_dispatch__ = MethodType(dispatch, mode)  # type: ignore[method-assign]
     return mode
+
+
+def _is_real_zero(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value)
 
 
 @functools.cache
@@ -487,6 +512,12 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
         dim = args[2] if len(args) > 2 else 0
         if args[0].size(dim) == 0:
             return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
+    first = args[0] if args else None
+    if op is torch.ops.aten._efficientzerotensor.default or (isinstance(first, FakeTensor) and is_zero_tensor(first)):
+        # what PyTorch keeps of a call forgets that such zeros, and views of them, have no memory
+        mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        with disable_fake_tensor_cache(mode):
+            return op(*args, **kwargs)
     return op(*args, **kwargs)
 
 
@@ -564,6 +595,9 @@ generic_associative_scan = importlib.import_module("torch._higher_order_ops.asso
 
 CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
 """With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
+
+LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"
+"""What ``torch.func.linearize`` alone calls, just before it starts a tracer of torch's own."""
 
 BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"
 """What every backward pass that Python starts is run by."""

@@ -273,6 +273,13 @@ row("a context_fn of its own", TRANSFORM, "context_fn",
         torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])))
 
 
+row("linearize inside", TRANSFORM, "torch.func.linearize", lambda x: torch.func.linearize(torch.sin, x)[1](x), numbers,
+    fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x))
+row("a batch of tangents", TRANSFORM, "a batch of tangents",
+    lambda x: torch.autograd.functional.jacobian(fg.jit(torch.sin), x, vectorize=True, strategy="forward-mode"), numbers,
+    transform=undifferentiated, fixed=lambda x: torch.func.jacfwd(fg.jit(torch.sin))(x))
+
+
 def draws_in_a_branch(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x * 2, (x,))
 

@@ -13,6 +13,7 @@ from ..graphs import tensors_in, type_text
 from ..histories import bump_version, gradient_of, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
+    CUSTOM_FUNCTION,
     TRACER_SLOT,
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,12 +23,14 @@ from ..torch_private import (
     TorchDispatchMode,
     TorchFunctionMode,
     creation_meta,
+    custom_function_at_level,
     fake_mode_of,
     from_functional,
     functionalising,
     is_bare_functional,
     is_transform_wrapper,
     is_zero_tensor,
+    level_of,
     method_of,
     running_node_name,
     set_creation_meta,
@@ -172,6 +175,9 @@ class Lifter(TorchFunctionMode):
         # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above autograd
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
+        if func is CUSTOM_FUNCTION:
+            with self:  # the caller's code again: what it calls is lifted, and so is what its backward calls
+                return custom_function_at_level(func, tuple(map(self.stand_in, args)), kwargs or {})
         method = method_of(func)
         if method is Tensor.set_:
             method = set_  # while any trace runs, what stands there asks first which thread it is in
@@ -388,11 +394,11 @@ class Lifter(TorchFunctionMode):
         return value
 
     def _own_level(self, wrapper: Tensor) -> Tensor:
-        """A wrapper made by a transform inside the function wraps our tensors; one from outside wraps a real one."""
+        """A wrapper made by a transform inside the function wraps our tensors, or zeros of forward mode; one from outside a real one."""
         inner = unwrap_transform(wrapper)
-        if isinstance(inner, FakeTensor) or is_traced(inner):
+        if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
             return wrapper
-        if self._trace.at_level:
+        if self._trace.at_level and level_of(wrapper) <= self._trace.at_level:
             return self._current(self._trace.lineage.current(self._trace.lift(wrapper)))
         error = CapturedTransformError(
             f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",

@@ -60,7 +60,7 @@ def observe(
     out_slot: Callable[[str], Slot],
     rng: Randomness,
     replays: bool = True,
-    at_level: bool = False,
+    at_level: int = 0,
 ) -> tuple[Facts, Watch]:
     """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is recorded.
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from ..errors import UnsupportedTensorError
 from ..torch_private import operator_of_functions, unwrap_transform
 from .fused_steps import FUSED_STEPS
+from .memory import overlaps_itself
+from .views import is_dense
 from .where import unsupported_operator, user_line
 
 _CALLS = {
@@ -146,6 +148,16 @@ FILLS = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.at
 """The only ops that may write to an expanded tensor."""
 
 
+def _zero_tangent(like: Tensor, primal: Tensor, batch_dims: int) -> tuple[Any, Any, Any] | None:
+    """The call that makes zeros that lie in memory as a primal does, which forward mode relies on: those of an expanded one, which would
+    lie over one another, do not. None where torch's own operator is to make them."""
+    if primal.is_contiguous() or overlaps_itself(primal):
+        return torch.ops.aten.new_zeros.default, (like, [*like.shape[:batch_dims], *primal.shape]), {}
+    if batch_dims == 0 and is_dense(primal):
+        return torch.ops.aten.zeros_like.default, (primal,), {"dtype": like.dtype}
+    return None
+
+
 def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     """The call to make in place of one that writes to its arguments without saying so in its schema, or whose result cannot be written to.
 
@@ -154,8 +166,8 @@ def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     aten = torch.ops.aten
     if op is aten.native_batch_norm.default and args[5] and args[3] is not None:
         return aten._native_batch_norm_legit.default, args, kwargs
-    if op is aten._new_zeros_with_same_feature_meta.default:  # of an expanded tensor, its zeros would lie over one another
-        return aten.new_zeros.default, (args[0], [*args[0].shape[: kwargs.get("self_num_batch_dims", 0)], *args[1].shape]), {}
+    if op is aten._new_zeros_with_same_feature_meta.default:
+        return _zero_tangent(args[0], args[1], kwargs.get("self_num_batch_dims", 0)) or (op, args, kwargs)
     if op is aten.cudnn_batch_norm.default and args[5] and args[3] is not None:
         raise UnsupportedTensorError(
             "cuDNN's batch normalisation updates running statistics behind the trace's back",

@@ -75,6 +75,8 @@ class Recorder:
         leaves = out if isinstance(out, (list, tuple)) else [out]
         if not any(isinstance(v, Tensor) for v in leaves):
             return
+        if op is torch.ops.aten._efficientzerotensor.default:  # what it stands for is known by now; who gets it may write to it
+            op = torch.ops.aten.zeros.default
         if self.symbols:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         node_args = [self._argument(a, op) for a in args]

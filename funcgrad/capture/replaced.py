@@ -18,13 +18,23 @@ import torch
 import torch.overrides
 import torch.utils.checkpoint
 
+from ..errors import UnsupportedTransformError
 from ..generators import initial_seed
-from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, COMPILED_BY_TORCH, graphs_made_alone, set_attribute
+from ..torch_private import (
+    BACKWARD_ENGINE,
+    CAUSAL_MASK,
+    CHECKPOINT_GENERATOR,
+    COMPILED_BY_TORCH,
+    LINEARIZE_TRACER,
+    graphs_made_alone,
+    set_attribute,
+)
 from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
 from .questions import ABSENT
 from .regions import checkpointed
+from .where import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -52,6 +62,7 @@ _PLACES = (
     *(_Place(module, name, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     _Place(torch.Generator, "manual_seed", "generator seed"),
     *(_Place(torch.Generator, name, "generator set") for name in ("seed", "set_offset", "graphsafe_set_state")),
+    _Place(*LINEARIZE_TRACER, "linearize"),
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "initial_seed", "initial seed"),
@@ -189,6 +200,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
         "manual_seed": draws.manual_seed,
+        "linearize": _no_linearize,
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
@@ -200,6 +212,14 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "set state": draws.set_state,
         "math": of_math,
     }
+
+
+def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedTransformError(
+        "the function calls torch.func.linearize, which starts a tracer of its own",
+        where=user_line(),
+        fix="fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the compiled function",
+    )
 
 
 _original_set = torch.Tensor.set_

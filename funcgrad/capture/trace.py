@@ -117,8 +117,8 @@ class Trace(Recorder):
         """What is watched of Python state; the recorded run compares with what the dry run met."""
         self.heedless = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
-        self.at_level = False
-        """Whether the program is for a level of autograd: what it closes over may be of that level."""
+        self.at_level = 0
+        """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those it lies in."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,7 @@ from ..errors import AutocastWarning, RecompileWarning, RetraceError
 from ..generators import outside_own_draws
 from ..graphs import Graph, verify
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses, writing_below
+from ..levels import level_of_call, outside_levels
 from ..options import ENVIRONMENT, Options, log
 from ..partition.order import in_less_memory
 from ..partition.partition import Partition
@@ -56,7 +57,7 @@ from ..runtime.stages import Stages
 from ..sizes import SizeError
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..torch_private import foreign_trace_active, modes_entered, outside_transforms, transforms_or_duals
+from ..torch_private import foreign_trace_active, modes_entered, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .definition import Definition, Untracked, name_of
@@ -244,7 +245,7 @@ class Compiled:
                 with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
                     if self._cache.misses != known:
                         continue  # another thread has made one
-                    with outside_transforms():
+                    with outside_levels():
                         program = self._compile_and_keep(take_apart(self._definition, self._options.static_argnums, args, kwargs))
                 compiled += 1
                 result = program.run(args, kwargs)
@@ -316,7 +317,8 @@ class Compiled:
 
         def observed() -> tuple[Facts, Watch]:
             rng, replays = self._options.rng, definition.replays
-            return observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, rng, replays, self._at_level)
+            level = level_of_call() if self._at_level else 0
+            return observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, rng, replays, level)
 
         try:
             return definition, grad, *observed()

@@ -21,9 +21,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.memory import overlaps_itself
 from ..capture.origins import Origin, Unresolved, find_origins
 from ..capture.trace import active_trace
-from ..errors import CapturedTransformError
+from ..capture.where import user_line
+from ..errors import CapturedTransformError, UnsupportedTransformError
 from ..generators import own_draws, state_of
 from ..runtime.call import MISS
 from ..torch_private import (
@@ -38,6 +40,7 @@ from ..torch_private import (
     innermost_randomness,
     innermost_size,
     innermost_transform,
+    is_autograd_batch,
     is_tracked_wrapper,
     is_transform_wrapper,
     is_zero_tensor,
@@ -52,7 +55,7 @@ from ..torch_private import (
 from ..trees import Node, Tree, flatten, unflatten
 from .definition import Definition
 from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
-from .pure import PURE, AtLevel, BackwardHalf, Batched, ForwardHalf, Given, Pure, Pushed, backward_half, mapped, pulled_back
+from .pure import PURE, AtLevel, BackwardHalf, Batched, ForwardHalf, Given, Pure, backward_half, mapped, pulled_back, pushed_forward
 
 if TYPE_CHECKING:
     from .compiled import Compiled
@@ -160,11 +163,13 @@ def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, calle
 
 def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int) -> tuple[Any, ...]:
     """A pure function under vmap."""
-    of, (own, dims, size, randomness) = compiled.definition, _batch_of(values, level)
+    of: Any = compiled.definition
+    own, dims, size, randomness = _batch_of(values, level)
     target = compiled.derived(("vmap", dims, size, randomness), lambda: mapped(of, dims, size, randomness))
     with BelowLevel():
-        outs = target(*own)
-    return tuple(batched_at(level, v, 0) if isinstance(v, Tensor) else v for v in outs)
+        found = target(*own)
+    outs, out_dims = found[: of.n_outs], found[of.n_outs :]
+    return tuple(v if d < 0 else batched_at(level, v, d) for v, d in zip(outs, out_dims, strict=True))
 
 
 _drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize)
@@ -316,6 +321,8 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
     """Forward mode: of a level of torch.func, or (``kind`` None) of ``torch.autograd.forward_ad`` below all of them."""
     pairs = [dual_parts(v) if isinstance(v, Tensor) else (v, None) for v in values]
     wrt = tuple(i for i, (_, tangent) in enumerate(pairs) if tangent is not None)
+    if kind is None:
+        _require_no_batch([pairs[i][1] for i in wrt])
     if not wrt:
         return compiled.run(tuple(values), {}) if kind is None else _one_below(compiled, level, _below(values, level))
     of: Any = compiled.definition
@@ -325,7 +332,24 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
     parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     n = len(values)
-    pushed = compiled.derived(("push", wrt), lambda: Pushed(of.root, of=of, n=n, wrt=wrt))
+    pushed = compiled.derived(("push", wrt), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
     duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
-    return tuple(make_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
+    return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
+
+
+def _require_no_batch(tangents: Sequence[Any]) -> None:
+    """The vmap of ``torch.autograd.functional`` is no level that a program could be peeled of."""
+    if any(map(is_autograd_batch, tangents)):
+        raise UnsupportedTransformError(
+            "the function is called with a batch of tangents of torch.autograd.functional, or of gradcheck",
+            where=user_line(),
+            fix='torch.func.jacfwd(f); or strategy="reverse-mode", check_batched_forward_grad=False',
+        )
+
+
+def _dual(value: Tensor, tangent: Tensor) -> Tensor:
+    """A value with a tangent. Where its elements lie over one another torch cannot lay a tangent out alike: then they are apart."""
+    if overlaps_itself(unwrap_transform(value)):
+        value = value.clone(memory_format=torch.contiguous_format)
+    return make_dual(value, tangent)

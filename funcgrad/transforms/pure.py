@@ -103,6 +103,7 @@ class _OfPure(_OfValues):
     exact: tuple[Any, tuple[int, ...]] | None = None
     """For a function that takes saved values, and so has no derivatives: the function that has, and which of the values it takes."""
     written: frozenset[int] = frozenset()
+    """See ``Pure``: the layers of the level it came from write to them."""
 
     @property
     def draws(self) -> tuple[Drawn, ...]:
@@ -202,7 +203,8 @@ class BackwardHalf(_OfPure):
 
 @frozen(eq=False, kw_only=True)
 class Mapped(_OfPure):
-    """A pure function under vmap: of values with a batch dimension where ``dims`` has one, to outputs that have it in front."""
+    """A pure function under vmap: of values with a batch dimension where ``dims`` has one, to its outputs, and then the batch dimension of
+    each (-1: none)."""
 
     dims: tuple[int | None, ...]
     size: int | None
@@ -212,8 +214,8 @@ class Mapped(_OfPure):
         size: Any = next((v.shape[d] for v, d in zip(values, self.dims, strict=True) if d is not None), self.size)
         with nesting(), vmap_level(size, self.randomness) as level:
             outs = self.of(*(v if d is None else batched_at(level, v, d) for v, d in zip(values, self.dims, strict=True)))
-            pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, -1) for v in outs]
-        return tuple(v if d == -1 else v.expand(size, *v.shape).clone() if d is None else v.movedim(d, 0) for v, d in pairs)
+            pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
+        return *(v for v, _ in pairs), *(-1 if d is None else d for _, d in pairs)
 
     @property
     def n_of_own(self) -> int:
@@ -221,7 +223,7 @@ class Mapped(_OfPure):
 
     @property
     def n_outs(self) -> int:
-        return self.of.n_outs  # type: ignore[no-any-return]
+        return 2 * self.of.n_outs  # type: ignore[no-any-return]
 
 
 @frozen(eq=False, kw_only=True)
@@ -350,7 +352,12 @@ def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: 
     exact = None
     if of.exact is not None:
         exact = mapped(of.exact[0], tuple(dims[i] for i in of.exact[1]), size, randomness), of.exact[1]
-    return Mapped(of.root, of=of, dims=dims, size=size, randomness=randomness, exact=exact)
+    return Mapped(of.root, of=of, dims=dims, size=size, randomness=randomness, exact=exact, written=of.written)
+
+
+def pushed_forward(of: Any, wrt: tuple[int, ...], n: int) -> Pushed:
+    """What is written to has a tangent that is written to."""
+    return Pushed(of.root, of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written})
 
 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:

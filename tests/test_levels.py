@@ -1,0 +1,268 @@
+"""Compiled functions at levels of torch.func: what flows between levels. ``tests/laws/words.py`` has whole words."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import func
+from torch.utils._pytree import tree_leaves
+
+import funcgrad as fg
+
+OPTIONS = {"backend": "aten"}
+F64 = torch.float64
+
+
+def same(found, wanted):
+    found, wanted = tree_leaves(found), tree_leaves(wanted)
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def jit(f):
+    return fg.jit(f, **OPTIONS)
+
+
+def jvp(f):
+    return lambda x: func.jvp(f, (x,), (x.detach().cos(),))[1]
+
+
+@pytest.fixture
+def x():
+    return torch.linspace(-1, 1.2, 6, dtype=F64).view(2, 3)
+
+
+# ── custom autograd functions ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Cube(torch.autograd.Function):
+    """With a rule of each kind, none of them right: who takes another one is seen. They read a captured tensor."""
+
+    scale = torch.tensor(2.0, dtype=F64)
+
+    @staticmethod
+    def forward(x):
+        return x**3 * Cube.scale, 3 * x**2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_forward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx, cubed, slope):
+        x, found = ctx.saved_tensors
+        return cubed * found * Cube.scale * 5 + slope * 6 * x
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        x, found = ctx.saved_tensors
+        return tangent * found * Cube.scale * 7, tangent * 6 * x
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        cubed, slope = Cube.apply(x)
+        return (cubed * 11, slope), in_dims * 2
+
+
+class GeneratedRule(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, found):
+        return found * ctx.saved_tensors[0].cos() * 3  # not the derivative: who took that would be seen
+
+
+@pytest.mark.parametrize("name", ["grad", "jvp", "vmap", "vmap of grad"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_custom_function_has_its_own_rules(x, name, inside):
+    outer = {
+        "grad": lambda f: func.grad(lambda x: f(x).sum()),
+        "jvp": jvp,
+        "vmap": func.vmap,
+        "vmap of grad": lambda f: func.vmap(func.grad(lambda x: f(x).sum())),
+    }[name]
+
+    def f(x):
+        cubed, slope = Cube.apply(x)
+        return cubed.sin() * x + slope
+
+    c = jit(outer(f)) if inside else outer(jit(f))
+    same(c(x), outer(f)(x))
+    with fg.no_retrace():
+        same(c(x), outer(f)(x))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_custom_function_with_a_generated_rule(x, inside):
+    def outer(f):
+        return func.jacrev(func.vmap(func.grad(lambda x: f(x).square().sum())))
+
+    c = jit(outer(GeneratedRule.apply)) if inside else outer(jit(lambda x: GeneratedRule.apply(x)))
+    same(c(x), outer(GeneratedRule.apply)(x))
+
+
+# ── what is batched, and what is not ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_primal_that_is_no_batch_stays_none(x):
+    """Under jacfwd tangents are a batch and primals are not: what is written to an argument is as it was."""
+
+    def calling(f):
+        def g(x):
+            y = x * 2
+            f(y)
+            return y
+
+        return g
+
+    def write(y):
+        y.mul_(y.sin())
+
+    same(func.jacfwd(calling(jit(write)))(x), func.jacfwd(calling(write))(x))
+
+
+@pytest.mark.parametrize("outer", ["jacfwd", "jacrev", "hessian", "grad of jacfwd", "hessian of jvp"])
+def test_running_statistics_of_batch_norm(x, outer):
+    """They are of the primal, so they are written once for all samples of a batch of tangents; below, autograd saved them."""
+    word = {
+        "jacfwd": func.jacfwd,
+        "jacrev": func.jacrev,
+        "hessian": func.hessian,
+        "grad of jacfwd": lambda f: func.grad(lambda x: func.jacfwd(f)(x).square().sum()),
+        "hessian of jvp": lambda f: func.hessian(jvp(f)),
+    }[outer]
+
+    def make():
+        mean, var = torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64)
+        return (lambda x: F.batch_norm(x, mean, var, training=True).square()), mean, var
+
+    f, *wanted_left = make()
+    g, *left = make()
+    c = jit(g)
+    for _ in range(2):
+        same(word(c)(x), word(f)(x))
+        same(left, wanted_left)
+
+
+@pytest.mark.parametrize("outer", ["grad", "jvp", "vmap"])
+def test_tensors_of_two_levels_under_vmap(x, outer):
+    """Where the batch is of the inner level and the other one of the outer: a program at the outer level has no use for the batch."""
+
+    def closing(make):
+        return lambda w: func.vmap(lambda row: make(lambda v: (v * w * row).sin())(row.cos()))(x)
+
+    word = {"grad": lambda f: func.grad(lambda w: f(w).sum()), "jvp": jvp, "vmap": lambda f: lambda w: func.vmap(f)(w.expand(2, 3))}[outer]
+    for _ in range(2):
+        same(word(closing(jit))(x[0]), word(closing(lambda f: f))(x[0]))
+
+
+# ── tangents ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_expanded_value_has_a_tangent(x):
+    def f(x):
+        return (x * 2)[..., 1:]
+
+    same(jvp(fg.hessian_compiled(f, **OPTIONS))(x), jvp(func.hessian(f))(x))
+
+
+@pytest.mark.parametrize("make", [jvp, func.jacfwd])
+def test_a_tangent_that_is_zero_everywhere(x, make):
+    """It has no memory; as a result of a program it has."""
+
+    def f(x):
+        return x.detach() * x + x.sum(-1, keepdim=True).where(x.sum(-1, keepdim=True) > 0, x)
+
+    same(fg.jit(func.jacrev(make(f)), **OPTIONS)(x), func.jacrev(make(f))(x))
+    same(fg.jit(func.hessian(make(f)), **OPTIONS)(x), func.hessian(make(f))(x))
+    same(func.hessian(make(jit(f)))(x), func.hessian(make(f))(x))
+    found = fg.jit(lambda x: func.jvp(lambda x: (x.detach() * 1, x), (x,), (x,))[1], **OPTIONS)(x)[0]
+    found.add_(1)  # the caller may write to it
+    same(found, torch.ones_like(x))
+
+
+def test_a_zero_tangent_lies_as_its_primal_does(x):
+    net = torch.nn.BatchNorm1d(3).double().eval()
+
+    def f(x):
+        return net(x.square()) * x.sum()
+
+    same(jvp(func.hessian(jit(f)))(x), jvp(func.hessian(f))(x))
+    same(fg.hessian_compiled(func.hessian(f), **OPTIONS)(x), func.hessian(func.hessian(f))(x))
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: F.layer_norm(x, (3,), torch.linspace(-1, 1, 3, dtype=F64).exp()) * x,
+        lambda x: (x.exp().square().sum(-1, keepdim=True) * (torch.linspace(-1, 1, 3, dtype=F64) * x)).sin(),
+    ],
+)
+@pytest.mark.parametrize("inner", [func.jacfwd, func.hessian])
+def test_a_zero_tangent_of_an_inner_level_is_one_at_the_outer(x, f, inner):
+    """What a trace makes of zeros without memory, a view of them too, is of that kind: beside it torch lays out no other tangent."""
+
+    def outer(f):
+        return jvp(func.vmap(inner(f)))
+
+    batch = x.unsqueeze(0).repeat(2, 1, 1)
+    same(jit(outer(f))(batch), outer(f)(batch))
+    same(outer(jit(f))(batch), outer(f)(batch))
+    same(jvp(func.vmap(jit(inner(f))))(batch), outer(f)(batch))
+
+
+# ── complex numbers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_number_that_is_conjugated(x):
+    def f(x):
+        return (torch.complex(x, x.sin()) * 1j).abs().square()
+
+    def outer(f):
+        return func.grad(lambda x: f(x).sum())
+
+    same(outer(fg.jacrev_compiled(f, **OPTIONS))(x), outer(func.jacrev(f))(x))
+
+
+# ── other tracers, other forward modes ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("outer", [lambda f: func.grad(lambda x: f(x).sum()), func.vmap, jvp, func.hessian])
+def test_functionalize_over_a_transform(x, outer):
+    def f(x):
+        y = x * 1
+        y.mul_(2)
+        return y.square()
+
+    c = jit(f)
+    for _ in range(2):
+        same(func.functionalize(outer(c))(x), outer(f)(x))
+
+
+def test_linearize_inside_is_refused(x):
+    def f(x):
+        return func.linearize(torch.sin, x)[1](x)
+
+    with pytest.raises(fg.UnsupportedTransformError, match=r"linearize(.|\n)*test_levels.py:\d+ in f") as raised:
+        jit(f)(x)
+    assert "torch.func.jvp" in str(raised.value)
+    same(func.linearize(jit(torch.sin), x)[1](x), x * x.cos())
+    same(jit(lambda x: func.jvp(torch.sin, (x,), (x,))[1])(x), x * x.cos())
+
+
+def test_a_batch_of_tangents_of_autograd_functional_is_refused(x):
+    c = jit(torch.sin)
+    with pytest.raises(fg.UnsupportedTransformError, match="a batch of tangents") as raised:
+        torch.autograd.functional.jacobian(c, x, vectorize=True, strategy="forward-mode")
+    assert "jacfwd" in str(raised.value)
+    same(func.jacfwd(c)(x), func.jacfwd(torch.sin)(x))
+    same(torch.autograd.functional.jacobian(c, x, vectorize=True), func.jacfwd(torch.sin)(x))
