@@ -173,6 +173,7 @@ def _at_kernel(compiled: Compiled, values: Sequence[Any], kind: str | None, leve
     """A call of a pure function at a level of autograd (``kind`` None: below all levels, where a dual level is open)."""
     if kind in ("jvp", None):
         return _pushed(compiled, values, kind, level)
+    values = [_lifted(level, v) if isinstance(v, Tensor) else v for v in values]
     if not torch.is_grad_enabled() or not any(isinstance(v, Tensor) and v.requires_grad for v in values):
         return _one_below(compiled, level, values)
     definition: Any = compiled.definition
@@ -183,6 +184,11 @@ def _at_kernel(compiled: Compiled, values: Sequence[Any], kind: str | None, leve
     with single_level_functions():
         outs = _Node.apply(_Call(compiled, level), first, *values)
     return () if outs == (None,) else outs
+
+
+def _lifted(level: int, value: Tensor) -> Tensor:
+    """A tensor of an outer level as a constant of this one: what autograd knows of it there is not this level's."""
+    return wrapped_at(level, value) if unwrapped_at(level, value) is value else value
 
 
 def _is_opaque(level: int, value: Any) -> bool:
@@ -213,7 +219,8 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         kept = [first.get(i, v) for i, v in enumerate(values)]
         wrt = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
         ctx.n_saved = None
-        if isinstance(definition, Pure) and definition.halves is not None and all(_is_opaque(call.level, v) for v in values):
+        knows = isinstance(definition, Pure) and definition.tracks(wrt)
+        if knows and definition.halves is not None and all(_is_opaque(call.level, v) for v in values):
             every = _one_below(compiled.derived("forward", lambda: ForwardHalf(definition.root, of=definition)), call.level, values)
             outs, saved = every[: definition.n_outs], every[definition.n_outs :]
             kept += saved
@@ -228,7 +235,7 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
         ctx.set_materialize_grads(False)
-        active = definition.active if isinstance(definition, Pure) else range(len(outs))
+        active = definition.active if knows else range(len(outs))
         ctx.active = tuple(i for i in active if isinstance(outs[i], Tensor) and (outs[i].is_floating_point() or outs[i].is_complex()))
         ctx.like = [(outs[i].shape, outs[i].dtype, outs[i].device) for i in ctx.active] if ctx.n_saved is not None else ()
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])

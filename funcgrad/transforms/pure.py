@@ -87,6 +87,11 @@ class Pure(_OfValues):
     def n_outs(self) -> int:
         return len(self.inner.signature.outs)
 
+    def tracks(self, wrt: Sequence[int]) -> bool:
+        """Whether these inputs were differentiated where it was traced: an outer level may track more of them than that level did."""
+        ins = self.inner.signature.ins
+        return all(self.inner.facts.requires_grad(ins[i]) for i in wrt)  # type: ignore[arg-type]
+
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the function may be run once more: autocast and Python state are what they were."""
