@@ -10,6 +10,7 @@ from .errors import (
     CacheTrustError,
     CapturedTransformError,
     ContainerError,
+    CustomDerivativeError,
     DataDependentControlFlowError,
     DataDependentShapeError,
     FuncgradError,
@@ -39,6 +40,7 @@ from .runtime.program import Program
 from .runtime.stages import StageEvent, watch_compile
 from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
+from .transforms.custom import custom_jvp, custom_vjp
 from .transforms.functional import hessian_compiled, jacfwd_compiled, jacrev_compiled, jvp_compiled, vjp_compiled, vmap_compiled
 from .transforms.grad import grad_and_value_compiled, grad_compiled, jit, value_and_grad_compiled
 from .trees import tree_map
@@ -55,6 +57,7 @@ __all__ = [
     "CapturedTransformError",
     "Compiled",
     "ContainerError",
+    "CustomDerivativeError",
     "DataDependentControlFlowError",
     "DataDependentShapeError",
     "FuncgradError",
@@ -84,6 +87,8 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "custom_jvp",
+    "custom_vjp",
     "grad_and_value_compiled",
     "grad_compiled",
     "hessian_compiled",

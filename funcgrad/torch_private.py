@@ -28,7 +28,8 @@ from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms
-from torch._functorch.pyfunctorch import coerce_cinterpreter, temporarily_clear_interpreter_stack
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import coerce_cinterpreter, dispatch_functorch, temporarily_clear_interpreter_stack
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch._functorch.vmap import vmap_increment_nesting
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
@@ -99,6 +100,25 @@ def is_wrapper_subclass(value: Any) -> bool:
 def is_transform_wrapper(tensor: torch.Tensor) -> bool:
     """Whether a torch.func transform (vmap, grad, jvp) wraps this tensor."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def tracking_level(tensor: torch.Tensor) -> int:
+    """The innermost level of reverse mode that knows a tensor: of torch.func's, 0 for autograd's own, -1 for none."""
+    while is_transform_wrapper(tensor):
+        if torch._C._functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            return int(torch._C._functorch.maybe_get_level(tensor))
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return 0 if tensor.requires_grad else -1
+
+
+def wrapping_level(tensor: torch.Tensor) -> int:
+    """The level of torch.func whose wrapper a tensor is; -1 for none, and for one that has ended."""
+    return int(torch._C._functorch.maybe_get_level(unwrap_dead(tensor)) or -1) if is_transform_wrapper(tensor) else -1
+
+
+def levels_of_kind(kind: str) -> frozenset[int]:
+    """The levels of torch.func that run and are of a kind (``innermost_transform``)."""
+    return frozenset(top.level() for top in torch._C._functorch.get_interpreter_stack() or () if _KINDS[top.key()] == kind)
 
 
 def outside_transforms() -> contextlib.AbstractContextManager[Any]:
@@ -185,6 +205,15 @@ def sharing_dual_level() -> Iterator[None]:
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """An ``autograd.Function`` that knows of one level, the innermost."""
 single_level_functions: Callable[[], contextlib.AbstractContextManager[Any]] = enable_single_level_autograd_function
+
+
+AUTOGRAD_FUNCTION_AT_LEVEL: Any = custom_function_call
+"""The operator that a call of an ``autograd.Function`` is under a transform of torch.func."""
+
+
+def autograd_function_at_level(*operands: Any) -> Any:
+    """What that operator does at the innermost level, without asking torch-function modes."""
+    return dispatch_functorch(custom_function_call, operands, {})
 
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -13,6 +13,7 @@ from ..graphs import tensors_in, type_text
 from ..histories import bump_version, gradient_of, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
+    AUTOGRAD_FUNCTION_AT_LEVEL,
     TRACER_SLOT,
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,6 +22,7 @@ from ..torch_private import (
     NoReplays,
     TorchDispatchMode,
     TorchFunctionMode,
+    autograd_function_at_level,
     creation_meta,
     fake_mode_of,
     from_functional,
@@ -173,6 +175,9 @@ class Lifter(TorchFunctionMode):
             return f"traced {type_text(args[0])}"
         if self._trace.heedless and (torch.is_grad_enabled() or func in _ABOUT_GRADIENTS):
             raise GradientsMatter
+        if func is AUTOGRAD_FUNCTION_AT_LEVEL:  # its operands are stand-ins (``Writes.run_custom_function``)
+            with self:  # what it runs is the caller's
+                return autograd_function_at_level(*args)
         original = args[0] if args else None
         refuse_unknowable(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:

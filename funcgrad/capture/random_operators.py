@@ -43,7 +43,8 @@ class Draws:
         self._first_run = first_run
         self._key: Tensor | None = None
         self._used = 0
-        self._drawn = 0
+        self.drawn = 0
+        """How often the function drew."""
         self._seeds = seeds_noted()
         self._states: list[tuple[Tensor, torch.Generator, int]] = []
         self._moved: dict[torch.Generator, tuple[int, str | None]] = {}
@@ -78,7 +79,7 @@ class Draws:
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
         """``Generator.get_state``: which draws it comes after is noted."""
         state: Tensor = original(generator)
-        self._states.append((state, generator, self._drawn))
+        self._states.append((state, generator, self.drawn))
         return state
 
     def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
@@ -89,7 +90,7 @@ class Draws:
         if drawn is None:
             self.seed(original)
         self._moved[generator] = drawn, user_line()
-        if drawn == self._drawn:
+        if drawn == self.drawn:
             del self._moved[generator]
         return generator
 
@@ -140,7 +141,7 @@ class Draws:
                 where=user_line(),
                 fix="seed outside of the function; around dropout, call torch.utils.checkpoint.checkpoint with use_reentrant=False",
             )
-        self._drawn += 1
+        self.drawn += 1
         if not self._is_pure:
             return NotImplemented
         if arguments.pop("generator", None) is not None:

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -284,6 +285,24 @@ def nesting() -> Iterator[bool]:
     trace = active_trace()
     with contextlib.nullcontext(False) if trace is None else trace.nesting() as traced:
         yield traced
+
+
+_under_reverse: ContextVar[bool] = ContextVar("funcgrad_under_reverse", default=False)
+
+
+def is_under_reverse() -> bool:
+    """Whether what runs is the forward pass of a level of reverse mode that is not among those of torch.func that run."""
+    return _under_reverse.get()
+
+
+@contextlib.contextmanager
+def under_reverse(on: bool = True) -> Iterator[None]:
+    """Inside, what runs is such a forward pass, or is none."""
+    token = _under_reverse.set(on)
+    try:
+        yield
+    finally:
+        _under_reverse.reset(token)
 
 
 @contextlib.contextmanager

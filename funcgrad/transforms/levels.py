@@ -226,7 +226,9 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
             kept += saved
             ctx.n_saved = len(saved)
         else:
-            outs = _one_below(compiled, call.level, values)
+            forward = definition.reversed()
+            target = compiled if forward is definition else compiled.derived("reversed", lambda: forward)
+            outs = _one_below(target, call.level, values)
         if definition.exact is not None:
             _, places = definition.exact
             kept, wrt = [kept[i] for i in places], [k for k, i in enumerate(places) if i in wrt]
@@ -267,13 +269,40 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         return tuple(found)
 
 
+class _DualNode(torch.autograd.Function):
+    """The same in the graph of autograd's own level, where forward mode knows the values, too."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
+        ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in (first.get(i, v) for i, v in enumerate(values))])
+        return _Node.forward(ctx, call, first, *values)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        return _Node.backward(ctx, *incoming)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        values = [s if v is None else dual_parts(v)[0] for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
+        wrt = tuple(i for i, tangent in enumerate(tangents[2:]) if tangent is not None)
+        of, compiled = ctx.call.compiled.definition.reversed(), ctx.call.compiled
+        pushed = compiled.derived(("push reversed", wrt), lambda: Pushed(of.root, of=of, n=ctx.n, wrt=wrt))
+        with torch.enable_grad(), of.again():
+            found = pushed.run((*values, *(tangents[2 + i] for i in wrt)), {})
+        pairs = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
+        return tuple(t if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) else None for v, t in pairs) or (None,)
+
+
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _one_below(compiled: Compiled, level: int, values: Sequence[Any]) -> tuple[Any, ...]:
     """A pure function of what the values are below a level; its tensors wrapped for it."""
-    _, _, transform = innermost_transform()
+    kind, _, transform = innermost_transform()
+    if kind is None:  # autograd's own level
+        with torch.enable_grad():
+            return compiled.run(tuple(dual_parts(v)[0].detach() if isinstance(v, Tensor) else v for v in values), {})  # type: ignore[no-any-return]
     own = [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
     with torch.enable_grad(), FORWARD_MODE(True), below_level(transform):
         outs = compiled(*own)
@@ -292,6 +321,10 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
         return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
     own = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     n = len(values)
+    if kind is None and torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values):
+        first = {i: values[i].clone() for i in of.written}
+        outs: Any = _DualNode.apply(_Call(compiled, level), first, *values)  # type: ignore[no-untyped-call]
+        return () if outs == (None,) else outs
     pushed = compiled.derived(("push", wrt), lambda: Pushed(of.root, of=of, n=n, wrt=wrt))
     found = pushed.run(tuple(own), {}) if kind is None else _one_below(pushed, level, own)
     duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)

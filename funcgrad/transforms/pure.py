@@ -21,7 +21,7 @@ from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private import batched_at, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
 from ..trees import Tree, flatten, unflatten
-from .definition import Definition, nesting
+from .definition import Definition, Pullback, nesting, under_reverse
 
 
 @frozen(eq=False)
@@ -77,9 +77,11 @@ class Pure(_OfValues):
     halves: tuple[Graph, Graph] | None = None
     """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes through it."""
     exact: None = None
+    is_reversed: bool = False
+    """Whether a level of reverse mode runs it as its forward pass."""
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        with nesting():
+        with nesting(), under_reverse() if self.is_reversed else contextlib.nullcontext():
             outs = self.inner.run_pure(*values)
             return _run(self.graph, values) if outs is None else outs
 
@@ -91,6 +93,10 @@ class Pure(_OfValues):
         """Whether these inputs were differentiated where it was traced: an outer level may track more of them than that level did."""
         ins = self.inner.signature.ins
         return all(self.inner.facts.requires_grad(ins[i]) for i in wrt)  # type: ignore[arg-type]
+
+    def reversed(self) -> Pure:
+        """The function as the forward pass of reverse mode: rules for that (``custom_vjp``) apply, whatever levels below do."""
+        return self if self.is_reversed else evolve(self, is_reversed=True)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -111,6 +117,10 @@ class _OfPure(_OfValues):
     @property
     def draws(self) -> tuple[torch.device, ...]:
         return self.of.draws  # type: ignore[no-any-return]
+
+    def reversed(self) -> Any:
+        """See ``Pure.reversed``; a derivative is differentiated itself first."""
+        return self
 
     def again(self) -> contextlib.AbstractContextManager[None]:
         """See ``Pure.again``."""
@@ -192,6 +202,11 @@ class Mapped(_OfPure):
             pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, -1) for v in outs]
         return tuple(v if d == -1 else v.expand(size, *v.shape).clone() if d is None else v.movedim(d, 0) for v, d in pairs)
 
+    def reversed(self) -> Any:
+        """See ``Pure.reversed``."""
+        of = self.of.reversed()
+        return self if of is self.of else evolve(self, of=of)
+
     @property
     def n_outs(self) -> int:
         return self.of.n_outs  # type: ignore[no-any-return]
@@ -253,7 +268,8 @@ class Given:
 
 @frozen(eq=False)
 class AtLevel:
-    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any function."""
+    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any function: cotangents that
+    are given are inputs like others."""
 
     of: Definition
     root: Callable[..., Any]
@@ -261,7 +277,8 @@ class AtLevel:
     replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.of(*args, **kwargs)
+        with nesting() if isinstance(self.of, Pullback) else contextlib.nullcontext():
+            return self.of(*args, **kwargs)
 
     def argument_names(self, n: int) -> list[str]:
         return self.of.argument_names(n)
