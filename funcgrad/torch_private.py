@@ -724,9 +724,10 @@ METHODS: dict[Any, str] = {
 
 
 def direct(op: Any) -> Callable[..., Any]:
-    """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame around it."""
+    """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame around it. The Python of
+    a custom one runs with grad mode off, as it does below eager PyTorch's autograd: it may ask for ``.numpy()``."""
     call = getattr(torch.Tensor, METHODS[op]) if op in METHODS else op._op if is_operator(op) else op
-    return call  # type: ignore[no-any-return]
+    return torch.no_grad()(call) if is_operator(op) and not is_torchs_own(op) else call  # type: ignore[no-any-return]
 
 
 _BELOW = functools.reduce(
