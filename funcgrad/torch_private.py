@@ -173,6 +173,36 @@ unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap
 """A tensor of a level that has ended is what it wraps."""
 
 
+_LEGACY_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
+def is_legacy_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a batch dimension of autograd's own vmap (``is_grads_batched``, ``gradcheck``), which is not torch.func's."""
+    return bool(dispatch_keys(tensor).has(_LEGACY_BATCHED))
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of a vmap, torch.func's or autograd's own, or of another transform."""
+    keys = dispatch_keys(tensor)
+    return bool(keys.has(_LEGACY_BATCHED)) or is_transform_wrapper(tensor)
+
+
+def legacy_level() -> int:
+    """The innermost level of that vmap."""
+    level = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return int(level) - 1
+
+
+legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._add_batch_dim(t, d, level)  # noqa: E731
+
+
+def legacy_unbatched_at(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """What such a tensor is below a level: its batch dimension is the first."""
+    below: torch.Tensor = torch._remove_batch_dim(tensor, level, 1, 0)
+    return below
+
+
 def functional_below(level: int, tensor: torch.Tensor) -> torch.Tensor:
     """What a tensor of ``torch.func.functionalize`` stands for, up to date."""
     if not torch._is_functional_tensor(tensor) or torch._C._functorch.maybe_get_level(tensor) != level:

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from ..capture.origins import Origin, Unresolved, find_origins
 from ..capture.trace import active_trace
-from ..errors import CapturedTransformError
+from ..capture.where import user_line
+from ..errors import CapturedTransformError, UnsupportedTransformError
 from ..generators import own_draws, state_of
 from ..torch_private import (
     FORWARD_MODE,
@@ -35,14 +36,19 @@ from ..torch_private import (
     functional_at,
     functional_below,
     innermost_transform,
+    is_legacy_batched,
     is_tracked_wrapper,
     is_transform_wrapper,
+    legacy_batched_at,
+    legacy_level,
+    legacy_unbatched_at,
     make_dual,
     single_level_functions,
     unbatched_at,
     unwrap_dead,
     unwrap_transform,
     unwrapped_at,
+    vmap_level,
     wrapped_at,
     wrapped_value,
 )
@@ -77,6 +83,33 @@ def call_under_transforms(compiled: Compiled, args: tuple[Any, ...], kwargs: dic
     definition = compiled.definition
     args, kwargs = unflatten(leaves, tree)
     return compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True).run(args, kwargs)
+
+
+def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with tensors of autograd's own vmap: as under that of torch.func."""
+    leaves, tree, _ = flatten((args, kwargs))
+    at = legacy_level()
+    below = {i: legacy_unbatched_at(at, v) for i, v in enumerate(leaves) if _is_batched(v)}
+    if any(map(is_legacy_batched, below.values())):
+        raise UnsupportedTransformError(
+            "a compiled function is called under two levels of autograd's own vmap (is_grads_batched)",
+            where=user_line(),
+            fix="use torch.func.vmap and torch.func.vjp",
+        )
+    with vmap_level(next(iter(below.values())).shape[0], "error") as level:
+        args, kwargs = unflatten([batched_at(level, below[i], 0) if i in below else v for i, v in enumerate(leaves)], tree)
+        outs, out_tree, _ = flatten(compiled(*args, **kwargs))
+        pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
+    return unflatten([v if d is None else legacy_batched_at(at, v, d) for v, d in pairs], out_tree)
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, Tensor) and is_legacy_batched(value)
+
+
+def _sample(value: Tensor) -> Tensor:
+    """A tensor that is the same for all samples, without its batch dimension: where tangents alone have one."""
+    return legacy_unbatched_at(legacy_level(), value)[0] if is_legacy_batched(value) else value
 
 
 _FLAT = Leaf()
@@ -327,5 +360,6 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
         return () if outs == (None,) else outs
     pushed = compiled.derived(("push", wrt), lambda: Pushed(of.root, of=of, n=n, wrt=wrt))
     found = pushed.run(tuple(own), {}) if kind is None else _one_below(pushed, level, own)
-    duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
+    outs = [_sample(v) if isinstance(v, Tensor) and not any(map(_is_batched, own[:n])) else v for v in found[: of.n_outs]]
+    duals = zip(outs, found[of.n_outs :], strict=True)
     return tuple(make_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
