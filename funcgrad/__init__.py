@@ -10,6 +10,7 @@ from .errors import (
     CacheTrustError,
     CapturedTransformError,
     ContainerError,
+    CustomDerivativeError,
     DataDependentControlFlowError,
     DataDependentShapeError,
     FuncgradError,
@@ -40,6 +41,7 @@ from .runtime.program import Program
 from .runtime.stages import StageEvent, watch_compile
 from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
+from .transforms.custom import custom_jvp, custom_vjp
 from .transforms.functional import (
     hessian_compiled,
     jacfwd_compiled,
@@ -64,6 +66,7 @@ __all__ = [
     "CapturedTransformError",
     "Compiled",
     "ContainerError",
+    "CustomDerivativeError",
     "DataDependentControlFlowError",
     "DataDependentShapeError",
     "FuncgradError",
@@ -94,6 +97,8 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "custom_jvp",
+    "custom_vjp",
     "grad_and_value_compiled",
     "grad_compiled",
     "hessian_compiled",

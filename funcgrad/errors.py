@@ -41,6 +41,10 @@ class ArgumentError(FuncgradError, TypeError):
     """``argnums`` or ``static_argnums`` name no positional argument of this call, or an argument has no use as an input."""
 
 
+class CustomDerivativeError(FuncgradError, TypeError):
+    """A rule of ``custom_vjp`` or ``custom_jvp`` is missing, or returned something else than it must."""
+
+
 class AuxError(FuncgradError, TypeError):
     """``has_aux=True``, but the function did not return a pair ``(output, aux)``."""
 

@@ -32,7 +32,7 @@ from .slots import Signature, Slot
 from .subclasses import Wrapping
 from .tags import tags_of
 from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
-from .trees import Tree
+from .trees import Tree, flatten
 
 _DRAWN_AT_MOST = 80
 _SHOWN = 240
@@ -41,14 +41,15 @@ _SHOWN = 240
 
 def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written`` (positions and
-    names), and what it returns is followed by them."""
+    names), and the tensors it returns are followed by them."""
     places: dict[int | str, Any] = dict(enumerate(args))
     places.update(kwargs)
     for place in written:
         old = places[place]
         places[place] = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device).copy_(old)
-    out = op(*(places[i] for i in range(len(args))), **{name: places[name] for name in kwargs})
-    return (*tensors_in(out), *(places[place] for place in written))
+    with torch.no_grad():  # as below eager PyTorch's autograd: it may ask for ``.numpy()``
+        out = op(*(places[i] for i in range(len(args))), **{name: places[name] for name in kwargs})
+    return (*(v for v in flatten(out)[0] if isinstance(v, Tensor)), *(places[place] for place in written))
 
 
 @frozen(eq=False, repr=False)

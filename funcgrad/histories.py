@@ -141,9 +141,19 @@ def family_of(t: torch.Tensor) -> torch.Tensor:
 class _WithHistory(torch.autograd.Function):
     """To autograd, its second argument; in memory, its first."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
+    def forward(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return look.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def jvp(ctx: Any, look: Any, carrier: torch.Tensor | None) -> torch.Tensor | None:  # type: ignore[override]
+        return carrier
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]

@@ -118,6 +118,25 @@ def is_transform_wrapper(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def tracking_level(tensor: torch.Tensor) -> int:
+    """The innermost level of reverse mode that knows a tensor: of torch.func's, 0 for autograd's own, -1 for none."""
+    while is_transform_wrapper(tensor):
+        if torch._C._functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            return int(torch._C._functorch.maybe_get_level(tensor))
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return 0 if tensor.requires_grad else -1
+
+
+def wrapping_level(tensor: torch.Tensor) -> int:
+    """The level of torch.func whose wrapper a tensor is; -1 for none, and for one that has ended."""
+    return int(torch._C._functorch.maybe_get_level(unwrap_dead(tensor)) or -1) if is_transform_wrapper(tensor) else -1
+
+
+def levels_of_kind(kind: str) -> frozenset[int]:
+    """The levels of torch.func that run and are of a kind (``innermost_transform``)."""
+    return frozenset(top.level() for top in torch._C._functorch.get_interpreter_stack() or () if _KINDS[top.key()] == kind)
+
+
 def outside_transforms() -> contextlib.AbstractContextManager[Any]:
     """Inside, no torch.func transform is active. Seen in 2.11, 2.13."""
     return temporarily_clear_interpreter_stack()
@@ -210,6 +229,36 @@ unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap
 """A tensor of a level that has ended is what it wraps."""
 
 
+_LEGACY_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
+def is_legacy_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a batch dimension of autograd's own vmap (``is_grads_batched``, ``gradcheck``), which is not torch.func's."""
+    return bool(dispatch_keys(tensor).has(_LEGACY_BATCHED))
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of a vmap, torch.func's or autograd's own, or of another transform."""
+    keys = dispatch_keys(tensor)
+    return bool(keys.has(_LEGACY_BATCHED)) or is_transform_wrapper(tensor)
+
+
+def legacy_level() -> int:
+    """The innermost level of that vmap."""
+    level = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return int(level) - 1
+
+
+legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._add_batch_dim(t, d, level)  # noqa: E731
+
+
+def legacy_unbatched_at(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """What such a tensor is below a level: its batch dimension is the first."""
+    below: torch.Tensor = torch._remove_batch_dim(tensor, level, 1, 0)
+    return below
+
+
 def functional_below(level: int, tensor: torch.Tensor) -> torch.Tensor:
     """What a tensor of ``torch.func.functionalize`` stands for, up to date."""
     if not torch._is_functional_tensor(tensor) or torch._C._functorch.maybe_get_level(tensor) != level:
@@ -298,8 +347,6 @@ def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-is_autograd_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-"""Whether a tensor is a batch of ``torch.autograd.functional`` or ``is_grads_batched``, whose vmap is none of torch.func's."""
 is_tracked_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 """Whether a wrapper is one of grad, vjp or jvp."""
 level_of: Callable[[torch.Tensor], int] = torch._C._functorch.maybe_get_level
@@ -806,9 +853,10 @@ METHODS: dict[Any, str] = {
 
 
 def direct(op: Any) -> Callable[..., Any]:
-    """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame around it."""
+    """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame around it. The Python of
+    a custom one runs with grad mode off, as it does below eager PyTorch's autograd: it may ask for ``.numpy()``."""
     call = getattr(torch.Tensor, METHODS[op]) if op in METHODS else op._op if is_operator(op) else op
-    return call  # type: ignore[no-any-return]
+    return torch.no_grad()(call) if is_operator(op) and not is_torchs_own(op) else call  # type: ignore[no-any-return]
 
 
 _BELOW = functools.reduce(

@@ -275,9 +275,6 @@ row("a context_fn of its own", TRANSFORM, "context_fn",
 
 row("linearize inside", TRANSFORM, "torch.func.linearize", lambda x: torch.func.linearize(torch.sin, x)[1](x), numbers,
     fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x))
-row("a batch of tangents", TRANSFORM, "a batch of tangents",
-    lambda x: torch.autograd.functional.jacobian(fg.jit(torch.sin), x, vectorize=True, strategy="forward-mode"), numbers,
-    transform=undifferentiated, fixed=lambda x: torch.func.jacfwd(fg.jit(torch.sin))(x))
 
 
 def draws_in_a_branch(x: Tensor) -> Tensor:
@@ -940,6 +937,66 @@ row("a budget that nothing keeps", fg.PartitionError, "the smallest found", lamb
     options={"memory_budget": "1KiB"}, fixed_options={"memory_budget": "1MiB"})
 row("a graph with too few values", fg.GraphError, "takes 1 values, got 0", lambda x: fg.jit(doubled).program(x).joint.run(), numbers,
     transform=undifferentiated, fixed=lambda x: fg.jit(doubled).program(x).joint.run(x)[0], where=None)
+
+# ── rules of the caller's for derivatives ────────────────────────────────────────────────────────────────────────
+
+
+def with_rules(fwd: Any = None, bwd: Any = None, **options: Any) -> Any:
+    f = fg.custom_vjp(doubled, **options)
+    f.defvjp(fwd or (lambda x: (x * 2, x)), bwd or (lambda x, g: (g * 2,)))
+    return f
+
+
+def with_tangents(rule: Any) -> Any:
+    f = fg.custom_jvp(doubled)
+    f.defjvp(rule)
+    return f
+
+
+def keyword_alone(x: Tensor, *, k: int) -> Tensor:
+    return x * k
+
+
+def ruled(function: Any) -> Any:
+    f = fg.custom_jvp(function)
+    f.defjvp(lambda p, t: (f(*p), t[0] * 2))
+    return f
+
+
+CUSTOM, RULED = fg.CustomDerivativeError, with_rules()
+TWO_RULES, ONE_RULE = fg.custom_jvp(doubled), fg.custom_jvp(doubled)
+TWO_RULES.defjvps(lambda t, out, x: t * 2, None)
+ONE_RULE.defjvps(lambda t, out, x: t * 2)
+
+
+def drawn(x: Tensor, noise: Tensor) -> Tensor:
+    return x * noise
+
+
+def pushed(f: Any) -> Any:
+    return lambda x: torch.func.jvp(f, (x,), (x,))[1]
+
+
+row("no rule", CUSTOM, "has no rule for its derivative", fg.custom_vjp(doubled), numbers, fixed=RULED)
+row("fwd returns no pair", CUSTOM, "returned a tensor, not a pair", with_rules(lambda x: x * 2), leaf, fixed=RULED)
+row("bwd returns no tuple", CUSTOM, "not a tuple of 1 cotangents", with_rules(bwd=lambda x, g: g * 2), leaf, fixed=RULED, calls=once)
+row("another structure of a cotangent", CUSTOM, "a cotangent of structure", with_rules(bwd=lambda x, g: ([g * 2],)), leaf, fixed=RULED, calls=once)
+row("another shape of a cotangent", CUSTOM, "as the cotangent of x, which is", with_rules(bwd=lambda x, g: (g.sum(),)), leaf, fixed=RULED, calls=once)
+row("a rule that returns no pair", CUSTOM, "returned a tensor, not a pair", pushed(with_tangents(lambda p, t: t[0])), numbers, fixed=pushed(ruled(doubled)))
+row("a rule that draws", CUSTOM, "draws random numbers, and runs again", pushed(with_tangents(lambda p, t: (p[0] * 2, t[0] * torch.rand(3)))), numbers,
+    fixed=pushed(ruled(doubled)))
+row("a function with rules closes over what is differentiated", CUSTOM, "closes over a tensor that is differentiated",
+    lambda x: ruled(lambda y: y * x)(torch.ones(3)), leaf, fixed=lambda x: ruled(doubled)(x))
+row("more rules than arguments", CUSTOM, "1 arguments, and defjvps has 2 rules", pushed(TWO_RULES), numbers, fixed=pushed(ONE_RULE))
+row("forward mode of a custom_vjp", fg.UnsupportedTransformError, "is differentiated in forward mode", pushed(RULED), numbers, fixed=pushed(ONE_RULE))
+row("an argument that rules do not differentiate", fg.NonDifferentiableArgumentError, "is among its nondiff_argnums",
+    with_rules(lambda x: (x * 2, x), lambda x, saved, g: (), nondiff_argnums=0), leaf, fixed=RULED)
+row("nondiff_argnums is no position", ARGUMENT, "nondiff_argnums='x'", lambda x: fg.custom_jvp(doubled, "x")(x), numbers, fixed=RULED, where=None)
+row("nondiff_argnums out of range", ARGUMENT, "was called with 1 arguments", with_rules(nondiff_argnums=1), numbers, fixed=RULED)
+row("a keyword of a function with rules", ARGUMENT, "can be passed by keyword alone", lambda x: ruled(keyword_alone)(x, k=2), numbers, fixed=RULED)
+row("keywords of a function without a signature", ARGUMENT, "has no signature that says", lambda x: ruled(torch.add)(x, other=x), numbers,
+    fixed=lambda x: ruled(doubled)(x))
+row("defjvps and nondiff_argnums", ARGUMENT, "takes no nondiff_argnums", lambda x: fg.custom_jvp(doubled, 0).defjvps(None), numbers, fixed=RULED, where=None)
 
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",

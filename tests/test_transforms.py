@@ -518,3 +518,36 @@ def test_a_tensor_of_a_level_that_has_ended(x):
     for other in (x, kept[0], x, kept[0]):
         same(func.grad(lambda y, other=other: compiled(y, other))(x), x)
     same(func.vmap(compiled, (0, None))(torch.stack([x, x]), kept[0]), torch.stack([x @ x, x @ x]))
+
+
+OUTER_OF_ANOTHER_ARGUMENT = {
+    "grad of grad": lambda f: lambda x, y: func.grad(lambda x, y: func.grad(f)(x, y).pow(2).sum(), (0, 1))(x, y),
+    "jacrev of jacrev": lambda f: lambda x, y: func.jacrev(lambda y: func.jacrev(lambda x: f(x, y))(x))(y),
+    "jacfwd of jacrev": lambda f: lambda x, y: func.jacfwd(lambda y: func.jacrev(lambda x: f(x, y))(x))(y),
+    "jacrev of jacfwd": lambda f: lambda x, y: func.jacrev(lambda y: func.jacfwd(lambda x: f(x, y))(x))(y),
+    "grad of jvp": lambda f: lambda x, y: func.grad(lambda y: func.jvp(lambda x: f(x, y), (x,), (x.cos(),))[1])(y),
+    "vmap of grad of grad": lambda f: lambda x, y: func.vmap(
+        lambda x: func.grad(lambda y: func.grad(f)(x, y).pow(2).sum())(y)
+    )(torch.stack([x, x.sin()])),
+    "grad of grad of grad": lambda f: lambda x, y: func.grad(
+        lambda y: func.grad(lambda x: func.grad(f, 1)(x, y).pow(2).sum())(x).sum()
+    )(y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("outer", OUTER_OF_ANOTHER_ARGUMENT)
+def test_an_outer_level_differentiates_another_argument(outer, x):
+    """Its program was traced for the inner level, to which that argument, and a result of it alone, are constants."""
+
+    def of(f):
+        def scalar(x, y):
+            a, b = f(x, y)
+            return (a**3 * b).sum()
+
+        return OUTER_OF_ANOTHER_ARGUMENT[outer](scalar)
+
+    def f(x, y):
+        return x.sin() * y, y.cos()
+
+    y = torch.linspace(0.3, 1.7, 5, dtype=F64)
+    same(of(jit(f))(x, y), of(f)(x, y))

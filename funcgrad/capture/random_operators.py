@@ -55,7 +55,8 @@ class Draws:
         self._first_run = first_run
         self._key: Tensor | None = None
         self._used = 0
-        self._drawn = 0
+        self.drawn = 0
+        """How often the function drew."""
         self._seeds = seeds_noted()
         self._states: list[tuple[Tensor, torch.Generator, int]] = []
         self._seeded_with: dict[int, int] = {}
@@ -73,11 +74,11 @@ class Draws:
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
         """What is drawn inside is not drawn."""
-        before = self._used, self._drawn
+        before = self._used, self.drawn
         try:
             yield
         finally:
-            self._used, self._drawn = before
+            self._used, self.drawn = before
 
     def expect(self, generators: Sequence[torch.Generator]) -> None:
         """The generators that the first run named: any other one the function makes itself."""
@@ -123,15 +124,15 @@ class Draws:
         """``Generator.get_state``: how much was drawn and seeded before is noted."""
         real = self._is_pure and is_default(generator)
         state: Tensor = original(generator) if real else self._call(generator_state, *self._named(generator))
-        self._states.append((state, generator, self._drawn))
+        self._states.append((state, generator, self.drawn))
         return state
 
     def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
         """``Generator.set_state``; nothing is done where it is in that state (``torch.random.fork_rng`` around what draws nothing)."""
-        if not any(known is state and of is generator and drawn == self._drawn for known, of, drawn in self._states):
+        if not any(known is state and of is generator and drawn == self.drawn for known, of, drawn in self._states):
             self._done(set_generator_state, state, *self._named(generator))
             self._seeded_with.pop(generator_id(generator), None)
-            self._states.append((state, generator, self._drawn))
+            self._states.append((state, generator, self.drawn))
         return generator
 
     def _named(self, generator: torch.Generator) -> tuple[Any, ...]:
@@ -161,7 +162,7 @@ class Draws:
             what = "sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made"
             self._refuse(what, 'rng="eager"')
         self._call(op, *args)
-        self._drawn += 1
+        self.drawn += 1
 
     def _call(self, op: Any, *args: Any) -> Tensor:
         with outside_transforms(), self._trace.functional:
@@ -213,7 +214,7 @@ class Draws:
             if self._is_pure:
                 raise own_generator(op, 'other than the default one, with rng="philox"')
             self._met(generator, self._trace.tracer)
-        self._drawn += 1
+        self.drawn += 1
         if not self._is_pure:
             return NotImplemented
         if op not in RULES:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from ..calls import getitem, require_false, require_true, scalar, size
 from ..errors import TraceError
 from ..generators import is_default
-from ..graphs import Graph, storages
+from ..graphs import Graph, storages, written_copies
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
     FakeTensor,
@@ -73,6 +73,9 @@ class Recorder:
         """Append one call. A call that yields no tensor (a size, a device) is metadata and leaves no node."""
         assert self.graph is not None
         leaves = out if isinstance(out, (list, tuple)) else [out]
+        if any(isinstance(v, (list, tuple)) for v in leaves):  # a custom operator's lists beside other results
+            self.record(written_copies, (op, (), args, kwargs), {}, tuple(v for v in flatten(out)[0] if isinstance(v, Tensor)))
+            return
         if not any(isinstance(v, Tensor) for v in leaves):
             return
         if op is torch.ops.aten._efficientzerotensor.default:  # what it stands for is known by now; who gets it may write to it

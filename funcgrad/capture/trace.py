@@ -219,14 +219,15 @@ class Trace(Recorder):
         slot, functional = self.rereads.pop(storage_id(touched), (None, None))
         if slot is None or functional is None:
             return
-        with without_modes(), self.fakes:
-            own = from_functional(functional)
-            fake = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
-        self.late.append(Late(slot))
-        node = self._placeholder(Late(slot), fake)
-        if node is not None:
-            tag(node, Tag.MUST_BE_IN_BACKWARD, "read when backward runs, as eager PyTorch reads it")
-        replace_value(functional, fake)
+        with outside_transforms():  # a backward of the caller's may touch it in the middle of a vjp of its own
+            with without_modes(), self.fakes:
+                own = from_functional(functional)
+                fake = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
+            self.late.append(Late(slot))
+            node = self._placeholder(Late(slot), fake)
+            if node is not None:
+                tag(node, Tag.MUST_BE_IN_BACKWARD, "read when backward runs, as eager PyTorch reads it")
+            replace_value(functional, fake)
 
     def mark_start_of_backward(self, tensor: Tensor) -> Tensor:
         """What is computed from ``tensor`` belongs to the backward pass."""

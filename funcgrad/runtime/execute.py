@@ -21,7 +21,7 @@ from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private import below_autograd, is_wrapper_subclass, versions_kept
+from ..torch_private import below_autograd, is_mapped, is_wrapper_subclass, versions_kept
 from .cotangents import CotangentLayout, Outline
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
@@ -146,7 +146,8 @@ class _Apply(torch.autograd.Function):
             cotangents = [layout.zeros() if t is None else t for layout, t in zip(program.cotangents, cotangents, strict=True)]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         _require_versions(ctx.watched)
-        if torch.is_grad_enabled() or program.backward is None:
+        # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
+        if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
             _require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
             places = program.gradient_inputs
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]

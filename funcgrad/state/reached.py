@@ -363,6 +363,8 @@ class Reached:
                 self._guard(Guard.of(place, place.read()))
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
                 self.see(value.__wrapped__, name)
+            if hasattr(value, "rules"):  # a custom_vjp or custom_jvp
+                self._value(Place("slot", value, "rules", joined(name, "rules")), value.rules)
             return
         own = attributes_of(value)
         if own is not None and not is_library(kind):  # it may be another; a threading.local has one for each thread

@@ -57,12 +57,12 @@ from ..runtime.stages import Stages
 from ..sizes import SizeError
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..torch_private import foreign_trace_active, modes_entered, transforms_or_duals
+from ..torch_private import foreign_trace_active, is_legacy_batched, modes_entered, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .definition import Definition, Untracked, name_of
 from .halves import differentiable, graphs_to_run, pullback_of, pure_of, trace_joint
-from .levels import call_under_transforms
+from .levels import call_under_legacy_vmap, call_under_transforms
 from .peel import Printed
 from .splitting import split_joint
 
@@ -237,6 +237,8 @@ class Compiled:
         tensors = [t for leaf in leaves if isinstance(leaf, Tensor) for t in inner_tensors(leaf)]
         if active_trace() is not None or foreign_trace_active(tensors):
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
+        if any(map(is_legacy_batched, tensors)):
+            return call_under_legacy_vmap(self, args, kwargs)
         compiled = 0
         while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
             known = self._cache.misses

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
-from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
+from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError, UnsupportedTransformError
 from ..histories import has_history
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private import is_wrapper_subclass, transforms_or_duals
@@ -256,6 +257,8 @@ class Pullback:
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         trace = active_trace()
         assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"
+        if transforms_or_duals():
+            return self._by_torch_func(values, cotangents)
         differentiable = torch.is_grad_enabled()
         slots = self.inner.signature.ins
         with nesting() as traced, torch.enable_grad():
@@ -269,6 +272,28 @@ class Pullback:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]
                 return torch.autograd.grad([v for v, _ in pairs], targets, seeds, create_graph=differentiable, allow_unused=True)
+
+    def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The same of values that transforms of the trace may wrap."""
+        outs = self.inner.signature.outs
+
+        def f(*own: Tensor) -> tuple[Tensor, ...]:
+            variables = list(values)
+            for i, value in zip(self.wrt, own, strict=True):
+                variables[i] = value
+            results = self.inner.run_pure(*variables)
+            if results is None:
+                raise UnsupportedTransformError(
+                    "a gradient of a function that writes to memory that inputs share, or to more than values, is differentiated in "
+                    "forward mode",
+                    where=definition_line(self.root),
+                    fix="take the derivative by torch.func: torch.func.jvp(torch.func.grad(f), ...)",
+                )
+            return tuple(results[outs.index(slot)] for slot in self.active)
+
+        with nesting():
+            pull: Any = torch.func.vjp(f, *(values[i] for i in self.wrt))[1]
+            return pull(tuple(cotangents))  # type: ignore[no-any-return]
 
     def argument_names(self, n: int) -> list[str]:
         return ["values", "cotangents"]
@@ -284,6 +309,24 @@ def nesting() -> Iterator[bool]:
     trace = active_trace()
     with contextlib.nullcontext(False) if trace is None else trace.nesting() as traced:
         yield traced
+
+
+_under_reverse: ContextVar[bool] = ContextVar("funcgrad_under_reverse", default=False)
+
+
+def is_under_reverse() -> bool:
+    """Whether what runs is the forward pass of a level of reverse mode that is not among those of torch.func that run."""
+    return _under_reverse.get()
+
+
+@contextlib.contextmanager
+def under_reverse(on: bool = True) -> Iterator[None]:
+    """Inside, what runs is such a forward pass, or is none."""
+    token = _under_reverse.set(on)
+    try:
+        yield
+    finally:
+        _under_reverse.reset(token)
 
 
 @contextlib.contextmanager

@@ -40,15 +40,19 @@ from ..torch_private import (
     innermost_randomness,
     innermost_size,
     innermost_transform,
-    is_autograd_batch,
+    is_legacy_batched,
     is_tracked_wrapper,
     is_transform_wrapper,
     is_zero_tensor,
+    legacy_batched_at,
+    legacy_level,
+    legacy_unbatched_at,
     make_dual,
     unbatched_at,
     unwrap_dead,
     unwrap_transform,
     unwrapped_at,
+    vmap_level,
     wrapped_at,
     wrapped_value,
 )
@@ -103,6 +107,33 @@ def _met_first(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _at_level(compiled: Compiled) -> Compiled:
     definition = compiled.definition
     return compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True)
+
+
+def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with tensors of autograd's own vmap: as under that of torch.func."""
+    leaves, tree, _ = flatten((args, kwargs))
+    at = legacy_level()
+    below = {i: legacy_unbatched_at(at, v) for i, v in enumerate(leaves) if _is_batched(v)}
+    if any(map(is_legacy_batched, below.values())):
+        raise UnsupportedTransformError(
+            "a compiled function is called under two levels of autograd's own vmap (is_grads_batched)",
+            where=user_line(),
+            fix="use torch.func.vmap and torch.func.vjp",
+        )
+    with vmap_level(next(iter(below.values())).shape[0], "error") as level:
+        args, kwargs = unflatten([batched_at(level, below[i], 0) if i in below else v for i, v in enumerate(leaves)], tree)
+        outs, out_tree, _ = flatten(compiled(*args, **kwargs))
+        pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
+    return unflatten([v if d is None else legacy_batched_at(at, v, d) for v, d in pairs], out_tree)
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, Tensor) and is_legacy_batched(value)
+
+
+def _sample(value: Tensor) -> Tensor:
+    """A tensor that is the same for all samples, without its batch dimension: where tangents alone have one."""
+    return legacy_unbatched_at(legacy_level(), value)[0] if is_legacy_batched(value) else value
 
 
 # ── vmap ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,6 +231,7 @@ def _pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, leve
     if kind in ("jvp", None):
         return _pushed(compiled, values, kind, level)
     own = _below(values, level)
+    values = [wrapped_at(level, v) if _is_of_outer(v, o) else v for v, o in zip(values, own, strict=True)]
     if not torch.is_grad_enabled() or not any(isinstance(v, Tensor) and v.requires_grad for v in values):
         return _one_below(compiled, level, own)
     definition: Any = compiled.definition
@@ -216,6 +248,12 @@ def _pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, leve
 def _below(values: Sequence[Any], level: int) -> list[Any]:
     """The values that tensors of a level of autograd wrap."""
     return [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
+
+
+def _is_of_outer(value: Any, own: Any) -> bool:
+    """Whether a value is no tensor of a level (``own``: what it is below) but of an outer one, which knows it: it is a constant of this
+    one then, and what autograd knows of it there is not this level's."""
+    return own is value and isinstance(value, Tensor) and value.requires_grad
 
 
 def _is_opaque(value: Any) -> bool:
@@ -250,14 +288,17 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         kept = [first.get(i, v) for i, v in enumerate(values)]
         wrt = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
         ctx.n_saved = None
-        if isinstance(definition, Pure) and definition.halves is not None and call.opaque:
+        knows = isinstance(definition, Pure) and definition.tracks(wrt)
+        if knows and definition.halves is not None and call.opaque:
             half = compiled.derived("forward", lambda: ForwardHalf(definition.root, of=definition))
             every = _one_below(half, call.level, call.own)
             outs, saved = every[: definition.n_outs], every[definition.n_outs :]
             kept += saved
             ctx.n_saved = len(saved)
         else:
-            outs = _one_below(compiled, call.level, call.own)
+            forward = definition.reversed()
+            target = compiled if forward is definition else compiled.derived("reversed", lambda: forward)
+            outs = _one_below(target, call.level, call.own)
         if definition.exact is not None and not definition.is_itself_for(wrt):
             ctx.of, ctx.places = definition.exact
             kept, wrt = [kept[i] for i in ctx.places], [k for k, i in enumerate(ctx.places) if i in wrt]
@@ -265,7 +306,7 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
         ctx.set_materialize_grads(False)
-        active = definition.active if isinstance(definition, Pure) else range(len(outs))
+        active = definition.active if knows else range(len(outs))
         ctx.active = tuple(i for i in active if isinstance(outs[i], Tensor) and (outs[i].is_floating_point() or outs[i].is_complex()))
         ctx.like = [(outs[i].shape, outs[i].dtype, outs[i].device) for i in ctx.active] if ctx.n_saved is not None else ()
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
@@ -305,12 +346,39 @@ def _in_memory(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) and is_zero_tensor(value) else value
 
 
+class _DualNode(torch.autograd.Function):
+    """The same in the graph of autograd's own level, where forward mode knows the values, too."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
+        ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in (first.get(i, v) for i, v in enumerate(values))])
+        return _Node.forward(ctx, call, first, *values)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        return _Node.backward(ctx, *incoming)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        values = [s if v is None else dual_parts(v)[0] for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
+        wrt = tuple(i for i, tangent in enumerate(tangents[2:]) if tangent is not None)
+        of, compiled = ctx.compiled.definition.reversed(), ctx.compiled
+        pushed = compiled.derived(("push reversed", wrt), lambda: pushed_forward(of, wrt, ctx.n))
+        with torch.enable_grad(), of.again():
+            found = pushed.run((*values, *(tangents[2 + i] for i in wrt)), {})
+        pairs = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
+        return tuple(t if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) else None for v, t in pairs) or (None,)
+
+
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _one_below(compiled: Compiled, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
     """A pure function of values below a level; its tensors wrapped for it. What is linear in symbolic zeros is zeros."""
+    if level < 0:  # autograd's own
+        with torch.enable_grad():
+            return compiled.run(tuple(own), {})  # type: ignore[no-any-return]
     of = compiled.definition
     with BelowLevel(tracked=True):
         outs = of.zeros(own) if isinstance(of, BackwardHalf) and of.is_of_zeros(own) else compiled(*map(_in_memory, own))
@@ -321,8 +389,6 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
     """Forward mode: of a level of torch.func, or (``kind`` None) of ``torch.autograd.forward_ad`` below all of them."""
     pairs = [dual_parts(v) if isinstance(v, Tensor) else (v, None) for v in values]
     wrt = tuple(i for i, (_, tangent) in enumerate(pairs) if tangent is not None)
-    if kind is None:
-        _require_no_batch([pairs[i][1] for i in wrt])
     if not wrt:
         return compiled.run(tuple(values), {}) if kind is None else _one_below(compiled, level, _below(values, level))
     of: Any = compiled.definition
@@ -332,20 +398,16 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
     parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     n = len(values)
+    if kind is None and torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values):
+        first = {i: values[i].clone() for i in of.written}
+        own = [dual_parts(v)[0].detach() if isinstance(v, Tensor) else v for v in values]
+        outs: Any = _DualNode.apply(_Call(compiled, level, own, False), first, *values)  # type: ignore[no-untyped-call]
+        return outs if of.n_outs else ()
     pushed = compiled.derived(("push", wrt), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
-    duals = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
+    outs = [_sample(v) if isinstance(v, Tensor) and not any(map(_is_batched, parts[:n])) else v for v in found[: of.n_outs]]
+    duals = zip(outs, found[of.n_outs :], strict=True)
     return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
-
-
-def _require_no_batch(tangents: Sequence[Any]) -> None:
-    """The vmap of ``torch.autograd.functional`` is no level that a program could be peeled of."""
-    if any(map(is_autograd_batch, tangents)):
-        raise UnsupportedTransformError(
-            "the function is called with a batch of tangents of torch.autograd.functional, or of gradcheck",
-            where=user_line(),
-            fix='torch.func.jacfwd(f); or strategy="reverse-mode", check_batched_forward_grad=False',
-        )
 
 
 def _dual(value: Tensor, tangent: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private import batched_at, is_zero_tensor, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
 from ..trees import Tree, flatten, unflatten
-from .definition import Definition, nesting
+from .definition import Definition, Pullback, nesting, under_reverse
 
 
 @frozen(eq=False)
@@ -78,15 +78,26 @@ class Pure(_OfValues):
     halves: tuple[Graph, Graph] | None = None
     """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes through it."""
     exact: None = None
+    is_reversed: bool = False
+    """Whether a level of reverse mode runs it as its forward pass."""
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        with nesting():
+        with nesting(), under_reverse() if self.is_reversed else contextlib.nullcontext():
             outs = self.inner.run_pure(*values)
             return _run(self.graph, values) if outs is None else outs
 
     @property
     def n_outs(self) -> int:
         return len(self.inner.signature.outs)
+
+    def tracks(self, wrt: Sequence[int]) -> bool:
+        """Whether these inputs were differentiated where it was traced: an outer level may track more of them than that level did."""
+        ins = self.inner.signature.ins
+        return all(self.inner.facts.requires_grad(ins[i]) for i in wrt)  # type: ignore[arg-type]
+
+    def reversed(self) -> Pure:
+        """The function as the forward pass of reverse mode: rules for that (``custom_vjp``) apply, whatever levels below do."""
+        return self if self.is_reversed else evolve(self, is_reversed=True)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -108,6 +119,10 @@ class _OfPure(_OfValues):
     @property
     def draws(self) -> tuple[Drawn, ...]:
         return self.of.draws  # type: ignore[no-any-return]
+
+    def reversed(self) -> Any:
+        """See ``Pure.reversed``; a derivative is differentiated itself first."""
+        return self
 
     def again(self) -> contextlib.AbstractContextManager[None]:
         """See ``Pure.again``."""
@@ -221,6 +236,11 @@ class Mapped(_OfPure):
     def n_of_own(self) -> int:
         return len(self.dims)
 
+    def reversed(self) -> Any:
+        """See ``Pure.reversed``."""
+        of = self.of.reversed()
+        return self if of is self.of else evolve(self, of=of)
+
     @property
     def n_outs(self) -> int:
         return 2 * self.of.n_outs  # type: ignore[no-any-return]
@@ -286,7 +306,8 @@ class Given:
 
 @frozen(eq=False)
 class AtLevel:
-    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any function."""
+    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any function: cotangents that
+    are given are inputs like others."""
 
     of: Definition
     root: Callable[..., Any]
@@ -294,7 +315,8 @@ class AtLevel:
     replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.of(*args, **kwargs)
+        with nesting() if isinstance(self.of, Pullback) else contextlib.nullcontext():
+            return self.of(*args, **kwargs)
 
     def argument_names(self, n: int) -> list[str]:
         return self.of.argument_names(n)
