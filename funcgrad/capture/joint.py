@@ -70,7 +70,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     symbols = trace.symbols
     guards, floats = tuple(symbols.guards()), symbols.floats
     by_value = frozenset(floats.by_value)
-    return Joint(graph, Returned(ran.tree, leaves), guards, floats.names, symbols.of_sizes, trace.wrappings, by_value, trace.runs)
+    return Joint(graph, Returned(ran.tree, leaves), guards, floats.names, symbols.of_sizes, trace.wrappings, by_value, trace.writes.runs)
 
 
 def _constant(value: Any, inner: Inner) -> Slot | Constant:
@@ -113,7 +113,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
                 outs |= trace.results(Final(slot, "backward"), value)
         if any(isinstance(slot, Final) and slot.during == "backward" for slot in outs):
             writing = {id(node) for node in trace.writes.nodes}
-            trace.runs = {slot: frozenset(map(id, nodes_below([v]))) & writing for slot, v in active}
+            trace.writes.runs = {slot: frozenset(map(id, nodes_below([v]))) & writing for slot, v in active}
     return outs
 
 

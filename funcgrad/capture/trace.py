@@ -98,7 +98,6 @@ class Trace(Recorder):
         self.wrappings: dict[Slot, Wrapping] = {}
         self.late: list[Slot] = []
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
-        self.runs: dict[Slot, frozenset[int]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
         self.asked_for_gradient: list[Tensor] = []

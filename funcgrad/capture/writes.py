@@ -44,6 +44,8 @@ class Writes:
         self.custom_functions = 0
         self.nodes: list[object] = []
         """The nodes of autograd that wrote, in backward passes."""
+        self.runs: dict[Slot, frozenset[int]] = {}
+        """Which of them a backward pass from each output runs."""
         self._placed: list[tuple[Tensor, Geometry]] = []
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._scattering = False

@@ -231,7 +231,8 @@ def _pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, leve
     if kind in ("jvp", None):
         return _pushed(compiled, values, kind, level)
     own = _below(values, level)
-    values = [wrapped_at(level, v) if _is_of_outer(v, o) else v for v, o in zip(values, own, strict=True)]
+    # a tensor of an outer level is a constant of this one: what is known of it there is not this level's
+    values = [wrapped_at(level, v) if o is v and isinstance(v, Tensor) else v for v, o in zip(values, own, strict=True)]
     if not torch.is_grad_enabled() or not any(isinstance(v, Tensor) and v.requires_grad for v in values):
         return _one_below(compiled, level, own)
     definition: Any = compiled.definition
@@ -248,12 +249,6 @@ def _pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, leve
 def _below(values: Sequence[Any], level: int) -> list[Any]:
     """The values that tensors of a level of autograd wrap."""
     return [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
-
-
-def _is_of_outer(value: Any, own: Any) -> bool:
-    """Whether a value is no tensor of a level (``own``: what it is below) but of an outer one, which knows it: it is a constant of this
-    one then, and what autograd knows of it there is not this level's."""
-    return own is value and isinstance(value, Tensor) and value.requires_grad
 
 
 def _is_opaque(value: Any) -> bool:
