@@ -31,7 +31,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms
 from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.pyfunctorch import dispatch_functorch, temporarily_clear_interpreter_stack
-from torch._functorch.vmap import vmap_increment_nesting
+from torch._functorch.vmap import _process_batched_inputs, vmap_increment_nesting
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -219,6 +219,24 @@ def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[
     return level
 
 
+def mapped_leaves(in_dims: Any, args: tuple[Any, ...], f: Any) -> tuple[int, list[int | None], list[Any], Callable[[list[Any]], Any]]:
+    """What ``torch.func.vmap`` makes of its arguments: how many samples, the batch dimension of each leaf, the leaves, and the arguments
+    of other leaves. Raises what it raises."""
+    size, dims, leaves, tree = _process_batched_inputs(in_dims, args, f)
+    return size, dims, leaves, lambda own: pytree.tree_unflatten(own, tree)
+
+
+def broadcast_dims(dims: Any, value: Any) -> list[Any]:
+    """The dimension for each leaf of a value, of a structure that may end above the leaves."""
+    found = pytree._broadcast_to_and_flatten(dims, pytree.tree_structure(value))
+    if found is None:
+        raise ValueError(f"out_dims={dims} is not compatible with the structure of the result")
+    return found
+
+
+map_over: Callable[..., Any] = importlib.import_module("torch._higher_order_ops.map").map
+"""``map``: a function of each slice of tensors along their first dimension."""
+
 batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._C._functorch._add_batch_dim(t, d, level)  # noqa: E731
 unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (  # noqa: E731
     lambda level, t: torch._C._functorch._unwrap_batched(t, level)
@@ -300,6 +318,7 @@ def applied_at_level(function: Any, *args: Any) -> Any:
         return function.apply(*args)
     finally:
         torch._C._functorch.set_single_level_autograd_function_allowed(before)
+
 
 CUSTOM_FUNCTION: Any = custom_function_call
 """What ``autograd.Function.apply`` is while a transform runs: a higher-order operator of the function and its arguments."""

@@ -16,10 +16,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
+from ..backends.aten import AtenBackend
 from ..backends.backend import Call, Launch, Schedule, alive_in, size_of
 from ..capture.inputs import Inputs
 from ..generators import own_draws
-from ..graphs import is_random, is_view, memory_of, value_of
+from ..graphs import bodies_of, is_random, is_view, memory_of, value_of
 from ..histories import bump_version
 from ..layers.stack import inner_signature, inner_values
 from ..loops.lower import lower
@@ -88,6 +89,7 @@ def predicted_peak(schedules: Sequence[Schedule]) -> int:
     return alive_in(schedules, _workspace).peak
 
 
+_ATEN = AtenBackend()
 _WITH_PIVOTS = re.compile("linalg|lu_")
 """Operators whose integers count from one; those of others may be indices, for which zero is one of whatever size."""
 
@@ -96,6 +98,9 @@ def _workspace(node: fx.Node) -> int:
     """Bytes that a call of PyTorch's library allocates while it runs, besides its result: measured once for all calls of its kind, on
     made-up numbers, however small (a convolution's blocks have the processor's sizes). Operators that are not PyTorch's own are not
     run for this: they may do more than compute."""
+    bodies = bodies_of(node)
+    if bodies:  # of a loop one step at a time; fused, a body takes no more than as ATen's calls
+        return max(predicted_peak([_ATEN.schedule(_ATEN.lower(body))]) for body in bodies)
     op: Any = node.target
     if not is_operator(op) or op.namespace != "aten" or value_of(node) is None or is_view(node):  # None: a check
         return 0

@@ -17,6 +17,7 @@ from ..options import Options, make_options
 from ..slots import Out, Slot
 from ..torch_private import symbolic_zeros
 from ..trees import flatten, require_same, tree_map
+from .chunks import Fitting, in_chunks
 from .compiled import Compiled
 from .decorator import OMITTED, applied
 from .definition import Plain, argument_names, nesting
@@ -51,24 +52,35 @@ def vmap_compiled(
     in_dims: Any = 0,
     out_dims: Any = 0,
     randomness: BatchedDraws = "error",
-    chunk_size: int | None = None,
+    chunk_size: int | Literal["auto"] | None = None,
     **options: Any,
 ) -> Any:
     """``f`` over a batch, compiled; ``torch.func.vmap`` with a program behind it.
 
     The result takes the arguments of ``f`` with one more dimension where ``in_dims`` has an int (``None``: the same for all samples),
     and returns its results with one more at ``out_dims``. ``randomness`` says whether samples may draw, and draw the ``"same"`` or
-    ``"different"`` numbers: those of eager PyTorch for one seed. ``chunk_size``: so many samples at a time. Per-sample gradients are
+    ``"different"`` numbers: those of eager PyTorch for one seed. ``chunk_size``: so many samples at a time, in a loop whose body is
+    compiled once; ``"auto"``: as many as the predicted peak allows, within ``memory_budget`` (bytes) or what is free.
+
+    Per-sample gradients are
     ``fg.vmap_compiled(torch.func.grad(loss), (None, 0))(params, batch)``. Other keyword arguments are options (``fg.Options``).
 
     Raises what ``torch.func.vmap`` raises for sizes that do not agree and for writes of samples into what they share, and what
     ``fg.jit`` raises.
     """
 
-    def transform(f: Fn) -> Fn:
-        return torch.func.vmap(f, in_dims, out_dims, randomness, chunk_size=chunk_size)
+    def of(f: Fn, size: int | None) -> Transformed:
+        def transform(f: Fn) -> Fn:
+            if size is None:
+                return torch.func.vmap(f, in_dims, out_dims, randomness)
+            return in_chunks(f, in_dims, out_dims, randomness, size)
 
-    return _decorating(f, transform, options)
+        return Transformed(f, transform)
+
+    chosen = make_options(options)
+    if chunk_size == "auto":
+        return applied(lambda f: Fitting(lambda size: of(f, size), chosen), f)
+    return applied(lambda f: Compiled(of(f, chunk_size), chosen), f)
 
 
 def jacrev_compiled(
