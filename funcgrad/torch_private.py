@@ -29,6 +29,7 @@ from torch._C._dynamo.guards import TensorGuards
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import eager_transforms
+from torch._functorch import vmap as functorch_vmap
 from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.pyfunctorch import dispatch_functorch, temporarily_clear_interpreter_stack
 from torch._functorch.vmap import _process_batched_inputs, vmap_increment_nesting
@@ -661,6 +662,9 @@ generic_associative_scan = importlib.import_module("torch._higher_order_ops.asso
 
 CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
 """With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
+
+WRAPS_FOR_LEVELS = (eager_transforms, "_wrap_for_grad"), (functorch_vmap, "_add_batch_dim")
+"""By which torch.func's transforms make tensors of their level; they ask no torch-function mode."""
 
 LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"
 """What ``torch.func.linearize`` alone calls, just before it starts a tracer of torch's own."""

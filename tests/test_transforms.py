@@ -551,3 +551,27 @@ def test_an_outer_level_differentiates_another_argument(outer, x):
 
     y = torch.linspace(0.3, 1.7, 5, dtype=F64)
     same(of(jit(f))(x, y), of(f)(x, y))
+
+
+LAYER = nn.Linear(3, 3, dtype=F64)
+MATRIX = torch.linspace(-1, 1, 9, dtype=F64).view(3, 3)
+OF_WHAT_IT_CLOSES_OVER = {
+    "grad": lambda x: func.grad(lambda w: (w @ x).square().sum())(MATRIX),
+    "grad of a parameter": lambda x: func.grad(lambda w: (w @ x).square().sum())(LAYER.weight),
+    "vmap": lambda x: func.vmap(lambda row: row @ x)(MATRIX),
+    "vmap of grad": lambda x: func.vmap(func.grad(lambda row: (row * x).square().sum()))(MATRIX),
+    "jvp": lambda x: func.jvp(lambda w: w @ x, (MATRIX,), (MATRIX.cos(),)),
+    "jacrev": lambda x: func.jacrev(lambda w: w @ x)(MATRIX),
+    "jacfwd": lambda x: func.jacfwd(lambda w: w @ x)(MATRIX),
+    "hessian": lambda x: func.hessian(lambda w: (w @ x).sin().sum())(MATRIX),
+    "module": lambda x: func.grad(lambda p: func.functional_call(LAYER, p, (x,)).square().sum())(dict(LAYER.named_parameters())),
+    "in a loop": lambda x: torch._higher_order_ops.map(lambda row: func.grad(lambda w: (w @ row).square().sum())(MATRIX), x.expand(2, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("f", OF_WHAT_IT_CLOSES_OVER)
+def test_a_transform_inside_of_what_the_function_closes_over(f, batch):
+    function, x = OF_WHAT_IT_CLOSES_OVER[f], batch[0]
+    same(jit(function)(x), function(x) if f != "in a loop" else torch.stack([OF_WHAT_IT_CLOSES_OVER["grad"](x)] * 2))
+    if f != "in a loop":
+        same(fg.vmap_compiled(function, **OPTIONS)(batch), func.vmap(function)(batch))

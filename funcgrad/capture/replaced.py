@@ -26,6 +26,7 @@ from ..torch_private import (
     CHECKPOINT_GENERATOR,
     COMPILED_BY_TORCH,
     LINEARIZE_TRACER,
+    WRAPS_FOR_LEVELS,
     graphs_made_alone,
     set_attribute,
 )
@@ -63,6 +64,7 @@ _PLACES = (
     _Place(torch.Generator, "manual_seed", "generator seed"),
     *(_Place(torch.Generator, name, "generator set") for name in ("seed", "set_offset", "graphsafe_set_state")),
     _Place(*LINEARIZE_TRACER, "linearize"),
+    *(_Place(*place, "level") for place in WRAPS_FOR_LEVELS),
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
     _Place(torch.Generator, "initial_seed", "initial seed"),
@@ -201,6 +203,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
+        "level": lambda original, tensor, *at: original(trace.lifting().stand_in(tensor), *at),
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
