@@ -102,7 +102,8 @@ class _DryRun:
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
         self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
-        self.trace.heedless = splits and not grad
+        self.trace.heedless = not grad and (splits or replays)  # what a pullback runs again knows the answers
+        self.trace.tracks = not splits
         self._passes = Passes()
         if splits:
             self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)

@@ -21,6 +21,7 @@ import torch.utils.checkpoint
 from ..torch_private import BACKWARD_ENGINE, CAUSAL_MASK, CHECKPOINT_GENERATOR, graphs_made_alone, set_attribute
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
+from .lifted import GradientsMatter
 from .outside import cond
 from .questions import ABSENT
 from .regions import checkpointed
@@ -168,6 +169,8 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         return original(tensor, name) if value is ABSENT else value
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
+            raise GradientsMatter
         with trace.lifting(), trace.making_graphs():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
             found = original(*args, **kwargs)
         if kwargs.get("accumulate_grad") and trace.current_pass == "forward":

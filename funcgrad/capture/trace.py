@@ -116,6 +116,8 @@ class Trace(Recorder):
         self.making_graphs: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.heedless = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
+        self.tracks = False
+        """Whether it is a gradient that is traced, which switches grad mode on itself."""
         self.at_level = False
         """Whether the program is for a level of autograd: what it closes over may be of that level."""
         self._depth = 0
