@@ -224,6 +224,11 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
     @property
+    def message(self) -> str:
+        """What the compiled program raised, in words."""
+        return self.detail.rpartition("compiled: ")[2].partition(": ")[2]
+
+    @property
     def sort(self) -> tuple[str, str]:
         """What stays the same while a program is minimised."""
         return ("agrees", "compiles again") if self.status == "agrees" and self.again is not None else (self.status, self.reason)
@@ -256,8 +261,10 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     if compiled.setup is not None or eager.setup is not None:
         return Outcome("agrees") if compiled.setup == eager.setup else Outcome("crashed", "setup", str(compiled.setup))
     outcome = _compare(eager, compiled)
-    if outcome.status == "differs" and UNWATCHED in compiled.warnings:
-        outcome = attrs.evolve(outcome, status="warned")
+    raises = outcome.reason.startswith("raises") and outcome.message and outcome.message in program.text
+    if (outcome.status == "differs" or raises) and UNWATCHED in compiled.warnings:
+        late = outcome.reason == "state after an exception"  # else what comes of the value: a result, a state, an exception or none
+        outcome = attrs.evolve(outcome, status="warned", reason=outcome.reason if late else "result")
     seen: list[Any] = []
     again = None
     for step in compiled.steps:
