@@ -97,6 +97,41 @@ SCRIPTS = {
         "class M(L, R): pass\nm = M()\ndef f(x): return L.g(m, x)",
         "call(); M.__bases__ = (R, L); call()",
     ),
+    # read where no hook hears of it
+    "object.__getattribute__": (
+        "class H: j = 1.5\nh = H(); h.a = 1.5\ndef f(x): return x * object.__getattribute__(h, 'a') * object.__getattribute__(h, 'j')",
+        "call(); h.a = 2.5; call(); h.j = 3.0; call(); del h.j; H.j = 7.0; call()",
+    ),
+    "object.__getattribute__ of a slot": ("c = Slots()\ndef f(x): return x * object.__getattribute__(c, 'lr')", "call(); c.lr = 9.0; call()"),
+    "object.__getattribute__ of what is counted": ("c = Config()\ndef f(x):\n    c.lr += 1\n    return x * object.__getattribute__(c, 'lr')", "call(); call()"),
+    "object.__getattribute__ of what comes later": (
+        "c = Config()\ndef f(x):\n    try: return x * object.__getattribute__(c, 'later')\n    except AttributeError: return x",
+        "call(); c.later = 5; call()",
+    ),
+    "inspect.getattr_static": ("import inspect\nc = Config()\ndef f(x): return x * inspect.getattr_static(c, 'lr')", "call(); c.lr = 2.5; call()"),
+    # stored where it was
+    "a tensor is left in an attribute": ("c = Config()\ndef f(x):\n    c.last = x\n    return x * 2", "c.last = X; call(); c.last = None; call()"),
+    "a tensor is left in an attribute of a module": ("m = nn.Module()\ndef f(x):\n    m.last = x\n    return x * 2", "m.last = X; call(); m.last = None; call()"),
+    "a captured tensor is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * 2", "c.last = W; call(); c.last = None; call(); c.last is W"),
+    "a captured tensor that is read is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * W", "c.last = W; call(); c.last = None; call()"),
+    "a list of tensors is left": ("c = Config(); W = [torch.ones(3)]\ndef f(x):\n    c.last = W\n    return x * 2", "c.last = W; call(); c.last = [torch.ones(3)]; call(); same = c.last is W"),
+    "setattr leaves a tensor": ("c = Config()\ndef f(x):\n    setattr(c, 'last', x)\n    return x * 2", "c.last = X; call(); c.last = None; call()"),
+    "setattr leaves a number": ("c = Config()\ndef f(x):\n    setattr(c, 'lr', 3)\n    return x * 2", "c.lr = 3; call(); c.lr = 4; call()"),
+    "object.__setattr__ leaves a number": ("c = Config()\ndef f(x):\n    object.__setattr__(c, 'lr', 3)\n    return x * 2", "c.lr = 3; call(); c.lr = 4; call()"),
+    "a child that is new is trained": (
+        "m = nn.Sequential(nn.Linear(3, 3))\ndef f(x):\n    m.train(not m.training)\n    return x * 2",
+        "call(); m[0] = nn.Linear(3, 3); call(); call(); call(); mode = m[0].training",
+    ),
+    # counted, and gone
+    "a counter of the class is gone": ("class C: a = 1\ndef f(x):\n    C.a += 1\n    return x * 2", "call(); del C.a; call()"),
+    "a counter goes on from that of the class": ("class C: a = 1\nc = C(); c.a = 3\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
+    "a counter is gone": ("c = types.SimpleNamespace(a=3)\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
+    "a counter in a global is gone": ("n = 1\ndef f(x):\n    global n\n    n += 1\n    return x * 2", "call(); del n; call()"),
+    # what shows a value that is gone
+    "the repr of what was read raises": (
+        "import attrs\n@attrs.define\nclass D: a: float = 1.5\nd = D()\ndef f(x): return x * 2 if hasattr(d, 'extra') else x",
+        "del d.a; call(); d = D(0.5); call()",
+    ),
     # in which order
     "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    return x * 2", "call(); names = list(vars(C))"),
     "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    return x * next(iter(d.values()))", "call(); call(); call()"),
@@ -114,7 +149,7 @@ def run(source, script, transform):
     """What the calls of a script give, and all that can be seen afterwards."""
     space, results = {}, []
     space = world("import contextlib, sys, threading\n" + source)
-    f = transform(space["f"])
+    f, space["X"] = transform(space["f"]), X
     steps = script.split("; ")
     for step in steps:
         exec(step, space | {"call": lambda: results.append(outcome(f, X))} if "call()" in step else space)
@@ -161,6 +196,46 @@ def test_a_store_into_a_container_that_was_given_is_refused(statement):
     with pytest.raises(fg.MutationError, match=r"stores into a container it was given"):
         fg.jit(space["f"])(X, config)
     assert config == {"n": 1, "t": 2}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "d = {'i': it}\ndef f(x): return x * next(d['i'])",
+        "d = [it]\ndef f(x): return x * next(d[0])",
+        "d = {'i': it}\ndef f(x):\n    for i in d.values(): x = x * next(i)\n    return x",
+        "class D: i = it\ndef f(x): return x * next(D.i)",
+        "d = Config(); d.c = {'i': it}\ndef f(x): return x * next(d.c['i'])",
+        "d = types.SimpleNamespace(i=it)\ndef g(): return (lambda x: x * next(d.i))\ndef f(x): return g()(x) * len(vars(d))",
+        "d = types.SimpleNamespace(c={'k': types.SimpleNamespace(i=it)})\ndef later(o): return next(o['k'].i)\ndef f(x): return x * later(d.c)",
+    ],
+)
+def test_an_iterator_is_refused_before_it_goes_on(source):
+    space = world("import itertools\nit = itertools.count(1)\n" + source)
+    with pytest.raises(fg.ImpureFunctionError, match=r"an iterator that goes on with each call"):
+        fg.jit(space["f"], backend="aten")(X)
+    assert next(space["it"]) == 1
+
+
+def test_an_iterator_beside_what_is_read_is_none_of_the_functions():
+    space = world("import itertools\nd = {'i': itertools.count(1), 'j': 2}\ndef f(x): return x * d['j']")
+    assert torch.equal(fg.jit(space["f"], backend="aten")(X), X * 2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "b = {'list': [torch.ones(3), torch.ones(3)]}\ndef f(x):\n    b['list'][0] = x * 2\n    return x * 2",
+        "b = {'k': 2.0}\ndef f(x):\n    b['new'] = x * 2\n    return x * 2",
+        "b = {'k': torch.ones(3)}\ndef f(x):\n    b['new'] = x * 2\n    return x * 2",
+        "c = Config(); c.b = {'k': {'j': torch.ones(3)}}\ndef f(x):\n    c.b['k'] = {'j': x * 2}\n    return x * 2",
+    ],
+)
+def test_what_is_stored_anew_on_each_call_is_no_reason_to_compile(source):
+    compiled = fg.jit(world(source)["f"], backend="aten")
+    for _ in range(5):
+        compiled(X)
+    assert compiled.cache_info().misses <= 2
 
 
 def test_bytes_that_change_are_named():

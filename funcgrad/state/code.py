@@ -22,6 +22,9 @@ _CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _GROWS = {"append", "extend", "appendleft", "add", "update"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
+_PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
+"""Ways to read an attribute of an object of which its class does not hear."""
+_SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
 UNSEEN = {"globals", "locals", "eval", "exec", "open", "input"}
 """Builtins that read what no guard can watch."""
 
@@ -55,7 +58,17 @@ class Mentions:
     @property
     def by_name(self) -> bool:
         """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
-        return bool(self.globals & _BY_NAME) or "__dict__" in self.attributes
+        return bool(self.globals & _BY_NAME) or "__dict__" in self.attributes or self.past_hooks
+
+    @property
+    def past_hooks(self) -> bool:
+        """Whether attributes may be read where no hook hears of it (``object.__getattribute__(x, "name")``)."""
+        return bool((self.globals | self.attributes) & _PAST_HOOKS)
+
+    @property
+    def set_by_name(self) -> bool:
+        """Whether attributes are written to whose names are strings."""
+        return bool((self.globals | self.attributes) & _SETS_BY_NAME)
 
     @property
     def unseen(self) -> frozenset[str]:

@@ -50,6 +50,8 @@ class Reached:
         self._codes: dict[types.CodeType, types.FunctionType] = {}
         self._hooks: list[type] = []
         self.tensors: dict[Any, tuple[Place, Tensor]] = {}
+        self.assigned: dict[Any, tuple[Place, Tensor]] = {}
+        """Places that code may store a tensor to, and that hold the one they held: where it is an input, that may have been stored."""
         self.met: dict[int, Met] = {}
         self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
         self.cells: dict[int, tuple[Place, Any]] = {}
@@ -94,7 +96,7 @@ class Reached:
         """Let go of all that was met: a watch is a ring of references, and lives until the next garbage collection."""
         for held in (self._guards, self._known, self._late, self.tensors, self.met, self.globals, self.cells, self.classes, self.slots):
             held.clear()
-        for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched):
+        for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched, self.assigned):
             more.clear()
 
     def _name(self, value: Any) -> str:

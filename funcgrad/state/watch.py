@@ -14,7 +14,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,8 +26,20 @@ from .caches import entries_of, results_of
 from .code import Mentions, builtins_in, loads_of, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked, hooked_environment, listening, unhook
-from .impure import Generator, put_back, warn_of_clocks
-from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
+from .impure import Generator, is_iterator, put_back, refuse_iterator, warn_of_clocks
+from .names import (
+    TABLES,
+    assigned_by,
+    attributes_of,
+    found_on,
+    is_installed,
+    is_library,
+    item_name,
+    item_of,
+    joined,
+    package,
+    taken_apart,
+)
 from .reached import CONTAINERS, Reached
 
 
@@ -43,11 +55,14 @@ class Watch(Reached):
         self._stack = ExitStack()
         self._root = root
         self._together = 0, Mentions()
+        self._is_running = False
         self.put_numbers(numbers)
         try:
             self.see(root, "")
             for name, value in arguments:
                 self._argument(value, name)
+            self._refuse_iterators(list(self._late.values()))
+            self._refuse_iterators_of_classes()
         except BaseException:
             self.close()
             self.take_numbers_back()
@@ -58,6 +73,7 @@ class Watch(Reached):
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_environment())
         self._stack.enter_context(listening(self))
+        self._is_running = True
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -77,8 +93,10 @@ class Watch(Reached):
         for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
-        of_types = "type" in said.globals or "__class__" in said.attributes
+        of_types = "type" in said.globals or "__class__" in said.attributes or said.past_hooks
         by_name = set(filter(str.isidentifier, said.strings)) if said.by_name else set()
+        if said.past_hooks:
+            self._guard_unheard(names, by_name)
         met, classes = 0, 0
         while met < len(self._late) or classes < len(self.classes):  # what is guarded leads to more
             more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
@@ -265,16 +283,29 @@ class Watch(Reached):
             for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
                 self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
 
+    def _guard_unheard(self, names: Set[str], by_name: Set[str]) -> None:
+        """Attributes of objects that may have been read, or asked for ``by_name``, where no hook hears of it."""
+        own = [met for met in self.met.values() if met.of is not None and id(met.container) not in self._late]
+        held = [(Place("item", m.container, k, joined(m.name, k)), m.before.get(k, MISSING)) for m in own for k in sorted(names)]
+        held += [(place, before) for place, before in self.slots.values() if place.key in names]
+        for place, before in held:
+            if before is not MISSING:
+                self._value(place, before)
+            elif place.key in by_name:
+                self._guard(Guard.absent(place))
+
     def _guard_unchanged(self, said: Mentions) -> None:
         """What code may write to, and left as it was: where it is another, the write is one."""
+        assigned = said.assigned | (said.strings if said.set_by_name else frozenset())
         for place, before in self.globals.values():
             self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
-        for met in list(self.met.values()):
-            if met.of is not None:
-                for name in said.assigned & met.before.keys():
-                    self._assigned(Place("item", met.container, name, joined(met.name, name)), met.before[name])
+        own = [met for met in self.met.values() if met.of is not None]
+        by_kind = {kind: assigned | assigned_by(kind, said.attributes) for kind in {type(met.of) for met in own}}
+        for met in own:
+            for name in by_kind[type(met.of)] & met.before.keys():
+                self._assigned(Place("item", met.container, name, joined(met.name, name)), met.before[name])
         for place, before in self.slots.values():
-            if place.key in said.assigned:
+            if place.key in assigned:
                 self._assigned(place, before)
         for place, before in self.stored:
             if place.key in said.attributes or (said.by_name and place.key in said.strings):
@@ -292,7 +323,11 @@ class Watch(Reached):
             self.see(result, f"{name}()")
 
     def _assigned(self, place: Place, before: Any) -> None:
-        if before is not MISSING and not holds_tensors(before) and place.identity not in self.replaced:
+        if before is MISSING or place.identity in self.replaced:
+            return
+        if isinstance(before, Tensor):
+            self.assigned.setdefault(place.identity, (place, before))
+        elif not holds_tensors(before) or any(p.location != place.location for p in self._places.get(id(before), ())):
             self._guard(Guard.of(place, before))
 
     def _guard_container(self, met: Met, said: Mentions) -> None:
@@ -318,14 +353,37 @@ class Watch(Reached):
                 else:
                     self._value(place, value)
             return
-        items = list(
-            met.before.items() if isinstance(met.before, Mapping) else enumerate(met.before) if not isinstance(met.before, set) else ()
-        )
-        for key, value in items:
+        self._refuse_iterators([met])
+        for key, value in met.items:
             if isinstance(value, Tensor):
                 self._value(Place("item", container, key, item_name(met.name, key)), value)
         if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
             self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
+
+    def _refuse_iterators(self, containers: Sequence[Met]) -> None:
+        """Raise for an iterator in a container that code reads, before the function runs: it would go on."""
+        said = self.said
+        for met in containers:
+            found = {key: v for key, v in met.items if is_iterator(v)}
+            if found and met.of is not None:
+                keys: Set[Any] | None = said.attributes | said.strings
+            else:
+                keys = self._keys(met.container, self._names[id(met.container)], said) if found else None
+            for key in found:
+                if keys is None or key in keys:
+                    raise refuse_iterator(item_name(met.name, key) if met.of is None else joined(met.name, key))
+
+    def _refuse_iterators_of_classes(self) -> None:
+        said = self.said
+        for kind, had in self.classes.items():
+            for name in (said.attributes | said.strings) & had.keys():
+                if is_iterator(had[name]):
+                    raise refuse_iterator(f"{kind.__name__}.{name}")
+
+    def _container(self, container: Any, name: str) -> None:
+        super()._container(container, name)
+        if self._is_running and id(container) in self._late:
+            self._refuse_iterators([self._late[id(container)]])
 
     def _with_numbers(self, before: Any) -> Any:
         """A copy of a container, with numbers for what stands for them."""
