@@ -162,6 +162,66 @@ def surroundings(monkeypatch):
     monkeypatch.setitem(sys.modules, "funcgrad_test_k", None)
 
 
+SPECIAL_METHODS = {
+    "__init__": "class Q:\n    def __init__(self): self.k = S\ndef f(x): return x * Q().k",
+    "__init__ of a base": "class B:\n    def __init__(self): self.k = S\nclass Q(B): pass\ndef f(x): return x * Q().k",
+    "__init__ of a class in a list": "class Q:\n    def __init__(self): self.k = S\nqs = [Q]\ndef f(x): return x * qs[0]().k",
+    "__init__ of a type": "class Q:\n    def __init__(self): self.k = S\nq = Q()\ndef f(x): return x * type(q)().k",
+    "__init__ by a classmethod": "class Q:\n    def __init__(self): self.k = S\n    @classmethod\n    def make(cls): return cls()\nclass R(Q): pass\ndef f(x): return x * R.make().k",
+    "__init__ of a module": "class Q(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.k = S\n    def forward(self, x): return x * self.k\ndef f(x): return Q()(x)",
+    "__init__ of an exception": "class Q(Exception):\n    def __init__(self): self.k = S\ndef f(x):\n    try: raise Q()\n    except Q as e: return x * e.k",
+    "__new__": "class Q:\n    def __new__(cls): q = object.__new__(cls); q.k = S; return q\ndef f(x): return x * Q().k",
+    "__post_init__": "@dataclasses.dataclass\nclass Q:\n    k: float = 1.0\n    def __post_init__(self): self.k = S\ndef f(x): return x * Q().k",
+    "a default factory": "@dataclasses.dataclass\nclass Q:\n    k: float = dataclasses.field(default_factory=lambda: S)\ndef f(x): return x * Q().k",
+    "__call__ of a new object": "class Q:\n    def __call__(self, x): return x * S\ndef f(x): return Q()(x)",
+    "__add__ of a new object": "class Q:\n    def __add__(self, x): return x + S\ndef f(x): return Q() + x",
+    "__enter__ of a new object": "class Q:\n    def __enter__(self): return S\n    def __exit__(self, *_): pass\ndef f(x):\n    with Q() as k: return x * k",
+    "__iter__ of a new object": "class Q:\n    def __iter__(self): return iter([S])\ndef f(x):\n    for k in Q(): x = x * k\n    return x",
+    "__getattribute__": "class Q:\n    k = 1.0\n    def __getattribute__(self, n):\n        v = object.__getattribute__(self, n)\n        return v * S if n == 'k' else v\nq = Q()\ndef f(x): return x * q.k",
+    "__setattr__": "class Q:\n    def __setattr__(self, n, v): object.__setattr__(self, n, v * S)\nq = Q()\ndef f(x):\n    q.k = 1.0\n    return x * q.k",
+    "__getstate__": "import copy\nclass Q:\n    k = 1.0\n    def __getstate__(self): return {'k': S}\nq = Q()\ndef f(x): return x * copy.copy(q).k",
+    "__class_getitem__": "class Q:\n    def __class_getitem__(cls, i): return S\ndef f(x): return x * Q[0]",
+    "__init_subclass__": "class Q:\n    def __init_subclass__(cls): cls.k = S\ndef f(x):\n    class R(Q): pass\n    return x * R.k",
+    "__set_name__": "class D:\n    def __set_name__(self, o, n): setattr(o, 'j', S)\ndef f(x):\n    class Q: k = D()\n    return x * Q.j",
+    "__getattr__ of a metaclass": "class M(type):\n    def __getattr__(cls, n): return S\nclass Q(metaclass=M): pass\ndef f(x): return x * Q.zz",
+    "__call__ of a metaclass": "class M(type):\n    def __call__(cls): return S\nclass Q(metaclass=M): pass\ndef f(x): return x * Q()",
+    "__len__ of a metaclass": "class M(type):\n    def __len__(cls): return int(S)\nclass Q(metaclass=M): pass\ndef f(x): return x * len(Q)",
+}  # fmt: skip
+"""Special methods that read a global."""
+SCRIPTS |= {
+    f"{name} reads a global": (f"S = 2.0\n{source}", "call(); S = 5.0; call(); S = 2.0; call()")
+    for name, source in SPECIAL_METHODS.items()
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "isinstance(x, Q)",
+        "isinstance(x, (int, Q))",
+        "type(x) is Q",
+        "Q.k > 3",
+    ],
+)
+def test_a_class_that_is_only_looked_at_makes_no_objects(use):
+    space = world(
+        "import itertools\nids = itertools.count()\nclass Q:\n    k = 2\n    def __init__(self): self.id, self.scale = next(ids), S\n"
+        f"S = 2.0\ndef f(x): return x * (2 if {use} else 3)"
+    )
+    compiled = fg.jit(space["f"], backend="aten")
+    for space["S"] in (2.0, 3.0):
+        assert torch.equal(compiled(X), X * 3)
+    assert compiled.cache_info().misses == 1
+
+
+def test_what_a_constructor_assigns_is_not_read_of_other_objects():
+    space = world("class Q:\n    def __init__(self): self.n, self.k = 0, 2\nq = Q()\ndef f(x): return x * (Q().k + q.k)")
+    compiled = fg.jit(space["f"], backend="aten")
+    for space["q"].n in range(3):
+        assert torch.equal(compiled(X), X * 4)
+    assert compiled.cache_info().misses == 1
+
+
 @pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_a_script_does_what_it_does_in_eager(case):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .code import Mentions, mentions
 from .guards import MISSING
+from .hooks import unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
@@ -72,6 +73,18 @@ def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
         is_value = not is_library(type(member)) or not hasattr(type(member), "__get__")
         if is_value and not name.startswith("__") and (is_container or not is_installed(kind)):
             yield name, member
+
+
+CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__class_getitem__")
+"""Special methods that run where an object is made of a class, or another class."""
+
+
+def special_methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """The special methods that a class defines itself, not what only shows an object."""
+    for name, member in list(kind.__dict__.items()):
+        function = unhooked(kind) if name == "__getattribute__" else getattr(member, "__func__", member)
+        if name.startswith("__") and isinstance(function, types.FunctionType) and name != "__repr__":
+            yield name, function
 
 
 def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
