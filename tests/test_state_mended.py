@@ -127,6 +127,10 @@ SCRIPTS = {
     "a counter goes on from that of the class": ("class C: a = 1\nc = C(); c.a = 3\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
     "a counter is gone": ("c = types.SimpleNamespace(a=3)\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
     "a counter in a global is gone": ("n = 1\ndef f(x):\n    global n\n    n += 1\n    return x * 2", "call(); del n; call()"),
+    "a function is given other attributes": (
+        "def g(): pass\ng.n = 1\ndef f(x):\n    g.n += 1\n    return x * 2", "call(); g.__dict__ = dict(g.__dict__); call(); n = g.n"
+    ),
+    "a set gets a tensor": ("s = {'a'}\ndef f(x):\n    s.add(x * 2)\n    return x * 2", "call(); call(); n = len(s); s = None"),
     # what shows a value that is gone
     "the repr of what was read raises": (
         "import attrs\n@attrs.define\nclass D: a: float = 1.5\nd = D()\ndef f(x): return x * 2 if hasattr(d, 'extra') else x",

@@ -156,7 +156,7 @@ class Assumed(Reached):
             return
         self._refuse_iterators([met])
         for key, value in met.items:
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not isinstance(container, (set, frozenset)):
                 self._value(Place("item", container, key, item_name(met.name, key)), value)
         if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
             self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))

@@ -176,8 +176,10 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     rest = _Ahead(steps, at + 1)
     if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | _ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
-    if steps[at].argval == "type" and rest.ops(1) == "CALL" and (rest.ops(2) in _ATTRIBUTE or rest.ops(3) in ("IS_OP", "COMPARE_OP")):
-        return True
+    if steps[at].argval == "type" and rest.ops(1) == "CALL":
+        rest = rest.after(2)
+    if steps[at].argval in ("type", "__class__"):  # compared with what is loaded next, maybe an attribute
+        return rest.ops(0) in _ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
     for step in reversed(steps[:at]):
         if step.opname in _GLOBAL and step.argval in _LOOK:
             return True

@@ -236,6 +236,10 @@ class Reached(Found):
 
     def _function(self, function: types.FunctionType, name: str) -> None:
         code = function.__code__
+        said, is_library_code = mentions(code), package(function.__globals__.get("__name__")) in LIBRARIES
+        if not is_library_code:
+            self._used |= said.used
+            self._looked_at |= said.uses.keys()
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             place = Place("cell", cell, None, variable)
             value = place.read()
@@ -245,11 +249,11 @@ class Reached(Found):
         if hasattr(function, "__wrapped__"):
             self.see(function.__wrapped__, name)
             self._namespace(function, name)
-        if package(function.__globals__.get("__name__")) in LIBRARIES:
+        if is_library_code:
             return
         if function.__defaults__:
             self._defaults(function, function.__defaults__)
-        said, own = mentions(code), not code.co_filename.startswith(SITE)
+        own = not code.co_filename.startswith(SITE)
         if code.co_kwonlyargcount:
             given = function.__kwdefaults__
             self._guard(Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given))
@@ -264,8 +268,6 @@ class Reached(Found):
         self._codes[code] = function
         new = (said.attributes | said.strings) - self._said
         self._said |= new
-        self._used |= said.used
-        self._looked_at |= said.uses.keys()
         for kind in list(self.classes):
             self._members_of(kind, new)
         for kind in list(self.classes if self._makes_by_type else self._direct):
@@ -387,6 +389,8 @@ class Reached(Found):
         """An object whose class takes no hook (``SimpleNamespace``, a function): the attributes that are mentioned."""
         own = attributes_of(value)
         assert own is not None
+        if own and isinstance(value, types.FunctionType):  # it may be given another
+            self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
         self._known.setdefault(id(own), own)
         self._names.setdefault(id(own), [name])
         met = Met(own, dict(own), name, value)
