@@ -163,3 +163,42 @@ def test_a_gradient_of_what_requires_grad_has_no_history_under_no_grad(backend):
     with torch.no_grad():
         (value, aux), gradient = c(torch.ones(3, requires_grad=True))
     assert not (value.requires_grad or aux.requires_grad or gradient.requires_grad)
+
+
+ASKS = {
+    "requires_grad": lambda h: h.requires_grad,
+    "requires_grad of what is computed": lambda h: (h * 2).requires_grad,
+    "is_leaf of what is computed": lambda h: not (h * 2).is_leaf,
+    "grad_fn of a view": lambda h: h[:1].grad_fn is not None,
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("given", [False, True], ids=["captured", "given"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS)
+def test_a_gradient_asks_whether_another_tensor_requires_grad(asks, requires_grad, given, mode):
+    h = torch.tensor([2.0, 4.0], requires_grad=requires_grad)
+
+    def loss(x, other=h):
+        return (x * x).sum() * (2 if asks(other) else 3)
+
+    x = torch.tensor([3.0, 5.0])
+    with mode():
+        found = fg.grad_compiled(loss, backend="aten")(x, *([h] if given else []))
+    (expected,) = torch.autograd.grad(loss(x.requires_grad_()), x)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_a_gradient_of_what_calls_backward_for_another_tensor(mode):
+    def loss(x, h):
+        (h * x.detach()).sum().backward()
+        (found,) = torch.autograd.grad((h * h).sum(), h)
+        return (x * found).sum()
+
+    x, h, same = torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([2.0, 4.0], requires_grad=True)
+    with mode():
+        found = fg.grad_compiled(lambda x: loss(x, h), backend="aten")(x)
+    (expected,) = torch.autograd.grad(loss(x.requires_grad_(), same), x)
+    assert torch.equal(found, expected) and torch.equal(h.grad, same.grad)

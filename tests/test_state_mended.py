@@ -97,6 +97,45 @@ SCRIPTS = {
         "class M(L, R): pass\nm = M()\ndef f(x): return L.g(m, x)",
         "call(); M.__bases__ = (R, L); call()",
     ),
+    # read where no hook hears of it
+    "object.__getattribute__": (
+        "class H: j = 1.5\nh = H(); h.a = 1.5\ndef f(x): return x * object.__getattribute__(h, 'a') * object.__getattribute__(h, 'j')",
+        "call(); h.a = 2.5; call(); h.j = 3.0; call(); del h.j; H.j = 7.0; call()",
+    ),
+    "object.__getattribute__ of a slot": ("c = Slots()\ndef f(x): return x * object.__getattribute__(c, 'lr')", "call(); c.lr = 9.0; call()"),
+    "object.__getattribute__ of what is counted": ("c = Config()\ndef f(x):\n    c.lr += 1\n    return x * object.__getattribute__(c, 'lr')", "call(); call()"),
+    "object.__getattribute__ of what comes later": (
+        "c = Config()\ndef f(x):\n    try: return x * object.__getattribute__(c, 'later')\n    except AttributeError: return x",
+        "call(); c.later = 5; call()",
+    ),
+    "inspect.getattr_static": ("import inspect\nc = Config()\ndef f(x): return x * inspect.getattr_static(c, 'lr')", "call(); c.lr = 2.5; call()"),
+    # stored where it was
+    "a tensor is left in an attribute": ("c = Config()\ndef f(x):\n    c.last = x\n    return x * 2", "c.last = X; call(); c.last = None; call()"),
+    "a tensor is left in an attribute of a module": ("m = nn.Module()\ndef f(x):\n    m.last = x\n    return x * 2", "m.last = X; call(); m.last = None; call()"),
+    "a captured tensor is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * 2", "c.last = W; call(); c.last = None; call(); c.last is W"),
+    "a captured tensor that is read is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * W", "c.last = W; call(); c.last = None; call()"),
+    "a list of tensors is left": ("c = Config(); W = [torch.ones(3)]\ndef f(x):\n    c.last = W\n    return x * 2", "c.last = W; call(); c.last = [torch.ones(3)]; call(); same = c.last is W"),
+    "setattr leaves a tensor": ("c = Config()\ndef f(x):\n    setattr(c, 'last', x)\n    return x * 2", "c.last = X; call(); c.last = None; call()"),
+    "setattr leaves a number": ("c = Config()\ndef f(x):\n    setattr(c, 'lr', 3)\n    return x * 2", "c.lr = 3; call(); c.lr = 4; call()"),
+    "object.__setattr__ leaves a number": ("c = Config()\ndef f(x):\n    object.__setattr__(c, 'lr', 3)\n    return x * 2", "c.lr = 3; call(); c.lr = 4; call()"),
+    "a child that is new is trained": (
+        "m = nn.Sequential(nn.Linear(3, 3))\ndef f(x):\n    m.train(not m.training)\n    return x * 2",
+        "call(); m[0] = nn.Linear(3, 3); call(); call(); call(); mode = m[0].training",
+    ),
+    # counted, and gone
+    "a counter of the class is gone": ("class C: a = 1\ndef f(x):\n    C.a += 1\n    return x * 2", "call(); del C.a; call()"),
+    "a counter goes on from that of the class": ("class C: a = 1\nc = C(); c.a = 3\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
+    "a counter is gone": ("c = types.SimpleNamespace(a=3)\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
+    "a counter in a global is gone": ("n = 1\ndef f(x):\n    global n\n    n += 1\n    return x * 2", "call(); del n; call()"),
+    "a function is given other attributes": (
+        "def g(): pass\ng.n = 1\ndef f(x):\n    g.n += 1\n    return x * 2", "call(); g.__dict__ = dict(g.__dict__); call(); n = g.n"
+    ),
+    "a set gets a tensor": ("s = {'a'}\ndef f(x):\n    s.add(x * 2)\n    return x * 2", "call(); call(); n = len(s); s = None"),
+    # what shows a value that is gone
+    "the repr of what was read raises": (
+        "import attrs\n@attrs.define\nclass D: a: float = 1.5\nd = D()\ndef f(x): return x * 2 if hasattr(d, 'extra') else x",
+        "del d.a; call(); d = D(0.5); call()",
+    ),
     # in which order
     "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    return x * 2", "call(); names = list(vars(C))"),
     "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    return x * next(iter(d.values()))", "call(); call(); call()"),
@@ -114,7 +153,7 @@ def run(source, script, transform):
     """What the calls of a script give, and all that can be seen afterwards."""
     space, results = {}, []
     space = world("import contextlib, sys, threading\n" + source)
-    f = transform(space["f"])
+    f, space["X"] = transform(space["f"]), X
     steps = script.split("; ")
     for step in steps:
         exec(step, space | {"call": lambda: results.append(outcome(f, X))} if "call()" in step else space)
@@ -125,6 +164,66 @@ def run(source, script, transform):
 def surroundings(monkeypatch):
     monkeypatch.delenv("FUNCGRAD_TEST_K", raising=False)
     monkeypatch.setitem(sys.modules, "funcgrad_test_k", None)
+
+
+SPECIAL_METHODS = {
+    "__init__": "class Q:\n    def __init__(self): self.k = S\ndef f(x): return x * Q().k",
+    "__init__ of a base": "class B:\n    def __init__(self): self.k = S\nclass Q(B): pass\ndef f(x): return x * Q().k",
+    "__init__ of a class in a list": "class Q:\n    def __init__(self): self.k = S\nqs = [Q]\ndef f(x): return x * qs[0]().k",
+    "__init__ of a type": "class Q:\n    def __init__(self): self.k = S\nq = Q()\ndef f(x): return x * type(q)().k",
+    "__init__ by a classmethod": "class Q:\n    def __init__(self): self.k = S\n    @classmethod\n    def make(cls): return cls()\nclass R(Q): pass\ndef f(x): return x * R.make().k",
+    "__init__ of a module": "class Q(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.k = S\n    def forward(self, x): return x * self.k\ndef f(x): return Q()(x)",
+    "__init__ of an exception": "class Q(Exception):\n    def __init__(self): self.k = S\ndef f(x):\n    try: raise Q()\n    except Q as e: return x * e.k",
+    "__new__": "class Q:\n    def __new__(cls): q = object.__new__(cls); q.k = S; return q\ndef f(x): return x * Q().k",
+    "__post_init__": "@dataclasses.dataclass\nclass Q:\n    k: float = 1.0\n    def __post_init__(self): self.k = S\ndef f(x): return x * Q().k",
+    "a default factory": "@dataclasses.dataclass\nclass Q:\n    k: float = dataclasses.field(default_factory=lambda: S)\ndef f(x): return x * Q().k",
+    "__call__ of a new object": "class Q:\n    def __call__(self, x): return x * S\ndef f(x): return Q()(x)",
+    "__add__ of a new object": "class Q:\n    def __add__(self, x): return x + S\ndef f(x): return Q() + x",
+    "__enter__ of a new object": "class Q:\n    def __enter__(self): return S\n    def __exit__(self, *_): pass\ndef f(x):\n    with Q() as k: return x * k",
+    "__iter__ of a new object": "class Q:\n    def __iter__(self): return iter([S])\ndef f(x):\n    for k in Q(): x = x * k\n    return x",
+    "__getattribute__": "class Q:\n    k = 1.0\n    def __getattribute__(self, n):\n        v = object.__getattribute__(self, n)\n        return v * S if n == 'k' else v\nq = Q()\ndef f(x): return x * q.k",
+    "__setattr__": "class Q:\n    def __setattr__(self, n, v): object.__setattr__(self, n, v * S)\nq = Q()\ndef f(x):\n    q.k = 1.0\n    return x * q.k",
+    "__getstate__": "import copy\nclass Q:\n    k = 1.0\n    def __getstate__(self): return {'k': S}\nq = Q()\ndef f(x): return x * copy.copy(q).k",
+    "__class_getitem__": "class Q:\n    def __class_getitem__(cls, i): return S\ndef f(x): return x * Q[0]",
+    "__init_subclass__": "class Q:\n    def __init_subclass__(cls): cls.k = S\ndef f(x):\n    class R(Q): pass\n    return x * R.k",
+    "__set_name__": "class D:\n    def __set_name__(self, o, n): setattr(o, 'j', S)\ndef f(x):\n    class Q: k = D()\n    return x * Q.j",
+    "__getattr__ of a metaclass": "class M(type):\n    def __getattr__(cls, n): return S\nclass Q(metaclass=M): pass\ndef f(x): return x * Q.zz",
+    "__call__ of a metaclass": "class M(type):\n    def __call__(cls): return S\nclass Q(metaclass=M): pass\ndef f(x): return x * Q()",
+    "__len__ of a metaclass": "class M(type):\n    def __len__(cls): return int(S)\nclass Q(metaclass=M): pass\ndef f(x): return x * len(Q)",
+}  # fmt: skip
+"""Special methods that read a global."""
+SCRIPTS |= {
+    f"{name} reads a global": (f"S = 2.0\n{source}", "call(); S = 5.0; call(); S = 2.0; call()")
+    for name, source in SPECIAL_METHODS.items()
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "isinstance(x, Q)",
+        "isinstance(x, (int, Q))",
+        "type(x) is Q",
+        "Q.k > 3",
+    ],
+)
+def test_a_class_that_is_only_looked_at_makes_no_objects(use):
+    space = world(
+        "import itertools\nids = itertools.count()\nclass Q:\n    k = 2\n    def __init__(self): self.id, self.scale = next(ids), S\n"
+        f"S = 2.0\ndef f(x): return x * (2 if {use} else 3)"
+    )
+    compiled = fg.jit(space["f"], backend="aten")
+    for space["S"] in (2.0, 3.0):
+        assert torch.equal(compiled(X), X * 3)
+    assert compiled.cache_info().misses == 1
+
+
+def test_what_a_constructor_assigns_is_not_read_of_other_objects():
+    space = world("class Q:\n    def __init__(self): self.n, self.k = 0, 2\nq = Q()\ndef f(x): return x * (Q().k + q.k)")
+    compiled = fg.jit(space["f"], backend="aten")
+    for space["q"].n in range(3):
+        assert torch.equal(compiled(X), X * 4)
+    assert compiled.cache_info().misses == 1
 
 
 @pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
@@ -161,6 +260,46 @@ def test_a_store_into_a_container_that_was_given_is_refused(statement):
     with pytest.raises(fg.MutationError, match=r"stores into a container it was given"):
         fg.jit(space["f"])(X, config)
     assert config == {"n": 1, "t": 2}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "d = {'i': it}\ndef f(x): return x * next(d['i'])",
+        "d = [it]\ndef f(x): return x * next(d[0])",
+        "d = {'i': it}\ndef f(x):\n    for i in d.values(): x = x * next(i)\n    return x",
+        "class D: i = it\ndef f(x): return x * next(D.i)",
+        "d = Config(); d.c = {'i': it}\ndef f(x): return x * next(d.c['i'])",
+        "d = types.SimpleNamespace(i=it)\ndef g(): return (lambda x: x * next(d.i))\ndef f(x): return g()(x) * len(vars(d))",
+        "d = types.SimpleNamespace(c={'k': types.SimpleNamespace(i=it)})\ndef later(o): return next(o['k'].i)\ndef f(x): return x * later(d.c)",
+    ],
+)
+def test_an_iterator_is_refused_before_it_goes_on(source):
+    space = world("import itertools\nit = itertools.count(1)\n" + source)
+    with pytest.raises(fg.ImpureFunctionError, match=r"an iterator that goes on with each call"):
+        fg.jit(space["f"], backend="aten")(X)
+    assert next(space["it"]) == 1
+
+
+def test_an_iterator_beside_what_is_read_is_none_of_the_functions():
+    space = world("import itertools\nd = {'i': itertools.count(1), 'j': 2}\ndef f(x): return x * d['j']")
+    assert torch.equal(fg.jit(space["f"], backend="aten")(X), X * 2)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "b = {'list': [torch.ones(3), torch.ones(3)]}\ndef f(x):\n    b['list'][0] = x * 2\n    return x * 2",
+        "b = {'k': 2.0}\ndef f(x):\n    b['new'] = x * 2\n    return x * 2",
+        "b = {'k': torch.ones(3)}\ndef f(x):\n    b['new'] = x * 2\n    return x * 2",
+        "c = Config(); c.b = {'k': {'j': torch.ones(3)}}\ndef f(x):\n    c.b['k'] = {'j': x * 2}\n    return x * 2",
+    ],
+)
+def test_what_is_stored_anew_on_each_call_is_no_reason_to_compile(source):
+    compiled = fg.jit(world(source)["f"], backend="aten")
+    for _ in range(5):
+        compiled(X)
+    assert compiled.cache_info().misses <= 2
 
 
 def test_bytes_that_change_are_named():

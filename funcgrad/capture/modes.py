@@ -46,7 +46,7 @@ from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, requ
 from .questions import QUESTIONS, refuse_unknowable
 from .replaced import set_
 from .storages import STORAGES, require_memory_in_place, storage_of
-from .where import user_line
+from .where import asked_by_us, user_line
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -185,8 +185,8 @@ class Lifter(TorchFunctionMode):
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
-        if self._trace.heedless and (torch.is_grad_enabled() or func in _ABOUT_GRADIENTS):
-            raise GradientsMatter
+        if self._trace.heedless:
+            self._require_no_gradients(func)
         original = args[0] if args else None
         refuse_unknowable(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
@@ -245,6 +245,12 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _require_no_gradients(self, func: Any) -> None:
+        """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""
+        asks = func in _ABOUT_GRADIENTS and not asked_by_us(3)
+        if asks or (torch.is_grad_enabled() and not self._trace.tracks):
+            raise GradientsMatter
 
     def _ask_for_gradient(self, tensor: Any, reads: bool, retains: bool) -> None:
         """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""

@@ -17,7 +17,7 @@ from ..graphs import type_text
 from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
-from ..state.effects import Store, Written
+from ..state.effects import Refill, Store, Written
 from ..state.guards import Guard, Place, same
 from ..state.impure import refuse_draw
 from ..state.state import State, same_effects, state_of
@@ -102,7 +102,8 @@ class _DryRun:
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
         self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
-        self.trace.heedless = splits and not grad
+        self.trace.heedless = not grad and (splits or replays)  # what a pullback runs again knows the answers
+        self.trace.tracks = not splits
         self._passes = Passes()
         if splits:
             self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)
@@ -168,10 +169,14 @@ class _DryRun:
         slot_of |= {id(t): slot for slot, t in reversed(self._inputs.tensors)}
         first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
         held = [(p, t) for p, t in self.watch.tensors.values() if p.identity not in first and p.read() is t]
+        met = slot_of.keys() | {id(t) for _, t in held}
+        left = [(p, t) for key, (p, t) in self.watch.assigned.items() if key not in self.watch.tensors and p.identity not in first]
+        held += [(place, t) for place, t in left if id(t) in met]
         also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
-        stored = {effect.place.identity for effect in facts.state.effects if isinstance(effect, Store)}  # another one after each call
+        stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
+        refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
         unused = [(place, t) for place, t in held if id(t) not in slot_of]
-        renewed = {id(t) for place, t in unused if place.identity in stored}
+        renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}  # another one after each call
         return also, tuple(Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused)
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:

@@ -33,6 +33,7 @@ from ..torch_private import (
 from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
+from .lifted import GradientsMatter
 from .questions import ABSENT
 from .regions import checkpointed
 from .where import user_line
@@ -186,6 +187,8 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         return original(tensor, name) if value is ABSENT else value
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
+            raise GradientsMatter
         with trace.lifting():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
             found = original(*args, **kwargs)
         if kwargs.get("accumulate_grad") and trace.current_pass == "forward":

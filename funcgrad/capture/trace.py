@@ -100,8 +100,7 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
-        self.asked_for_gradient: list[Tensor] = []
-        self.given_gradient: list[Tensor] = []
+        self.asked_for_gradient, self.given_gradient = list[Tensor](), list[Tensor]()
         self.switched: list[tuple[Tensor, bool]] = []
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
@@ -116,6 +115,7 @@ class Trace(Recorder):
         """What is watched of Python state; the recorded run compares with what the dry run met."""
         self.heedless = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
+        self.tracks = False  # whether it is a gradient that is traced, which switches grad mode on itself
         self.at_level = 0
         """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those it lies in."""
         self._depth = 0

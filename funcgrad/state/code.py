@@ -22,6 +22,10 @@ _CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _GROWS = {"append", "extend", "appendleft", "add", "update"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
+_PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
+"""Ways to read an attribute of an object of which its class does not hear."""
+_SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
+_LOOK = {"isinstance", "issubclass", "super"}
 UNSEEN = {"globals", "locals", "eval", "exec", "open", "input"}
 """Builtins that read what no guard can watch."""
 
@@ -49,13 +53,25 @@ class Mentions:
     stored: frozenset[str] = frozenset()
     assigned: frozenset[str] = frozenset()
     uses: Mapping[str, frozenset[Use]] = {}
+    used: frozenset[str] = frozenset()
+    """Names with which more is done than to look at a class (``isinstance``, ``except``, ``super``, an attribute of it)."""
     types: frozenset[str] = frozenset()
     """``type``, where code asks for the type of what may be a number, and does more with it than to read an attribute of it."""
 
     @property
     def by_name(self) -> bool:
         """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
-        return bool(self.globals & _BY_NAME) or "__dict__" in self.attributes
+        return bool(self.globals & _BY_NAME) or "__dict__" in self.attributes or self.past_hooks
+
+    @property
+    def past_hooks(self) -> bool:
+        """Whether attributes may be read where no hook hears of it (``object.__getattribute__(x, "name")``)."""
+        return bool((self.globals | self.attributes) & _PAST_HOOKS)
+
+    @property
+    def set_by_name(self) -> bool:
+        """Whether attributes are written to whose names are strings."""
+        return bool((self.globals | self.attributes) & _SETS_BY_NAME)
 
     @property
     def unseen(self) -> frozenset[str]:
@@ -69,7 +85,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
         for name, own in part.uses.items():
             uses.setdefault(name, set()).update(own)
     merged = {name: frozenset(own) for name, own in uses.items()}
-    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned", "types")
+    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned", "used", "types")
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
@@ -77,7 +93,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
     steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
-    found: dict[str, set[str]] = {name: set() for name in ("globals", "imports", "attributes", "stored", "assigned", "types")}
+    found: dict[str, set[str]] = {name: set() for name in ("globals", "imports", "attributes", "stored", "assigned", "used", "types")}
     uses: dict[str, set[Use]] = {}
     for at, step in enumerate(steps):
         kind = _kind(step.opname)
@@ -87,6 +103,8 @@ def mentions(code: types.CodeType) -> Mentions:
             found["types"].add("type")
         if step.opname in _GLOBAL | _ATTRIBUTE | _CELL:
             uses.setdefault(step.argval, set()).add(_use(steps, at))
+            if not _is_looked_at(steps, at):
+                found["used"].add(step.argval)
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(*(c for c in code.co_consts if _is_names(c)))
     own = Mentions(**{k: frozenset(v) for k, v in found.items()}, strings=strings, uses={k: frozenset(v) for k, v in uses.items()})
     return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
@@ -151,6 +169,23 @@ def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
         if store is not None and store.opname.startswith("STORE_") and store.argval == steps[at].argval:
             return Use((), "count", by)
     return Use(tuple(keys), "read")
+
+
+def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
+    """Whether what is loaded at ``at`` is compared, matched or asked for an attribute, as a class is of which no object is made."""
+    rest = _Ahead(steps, at + 1)
+    if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | _ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
+        return True
+    if steps[at].argval == "type" and rest.ops(1) == "CALL":
+        rest = rest.after(2)
+    if steps[at].argval in ("type", "__class__"):  # compared with what is loaded next, maybe an attribute
+        return rest.ops(0) in _ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
+    for step in reversed(steps[:at]):
+        if step.opname in _GLOBAL and step.argval in _LOOK:
+            return True
+        if not step.opname.startswith(("LOAD_", "PUSH_NULL")):
+            break
+    return False
 
 
 def _reads_of_type(rest: _Ahead) -> bool:

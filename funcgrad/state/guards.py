@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
 import attrs
@@ -137,6 +137,17 @@ class Place:
         owner = self.owner.identity if isinstance(self.owner, Place) else id(self.owner)
         return self.kind, owner, (type(self.key), self.key) if isinstance(self.key, Hashable) else id(self.key)
 
+    @property
+    def location(self) -> tuple[str, int, Any]:
+        """Where it is now: the same for places that are reached in different ways."""
+        return self.kind, id(self._held()), self.identity[2]
+
+    def is_renewed(self, stored: Collection[Any], refilled: Collection[int]) -> bool:
+        """Whether what lives there, or leads to it, is another one when these locations were stored to, and these containers refilled."""
+        if self.location in stored or id(self._held()) in refilled:
+            return True
+        return isinstance(self.owner, Place) and self.owner.is_renewed(stored, refilled)
+
     def is_below(self, other: Place) -> bool:
         """Whether ``other`` is on the way to it."""
         return isinstance(self.owner, Place) and (self.owner is other or self.owner.is_below(other))
@@ -242,6 +253,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
     "a tensor": lambda was, now: isinstance(now, Tensor),
+    "present": lambda was, now: True,
     "shape": lambda was, now: was == shape_of(now),
 }
 
@@ -249,8 +261,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 @frozen(eq=False)
 class Guard:
     """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only where it holds nothing;
-    ``"tensor"``: only where it holds what the weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container
-    of this ``shape_of``."""
+    ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the weak reference ``value`` leads to
+    (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``."""
 
     place: Place
     value: Any
@@ -293,6 +305,8 @@ class Guard:
                 return f"{self.place.expression(constant)} is not {constant(MISSING)}"
             return f"hasattr({owner}, {self.place.key!r})"
         now, value = self.place.look(constant), constant(self.value)
+        if self.how == "present":
+            return f"{now} is {constant(MISSING)}"  # where nothing is, most places raise
         if self.how == "is":
             return f"{now} is not {value}"
         if self.how == "shape":
@@ -313,13 +327,16 @@ class Guard:
 
     def explain(self) -> str:
         """What was there, and what is there now."""
-        if self.how in ("tensor", "a tensor", "shape"):
+        if self.how in ("tensor", "a tensor", "shape", "present"):
             return "is another tensor" if self.how == "tensor" else f"is {_shown(self.place.read())}"
         return f"was {_shown(self.value)}, now {_shown(self.place.read())}"
 
 
 def _shown(value: Any) -> str:
-    text = type(value).__name__ if isinstance(value, (torch.nn.Module, Tensor)) else repr(value)
+    try:
+        text = type(value).__name__ if isinstance(value, (torch.nn.Module, Tensor)) else repr(value)
+    except Exception:  # the caller's own code, which may ask for what is gone
+        text = object.__repr__(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -342,3 +359,10 @@ class Met:
     before: Any
     name: str
     of: Any = None
+
+    @property
+    def items(self) -> list[tuple[Any, Any]]:
+        """What it held, by key or index; of a set, under no key."""
+        if isinstance(self.before, (set, frozenset)):
+            return [(None, value) for value in self.before]
+        return list(self.before.items() if isinstance(self.before, Mapping) else enumerate(self.before))

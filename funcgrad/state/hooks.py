@@ -87,6 +87,12 @@ def hook(kind: type) -> type | None:
         return kind
 
 
+def unhooked(kind: type) -> Any:
+    """How a class reads attributes, but for its hook."""
+    own = kind.__dict__.get("__getattribute__", MISSING)
+    return _hooked[kind][1] if kind in _hooked else own
+
+
 def unhook(kind: type) -> None:
     """Let go of a class."""
     with _lock:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .code import Mentions
+from .code import Mentions, mentions
 from .guards import MISSING
+from .hooks import unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
@@ -72,6 +73,32 @@ def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
         is_value = not is_library(type(member)) or not hasattr(type(member), "__get__")
         if is_value and not name.startswith("__") and (is_container or not is_installed(kind)):
             yield name, member
+
+
+CONSTRUCTORS = ("__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__class_getitem__")
+"""Special methods that run where an object is made of a class, or another class."""
+
+
+def special_methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """The special methods that a class defines itself, not what only shows an object."""
+    for name, member in list(kind.__dict__.items()):
+        function = unhooked(kind) if name == "__getattribute__" else getattr(member, "__func__", member)
+        if name.startswith("__") and isinstance(function, types.FunctionType) and name != "__repr__":
+            yield name, function
+
+
+def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
+    """The attributes that methods of these names write to which a class inherits from a library, whose code is not looked into:
+    ``training``, for ``eval``."""
+    found: set[str] = set()
+    pending, known = set(names), set[str]()
+    while pending:
+        known |= pending
+        methods = [found_on(kind, name) for name in sorted(pending)]
+        said = [mentions(m.__code__) for c, m in methods if c is not None and is_library(c) and isinstance(m, types.FunctionType)]
+        pending = set[str]().union(*(own.attributes for own in said)) - known
+        found.update(*(own.assigned for own in said))
+    return frozenset(found)
 
 
 def slots_of(kind: type) -> list[str]:

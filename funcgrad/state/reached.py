@@ -11,7 +11,7 @@ import collections
 import contextvars
 import enum
 import functools
-import os
+import inspect
 import sys
 import threading
 import types
@@ -25,83 +25,39 @@ from torch import SymFloat, SymInt, Tensor
 
 from .caches import entries_of, results_of
 from .code import Mentions, mentions, together
+from .found import Found
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
-from .impure import GENERATORS, Generator, global_generators, is_iterator, levels_of, refuse_iterator
-from .names import HOOK_TABLES, LIBRARIES, SITE, TABLES, attributes_of, is_library, item_name, joined, members_of, package, slots_of
+from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
+from .names import (
+    CONSTRUCTORS,
+    HOOK_TABLES,
+    LIBRARIES,
+    SITE,
+    TABLES,
+    attributes_of,
+    is_installed,
+    is_library,
+    item_name,
+    joined,
+    members_of,
+    package,
+    slots_of,
+    special_methods_of,
+    taken_apart,
+)
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_NO_STATE = {"__init__", "__new__", "__repr__", "__init_subclass__", "__setattr__", "__getstate__", "__getattribute__", "__class_getitem__"}
+_OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__"}
+"""Special methods that run without being mentioned; those of installed packages read nothing that changes."""
 
 
-class Reached:
-    """What was reached so far, and the guards on the way to it."""
-
-    def __init__(self) -> None:
-        self._guards: dict[Any, Guard] = {}
-        self._names: dict[int, list[str]] = {}
-        self._known: dict[int, Any] = {}
-        self._read: set[tuple[int, str]] = set()
-        self._late: dict[int, Met] = {}
-        self._codes: dict[types.CodeType, types.FunctionType] = {}
-        self._hooks: list[type] = []
-        self.tensors: dict[Any, tuple[Place, Tensor]] = {}
-        self.met: dict[int, Met] = {}
-        self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
-        self.cells: dict[int, tuple[Place, Any]] = {}
-        self.classes: dict[type, dict[str, Any]] = {}
-        self.slots: dict[tuple[int, str], tuple[Place, Any]] = {}
-        self.unwatched: dict[int, tuple[Any, str]] = {}
-        self.written: set[int] = set()
-        """The identities of containers that were written to."""
-        self.replaced: set[Any] = set()
-        """Of containers whose contents a program stores (with ``"items"``: that are guarded one by one), and of the places of single values
-        it stores: what they were is guarded."""
-        self.stored: list[tuple[Place, Any]] = []
-        """Attributes of which no hook hears that were written to, with what was there."""
-        self.first: list[Any] | None = None
-        """What the first run wrote, where that is to happen on each call."""
-        self.unmentioned: set[tuple[int, str]] = set()
-        """Attributes that were read where no code mentions them: ``dataclasses.asdict``, ``operator.attrgetter``, a pattern."""
-        self.whole: set[int] = set()
-        """Of dicts all of which is read where no code mentions it: arguments that a function brings along."""
-        self._generators: list[Generator] = []
-        self._of_everybody = global_generators()
-        self._direct: set[type] = set()
-        """Classes that are reached as values themselves."""
-        self._pending: list[tuple[types.FunctionType, str]] = []
-        self._said: set[str] = set()
-        self.numbers: dict[Any, tuple[Place, Any]] = {}
-        """Numbers that are inputs, and where they live."""
-        self.stand_ins: dict[Any, list[Any]] = {}
-        """By the identity of such a place, what stood there for the number, in one of the runs."""
-        self.stood_in: dict[int, tuple[Any, Any]] = {}
-        """By identity, what stood for such a number in one of the runs, and the number."""
-        self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
-        """Modules, each with the names that were looked for; modules mention each other in circles."""
-        self.caches: list[tuple[Any, str, frozenset[Any]]] = []
-        """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
-        self.variables = dict(os.environ)
-        """The environment, which may be written to."""
-        self._is_closed = False
-        self._places: dict[int, list[Place]] = {}
-
-    def release(self) -> None:
-        """Let go of all that was met: a watch is a ring of references, and lives until the next garbage collection."""
-        for held in (self._guards, self._known, self._late, self.tensors, self.met, self.globals, self.cells, self.classes, self.slots):
-            held.clear()
-        for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched):
-            more.clear()
-
-    def _name(self, value: Any) -> str:
-        return self._names[id(value)][0]
-
-    def _guard(self, guard: Guard) -> None:
-        self._guards.setdefault((guard.how == "absent" or guard.place.kind == "itself", guard.place.identity), guard)
+class Reached(Found):
+    """Looks into what is reached."""
 
     def _value(self, place: Place, value: Any) -> None:
         """A value was read, or may have been, at a place."""
@@ -135,7 +91,7 @@ class Reached:
 
     def see(self, value: Any, name: str) -> None:
         """A value can be reached: whatever is read of it is to be noticed."""
-        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, SymInt, Reached)):
+        if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, SymInt, Found)):
             return
         if isinstance(value, types.ModuleType):
             self._own_module(value, name)
@@ -143,6 +99,8 @@ class Reached:
         if id(value) in self._known:
             if name not in self._names[id(value)]:
                 self._names[id(value)].append(name)
+                if isinstance(value, type):
+                    self._made(value)
             return
         self._known[id(value)] = value
         self._names[id(value)] = [name]
@@ -208,6 +166,7 @@ class Reached:
             if not is_library(c) and c not in self.classes:
                 self.classes[c] = {k: v for k, v in c.__dict__.items() if not k.startswith("__")}
                 self._members_of(c, self._said)
+                self._made(c)
         if not is_library(kind) and issubclass(kind, torch.autograd.Function):
             for method in ("forward", "backward", "setup_context", "vmap", "jvp"):
                 self.see(getattr(kind, method), f"{kind.__name__}.{method}")
@@ -215,6 +174,35 @@ class Reached:
     def _class_itself(self, kind: type, name: str) -> None:
         self._direct.add(kind)
         self._class(kind, name)
+        for meta in inspect.getmro(type(kind)):
+            for method, function in special_methods_of(meta) if not is_library(meta) else ():
+                self._special_method(meta, method, function)
+        self._made(kind)
+
+    def _made(self, kind: type) -> None:
+        """Where code does more with a class than to look at it, it may make objects: what their special methods read is read."""
+        if kind in self._making or not (kind in self._direct or self._makes_by_type):
+            return
+        names = {taken_apart(name)[0] for name in self._names.get(id(kind), ())}
+        own = [c for c in kind.__mro__ if not (is_library(c) or is_installed(c))]
+        makes_itself = any(isinstance(v, classmethod) and name in self._said for c in own for name, v in c.__dict__.items())
+        if not (makes_itself or self._makes_by_type or names & self._used or names - self._looked_at):
+            return
+        self._making.add(kind)
+        for c in own:
+            for method, function in special_methods_of(c):
+                self._special_method(c, method, function)
+
+    @property
+    def _makes_by_type(self) -> bool:
+        """Whether code may make objects of the class of one that it has."""
+        return not self._used.isdisjoint(("type", "__class__"))
+
+    def _special_method(self, kind: type, name: str, function: types.FunctionType) -> None:
+        if name != "__getattribute__":  # its hook may stand there
+            place = Place("class", kind, name, f"{kind.__name__}.{name}")
+            self._guard(Guard.of(place, kind.__dict__[name]))
+        self.see(function, f"{kind.__name__}.{name}")
 
     def _members_of(self, kind: type, names: Set[str]) -> None:
         """What may be read through a class (``super().forward``, ``Config.scale``): before it runs, or is written to."""
@@ -248,6 +236,10 @@ class Reached:
 
     def _function(self, function: types.FunctionType, name: str) -> None:
         code = function.__code__
+        said, is_library_code = mentions(code), package(function.__globals__.get("__name__")) in LIBRARIES
+        if not is_library_code:
+            self._used |= said.used
+            self._looked_at |= said.uses.keys()
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             place = Place("cell", cell, None, variable)
             value = place.read()
@@ -257,11 +249,11 @@ class Reached:
         if hasattr(function, "__wrapped__"):
             self.see(function.__wrapped__, name)
             self._namespace(function, name)
-        if package(function.__globals__.get("__name__")) in LIBRARIES:
+        if is_library_code:
             return
         if function.__defaults__:
             self._defaults(function, function.__defaults__)
-        said, own = mentions(code), not code.co_filename.startswith(SITE)
+        own = not code.co_filename.startswith(SITE)
         if code.co_kwonlyargcount:
             given = function.__kwdefaults__
             self._guard(Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given))
@@ -278,6 +270,8 @@ class Reached:
         self._said |= new
         for kind in list(self.classes):
             self._members_of(kind, new)
+        for kind in list(self.classes if self._makes_by_type else self._direct):
+            self._made(kind)
         for variable in said.stored:
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
@@ -389,15 +383,16 @@ class Reached:
                 if (held_there := value.__dict__.get(table)) is not None:
                     self.met.setdefault(id(held_there), Met(held_there, dict(held_there), joined(name, table)))
         for c in kind.__mro__:
-            if not is_library(c):
-                for method, function in list(c.__dict__.items()):
-                    if method.startswith("__") and isinstance(function, types.FunctionType) and method not in _NO_STATE:
-                        self._value(Place("class", c, method, f"{c.__name__}.{method}"), function)
+            for method, function in special_methods_of(c) if not is_library(c) else ():
+                if method not in CONSTRUCTORS and not (method in _OF_ATTRIBUTES and is_installed(c)):
+                    self._special_method(c, method, function)
 
     def _namespace(self, value: Any, name: str) -> None:
         """An object whose class takes no hook (``SimpleNamespace``, a function): the attributes that are mentioned."""
         own = attributes_of(value)
         assert own is not None
+        if own and isinstance(value, types.FunctionType):  # it may be given another
+            self._guard(Guard.of(Place("slot", value, "__dict__", joined(name, "__dict__")), own))
         self._known.setdefault(id(own), own)
         self._names.setdefault(id(own), [name])
         met = Met(own, dict(own), name, value)

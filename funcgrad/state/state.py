@@ -28,7 +28,7 @@ class State(Shown):
     objects: frozenset[str] = frozenset()
 
     def doc(self) -> Doc:
-        rows = tuple((str(g.place), "absent" if g.how == "absent" else g.value_shown) for g in self.guards)
+        rows = tuple((str(g.place), g.how if g.how in ("absent", "present") else g.value_shown) for g in self.guards)
         writes = tuple((str(effect), "") for effect in self.effects)
         return Doc("state", tuple(Table(head, own) for head, own in ((("reads", "is"), rows), (("writes", ""), writes)) if own))
 
@@ -43,6 +43,7 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     objects = {id(value) for _, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded}
     # an argument of which nothing is read may be another one that is equal
     guards = [g for g in guards if id(g.place.owner) not in given or id(g.place.owner) in objects]
+    guards += [Guard(e.place, None, "present") for e in written.effects if isinstance(e, Count) and e.otherwise is MISSING]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
     ordered = (*first, *(g for g in guards if g.how != "equal"))
     paths = frozenset(path for path, value in arguments if id(value) in objects)
@@ -92,7 +93,7 @@ def _put_back(guard: Guard) -> Any:
         held = place.owner.copy()
         refill(place.owner, guard.value)
         return lambda: refill(place.owner, held)
-    if place.kind not in ("item", "class", "slot", "cell"):
+    if place.kind not in ("item", "class", "slot", "cell") or guard.how == "present":
         raise TraceError(
             f"{place} was changed between a forward pass and a backward pass that is differentiated (create_graph=True): {guard.explain()}",
             where=str(place),

@@ -8,13 +8,12 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 from __future__ import annotations
 
 import collections
-import inspect
 import os
 import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,16 +21,26 @@ import torch
 from torch import Tensor
 
 from ..errors import UnwatchedStateWarning
-from .caches import entries_of, results_of
-from .code import Mentions, builtins_in, loads_of, mentions, together
-from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
-from .hooks import can_be_hooked, hooked_environment, listening, unhook
+from .assumed import Assumed
+from .caches import entries_of
+from .code import Mentions, builtins_in, loads_of
+from .guards import Guard, Place
+from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, put_back, warn_of_clocks
-from .names import TABLES, attributes_of, found_on, is_installed, is_library, item_name, item_of, joined, package, taken_apart
-from .reached import CONTAINERS, Reached
+from .names import (
+    TABLES,
+    attributes_of,
+    found_on,
+    is_installed,
+    is_library,
+    item_name,
+    joined,
+    package,
+)
+from .reached import CONTAINERS
 
 
-class Watch(Reached):
+class Watch(Assumed):
     """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors`` say what was read,
     ``met`` what was there.
 
@@ -42,12 +51,13 @@ class Watch(Reached):
         super().__init__()
         self._stack = ExitStack()
         self._root = root
-        self._together = 0, Mentions()
         self.put_numbers(numbers)
         try:
             self.see(root, "")
             for name, value in arguments:
                 self._argument(value, name)
+            self._refuse_iterators(list(self._late.values()))
+            self._refuse_iterators_of_classes()
         except BaseException:
             self.close()
             self.take_numbers_back()
@@ -58,6 +68,7 @@ class Watch(Reached):
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_environment())
         self._stack.enter_context(listening(self))
+        self._is_running = True
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -70,29 +81,9 @@ class Watch(Reached):
             unhook(self._hooks.pop())
 
     def finish(self) -> None:
-        """Guard what was mentioned but not heard of, when all code that was reached is known."""
-        said = self.said
-        for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
-            del self._guards[key]
-        for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
-            self._guard_cache(cache, name)
-        names = said.attributes | said.strings | said.assigned
-        of_types = "type" in said.globals or "__class__" in said.attributes
-        by_name = set(filter(str.isidentifier, said.strings)) if said.by_name else set()
-        met, classes = 0, 0
-        while met < len(self._late) or classes < len(self.classes):  # what is guarded leads to more
-            more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
-            met, classes = met + len(more), classes + len(kinds)
-            for container in more:
-                self._guard_container(container, said)
-            for kind in kinds:
-                self._guard_class(kind, names, by_name if of_types or kind in self._direct else set())
-        self._guard_unchanged(said)
-        for key, places in self._places.items():
-            if key in self.written and key in self.met:  # what is written to must be the very container
-                for place in places:
-                    self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
-        self._warn(said)
+        """Guard what was mentioned but not heard of, when all code that was reached is known; name what no guard can watch."""
+        self._guard_unheard_of()
+        self._warn(self.said)
 
     def put_numbers(self, numbers: Sequence[tuple[Place, Any]]) -> None:
         """Put what stands for numbers of Python state in their places."""
@@ -102,10 +93,6 @@ class Watch(Reached):
             self.stand_ins.setdefault(place.identity, []).append(stand_in)
             self.stood_in[id(stand_in)] = stand_in, number
             place.write(stand_in)
-
-    def number(self, value: Any) -> Any:
-        """The number that a value stands for, or the value."""
-        return self.stood_in[id(value)][1] if id(value) in self.stood_in else value
 
     def take_numbers_back(self) -> None:
         """The numbers are in their places again."""
@@ -127,13 +114,6 @@ class Watch(Reached):
     def put_draws_back(self) -> list[Generator]:
         """The generators that are not torch's and have drawn, as they were before."""
         return put_back(self._generators, self._of_everybody, self.said, self._codes.values())
-
-    @property
-    def said(self) -> Mentions:
-        """What all code that was reached mentions."""
-        if self._together[0] != len(self._codes):  # asked for after each run
-            self._together = len(self._codes), together([mentions(code) for code in self._codes])
-        return self._together[1]
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -247,113 +227,7 @@ class Watch(Reached):
             if not is_library(c):
                 self._guard(Guard.absent(Place("class", c, name, shown)))
 
-    # ── what is guarded when all code is known ───────────────────────────────────────────────────────────────────
-
-    def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
-        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone. What its
-        metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
-        for name in names & kind.__dict__.keys():
-            value = kind.__dict__[name]
-            if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
-                self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
-        if not is_installed(kind):
-            self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
-        bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
-        for name in (bases | by_name) - kind.__dict__.keys():
-            self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
-        for meta in inspect.getmro(type(kind)):
-            for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
-                self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
-
-    def _guard_unchanged(self, said: Mentions) -> None:
-        """What code may write to, and left as it was: where it is another, the write is one."""
-        for place, before in self.globals.values():
-            self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
-        for met in list(self.met.values()):
-            if met.of is not None:
-                for name in said.assigned & met.before.keys():
-                    self._assigned(Place("item", met.container, name, joined(met.name, name)), met.before[name])
-        for place, before in self.slots.values():
-            if place.key in said.assigned:
-                self._assigned(place, before)
-        for place, before in self.stored:
-            if place.key in said.attributes or (said.by_name and place.key in said.strings):
-                self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
-
-    def _guard_cache(self, cache: Any, name: str) -> None:
-        """What a ``functools.lru_cache`` keeps, it must go on to keep."""
-        entries = entries_of(cache)
-        if len(entries) > _MOST_KEPT:
-            self.unwatched[id(entries)] = entries, name
-            return
-        for key, held in entries.items():
-            self._guard(Guard(Place("item", entries, key, f"{name}({key!r})"), held, "is"))
-        for result in results_of(cache):
-            self.see(result, f"{name}()")
-
-    def _assigned(self, place: Place, before: Any) -> None:
-        if before is not MISSING and not holds_tensors(before) and place.identity not in self.replaced:
-            self._guard(Guard.of(place, before))
-
-    def _guard_container(self, met: Met, said: Mentions) -> None:
-        container, names = met.container, self._names[id(met.container)]
-        if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
-            for name, value in met.before.items():
-                if name in said.attributes | said.strings and name != "__wrapped__":
-                    self._value(Place("item", container, name, joined(met.name, name)), value)
-            return
-        keys = self._keys(container, names, said) if id(container) not in self.replaced | self.whole else None
-        if keys is not None and ("items", id(container)) in self.replaced:
-            self._guard(Guard(Place("itself", container, None, met.name), (type(container), len(met.before)), "shape"))
-            keys = set(range(len(met.before)))
-        if keys is not None and not isinstance(container, (set, frozenset)):
-            for key in keys:
-                place = Place("item", container, key, item_name(met.name, key))
-                value = item_of(met.before, key)
-                if value is MISSING:
-                    if isinstance(container, dict):
-                        self._guard(Guard.absent(place))
-                    else:
-                        self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
-                else:
-                    self._value(place, value)
-            return
-        items = list(
-            met.before.items() if isinstance(met.before, Mapping) else enumerate(met.before) if not isinstance(met.before, set) else ()
-        )
-        for key, value in items:
-            if isinstance(value, Tensor):
-                self._value(Place("item", container, key, item_name(met.name, key)), value)
-        if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
-            self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
-
-    def _with_numbers(self, before: Any) -> Any:
-        """A copy of a container, with numbers for what stands for them."""
-        if isinstance(before, dict):
-            return {key: self.number(v) for key, v in before.items()}
-        return type(before)(map(self.number, before)) if isinstance(before, (list, collections.deque)) else before
-
-    def _keys(self, container: Any, names: Sequence[str], said: Mentions) -> set[Any] | None:
-        """The constant keys by which all code that was reached reads, or replaces items of, a container that has these names; None if some
-        reads it otherwise. What was only counted, or added to a list, is found by comparison."""
-        found: set[Any] = set()
-        grows = isinstance(container, (list, collections.deque))
-        for name in names:
-            base, path = taken_apart(name)
-            uses = said.uses.get(base)
-            if path is None or not uses or (said.by_name and base in said.strings):
-                return None
-            for use in uses:
-                n = len(path)
-                if use.keys[:n] != path[: len(use.keys)]:
-                    continue
-                if len(use.keys) > n:
-                    counts = len(use.keys) == n + 1 and use.then == "count"
-                    if not counts or Place("item", container, use.keys[n], "").identity in self.replaced:
-                        found.add(use.keys[n])
-                elif use.then != "grow" or len(use.keys) < n or not grows:
-                    return None
-        return found
+    # ── what is named ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _warn(self, said: Mentions) -> None:
         """Name, once for each function, what no guard can watch."""
@@ -376,8 +250,6 @@ _OF_CACHES = {
     "cache_info": "it is as it was when the function was traced",
     "cache_clear": "it is cleared when the function is traced, and not on each call",
 }
-_MOST_KEPT = 64
-"""Results of a ``functools.lru_cache`` that are watched."""
 
 _warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 

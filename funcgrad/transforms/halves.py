@@ -42,7 +42,7 @@ def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad
     Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch.
     """
     if not (definition.splits and inner.facts.differentiable):
-        return capture(inner, reals, grad and definition.splits, False, watch), None
+        return capture(inner, reals, grad, False, watch), None
     try:
         return capture(inner, reals, True, True, watch), None
     except BackwardError as error:

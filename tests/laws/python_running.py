@@ -224,6 +224,11 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
     @property
+    def message(self) -> str:
+        """What the compiled program raised, in words."""
+        return self.detail.rpartition("compiled: ")[2].partition(": ")[2]
+
+    @property
     def sort(self) -> tuple[str, str]:
         """What stays the same while a program is minimised."""
         return ("agrees", "compiles again") if self.status == "agrees" and self.again is not None else (self.status, self.reason)
@@ -255,22 +260,24 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     eager, compiled = run(program, in_eager), run(program, transform)
     if compiled.setup is not None or eager.setup is not None:
         return Outcome("agrees") if compiled.setup == eager.setup else Outcome("crashed", "setup", str(compiled.setup))
-    outcome = _compare(eager, compiled)
-    if outcome.status == "differs" and UNWATCHED in compiled.warnings:
-        outcome = attrs.evolve(outcome, status="warned")
+    outcome = _compare(eager, compiled, program.text)
+    raises = outcome.reason.startswith("raises") and outcome.message and outcome.message in program.text
+    if (outcome.status == "differs" or raises) and UNWATCHED in compiled.warnings:
+        late = outcome.reason == "state after an exception"  # else what comes of the value: a result, a state, an exception or none
+        outcome = attrs.evolve(outcome, status="warned", reason=outcome.reason if late else "result")
     seen: list[Any] = []
     again = None
     for step in compiled.steps:
         if step.key is not None:
             again = step.step if again is None and step.compiles and step.key in seen else again
             seen += [] if step.key in seen or step.error else [step.key]
-    compiles = sum(step.compiles for step in compiled.steps if step.key is not None)
+    compiles = sum(step.compiles for step in compiled.steps if step.key is not None and not step.error)
     return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
 
 
-def _compare(eager: Run, compiled: Run) -> Outcome:
+def _compare(eager: Run, compiled: Run, text: str) -> Outcome:
     for a, b in zip(eager.steps, compiled.steps, strict=False):
-        outcome = _compare_step(a, b)
+        outcome = _compare_step(a, b, text)
         if outcome is not None:
             return attrs.evolve(outcome, step=b.step)
     return Outcome("agrees")
@@ -280,7 +287,13 @@ _OF_TORCH = ("RuntimeError", "IndexError", "TypeError", "AssertionError")
 """Errors PyTorch raises for what it cannot compute; on stand-ins it may raise another one of them."""
 
 
-def _compare_step(a: Seen, b: Seen) -> Outcome | None:
+def _is_of_torch(error: str, text: str) -> bool:
+    """Whether an error is one of PyTorch's: a ``ValueError`` is, where its words are none of the program's."""
+    kind, _, words = error.partition(": ")
+    return kind in _OF_TORCH or (kind == "ValueError" and words not in text)
+
+
+def _compare_step(a: Seen, b: Seen, text: str) -> Outcome | None:
     if b.crashed:
         return Outcome("crashed", b.crashed.split(":")[0], b.crashed)
     if b.refused:
@@ -294,7 +307,7 @@ def _compare_step(a: Seen, b: Seen) -> Outcome | None:
             return Outcome("crashed", f"raises {(b.error or '').split(':')[0]}", what)
         if b.error is None:
             return Outcome("differs", "does not raise", what)
-        if a.error.split(":")[0] not in _OF_TORCH or b.error.split(":")[0] not in _OF_TORCH:
+        if not (_is_of_torch(a.error, text) and _is_of_torch(b.error, text)):
             return Outcome("differs", "other exception", what)
     found = first_difference(a.world, b.world)
     if found:

@@ -101,7 +101,8 @@ class Snapshot:
             return f"function {value.__name__}", _of_function(value) if self.own(value.__module__) else []
         if isinstance(value, dict):
             named = (repr(k) if isinstance(k, _ATOMS) and not path.endswith(_HOOKS) else f"key {i}" for i, k in enumerate(value))
-            items = [(f"[{name}]", v) for name, v in zip(named, dict.values(value), strict=True)]
+            values = [dict.__getitem__(value, k) for k in value]  # dict.values() does not know the order of an OrderedDict
+            items = [(f"[{name}]", v) for name, v in zip(named, values, strict=True)]
             strange = [(f"[key {i}].key", k) for i, k in enumerate(value) if not isinstance(k, _ATOMS)]
             return f"{kind} of {len(value)}", [*strange, *items, *self._attributes(value)]
         if isinstance(value, (list, tuple, collections.deque)):

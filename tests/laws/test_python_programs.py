@@ -15,7 +15,7 @@ import funcgrad as fg
 
 from .python_fuzz import examine, over
 from .python_programs import generate, minimise
-from .python_running import check, in_eager, run
+from .python_running import check, compile_it, in_eager, run
 from .python_source import Call, Part, Program, Unit
 from .python_worlds import COUNTERS, KINDS
 
@@ -118,6 +118,11 @@ def restores(program, f):
 
 COUNTS = program("plain object", "@.n += 1")
 STALE = program("plain object", "y = y * @.a", steps=("result = call(A)", "@.a = 2.5", "result = call(A)"))
+ASKS_A_CACHE = program(
+    "lru_cache",
+    "y = y * rate0()\nif rate0.cache_info().hits > 2: raise ValueError('large')",
+    steps=("result = call(A)", "result = call(C)", "result = call(R)"),
+)
 RAISES = program("plain object", "if @.n > 1:\n    raise ValueError('large')")
 
 
@@ -137,6 +142,8 @@ RAISES = program("plain object", "if @.n > 1:\n    raise ValueError('large')")
         (refuses, COUNTS, "refused", "MutationError: the function writes to …"),
         (in_eager, STALE, "agrees", ""),
         (in_eager, RAISES, "agrees", ""),
+        (compile_it, program("collections", "@.o.move_to_end('k')"), "agrees", ""),
+        (compile_it, ASKS_A_CACHE, "warned", "result"),
     ],
 )
 def test_the_comparison_finds(transform, case, status, reason):

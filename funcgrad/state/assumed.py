@@ -1,0 +1,215 @@
+"""What is assumed of Python state that no hook heard of: guarded when the function has run, and all code that it reached is known."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections.abc import Sequence, Set
+from typing import Any
+
+from attrs import evolve
+from torch import Tensor
+
+from .caches import entries_of, results_of
+from .code import Mentions, mentions, together
+from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
+from .hooks import can_be_hooked
+from .impure import is_iterator, refuse_iterator
+from .names import CONSTRUCTORS, assigned_by, is_installed, is_library, item_name, item_of, joined, taken_apart
+from .reached import CONTAINERS, Reached
+
+_MOST_KEPT = 64
+"""Results of a ``functools.lru_cache`` that are watched."""
+
+
+class Assumed(Reached):
+    """What was reached, and what code may have read or written of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._together = 0, Mentions()
+        self._is_running = False
+
+    @property
+    def said(self) -> Mentions:
+        """What all code that was reached mentions."""
+        if self._together[0] != len(self._codes):  # asked for after each run
+            new = [evolve(mentions(code), assigned=frozenset()) for code in self._codes if code.co_name in CONSTRUCTORS]
+            self._together = len(self._codes), together([*(mentions(c) for c in self._codes if c.co_name not in CONSTRUCTORS), *new])
+        return self._together[1]
+
+    def number(self, value: Any) -> Any:
+        """The number that a value stands for, or the value."""
+        return self.stood_in[id(value)][1] if id(value) in self.stood_in else value
+
+    def _guard_unheard_of(self) -> None:
+        """Guard what was mentioned but not heard of."""
+        said = self.said
+        for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
+            del self._guards[key]
+        for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
+            self._guard_cache(cache, name)
+        names = said.attributes | said.strings | said.assigned
+        of_types = "type" in said.globals or "__class__" in said.attributes or said.past_hooks
+        by_name = set(filter(str.isidentifier, said.strings)) if said.by_name else set()
+        if said.past_hooks:
+            self._guard_unheard(names, by_name)
+        met, classes = 0, 0
+        while met < len(self._late) or classes < len(self.classes):  # what is guarded leads to more
+            more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
+            met, classes = met + len(more), classes + len(kinds)
+            for container in more:
+                self._guard_container(container, said)
+            for kind in kinds:
+                self._guard_class(kind, names, by_name if of_types or kind in self._direct else set())
+        self._guard_unchanged(said)
+        for key, places in self._places.items():
+            if key in self.written and key in self.met:  # what is written to must be the very container
+                for place in places:
+                    self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+
+    def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
+        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone. What its
+        metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
+        for name in names & kind.__dict__.keys():
+            value = kind.__dict__[name]
+            if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
+                self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
+        if not is_installed(kind):
+            self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
+        bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
+        for name in (bases | by_name) - kind.__dict__.keys():
+            self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
+        for meta in inspect.getmro(type(kind)):
+            for name in () if is_library(meta) else names & meta.__dict__.keys() - kind.__dict__.keys():
+                self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))
+
+    def _guard_unheard(self, names: Set[str], by_name: Set[str]) -> None:
+        """Attributes of objects that may have been read, or asked for ``by_name``, where no hook hears of it."""
+        own = [met for met in self.met.values() if met.of is not None and id(met.container) not in self._late]
+        held = [(Place("item", m.container, k, joined(m.name, k)), m.before.get(k, MISSING)) for m in own for k in sorted(names)]
+        held += [(place, before) for place, before in self.slots.values() if place.key in names]
+        for place, before in held:
+            if before is not MISSING:
+                self._value(place, before)
+            elif place.key in by_name:
+                self._guard(Guard.absent(place))
+
+    def _guard_unchanged(self, said: Mentions) -> None:
+        """What code may write to, and left as it was: where it is another, the write is one."""
+        assigned = said.assigned | (said.strings if said.set_by_name else frozenset())
+        for place, before in self.globals.values():
+            self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
+        own = [met for met in self.met.values() if met.of is not None]
+        by_kind = {kind: assigned | assigned_by(kind, said.attributes) for kind in {type(met.of) for met in own}}
+        for met in own:
+            for name in by_kind[type(met.of)] & met.before.keys():
+                self._assigned(Place("item", met.container, name, joined(met.name, name)), met.before[name])
+        for place, before in self.slots.values():
+            if place.key in assigned:
+                self._assigned(place, before)
+        for place, before in self.stored:
+            if place.key in said.attributes or (said.by_name and place.key in said.strings):
+                self._value(place, before) if before is not MISSING else self._guard(Guard.absent(place))
+
+    def _guard_cache(self, cache: Any, name: str) -> None:
+        """What a ``functools.lru_cache`` keeps, it must go on to keep."""
+        entries = entries_of(cache)
+        if len(entries) > _MOST_KEPT:
+            self.unwatched[id(entries)] = entries, name
+            return
+        for key, held in entries.items():
+            self._guard(Guard(Place("item", entries, key, f"{name}({key!r})"), held, "is"))
+        for result in results_of(cache):
+            self.see(result, f"{name}()")
+
+    def _assigned(self, place: Place, before: Any) -> None:
+        if before is MISSING or place.identity in self.replaced:
+            return
+        if isinstance(before, Tensor):
+            self.assigned.setdefault(place.identity, (place, before))
+        elif not holds_tensors(before) or any(p.location != place.location for p in self._places.get(id(before), ())):
+            self._guard(Guard.of(place, before))
+
+    def _guard_container(self, met: Met, said: Mentions) -> None:
+        container, names = met.container, self._names[id(met.container)]
+        if met.of is not None and id(container) in self._late and not said.by_name and not can_be_hooked(type(met.of)):
+            for name, value in met.before.items():
+                if name in said.attributes | said.strings and name != "__wrapped__":
+                    self._value(Place("item", container, name, joined(met.name, name)), value)
+            return
+        keys = self._keys(container, names, said) if id(container) not in self.replaced | self.whole else None
+        if keys is not None and ("items", id(container)) in self.replaced:
+            self._guard(Guard(Place("itself", container, None, met.name), (type(container), len(met.before)), "shape"))
+            keys = set(range(len(met.before)))
+        if keys is not None and not isinstance(container, (set, frozenset)):
+            for key in keys:
+                place = Place("item", container, key, item_name(met.name, key))
+                value = item_of(met.before, key)
+                if value is MISSING:
+                    if isinstance(container, dict):
+                        self._guard(Guard.absent(place))
+                    else:
+                        self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
+                else:
+                    self._value(place, value)
+            return
+        self._refuse_iterators([met])
+        for key, value in met.items:
+            if isinstance(value, Tensor) and not isinstance(container, (set, frozenset)):
+                self._value(Place("item", container, key, item_name(met.name, key)), value)
+        if not isinstance(container, (tuple, frozenset)):  # what is in these cannot be exchanged
+            self._guard(Guard.contents(container, self._with_numbers(met.before), met.name))
+
+    def _refuse_iterators(self, containers: Sequence[Met]) -> None:
+        """Raise for an iterator in a container that code reads, before the function runs: it would go on."""
+        said = self.said
+        for met in containers:
+            found = {key: v for key, v in met.items if is_iterator(v)}
+            if found and met.of is not None:
+                keys: Set[Any] | None = said.attributes | said.strings
+            else:
+                keys = self._keys(met.container, self._names[id(met.container)], said) if found else None
+            for key in found:
+                if keys is None or key in keys:
+                    raise refuse_iterator(item_name(met.name, key) if met.of is None else joined(met.name, key))
+
+    def _refuse_iterators_of_classes(self) -> None:
+        said = self.said
+        for kind, had in self.classes.items():
+            for name in (said.attributes | said.strings) & had.keys():
+                if is_iterator(had[name]):
+                    raise refuse_iterator(f"{kind.__name__}.{name}")
+
+    def _container(self, container: Any, name: str) -> None:
+        super()._container(container, name)
+        if self._is_running and id(container) in self._late:
+            self._refuse_iterators([self._late[id(container)]])
+
+    def _with_numbers(self, before: Any) -> Any:
+        """A copy of a container, with numbers for what stands for them."""
+        if isinstance(before, dict):
+            return {key: self.number(v) for key, v in before.items()}
+        return type(before)(map(self.number, before)) if isinstance(before, (list, collections.deque)) else before
+
+    def _keys(self, container: Any, names: Sequence[str], said: Mentions) -> set[Any] | None:
+        """The constant keys by which all code that was reached reads, or replaces items of, a container that has these names; None if some
+        reads it otherwise. What was only counted, or added to a list, is found by comparison."""
+        found: set[Any] = set()
+        grows = isinstance(container, (list, collections.deque))
+        for name in names:
+            base, path = taken_apart(name)
+            uses = said.uses.get(base)
+            if path is None or not uses or (said.by_name and base in said.strings):
+                return None
+            for use in uses:
+                n = len(path)
+                if use.keys[:n] != path[: len(use.keys)]:
+                    continue
+                if len(use.keys) > n:
+                    counts = len(use.keys) == n + 1 and use.then == "count"
+                    if not counts or Place("item", container, use.keys[n], "").identity in self.replaced:
+                        found.add(use.keys[n])
+                elif use.then != "grow" or len(use.keys) < n or not grows:
+                    return None
+        return found

@@ -1,0 +1,85 @@
+"""What was found of Python state so far: what is known, what it held when it was met, and the guards on the way to it."""
+
+from __future__ import annotations
+
+import os
+import types
+from typing import Any
+
+from torch import Tensor
+
+from .guards import Guard, Met, Place
+from .impure import Generator, global_generators
+
+
+class Found:
+    """What was reached so far, and the guards on the way to it."""
+
+    def __init__(self) -> None:
+        self._guards: dict[Any, Guard] = {}
+        self._names: dict[int, list[str]] = {}
+        self._known: dict[int, Any] = {}
+        self._read: set[tuple[int, str]] = set()
+        self._late: dict[int, Met] = {}
+        self._codes: dict[types.CodeType, types.FunctionType] = {}
+        self._hooks: list[type] = []
+        self.tensors: dict[Any, tuple[Place, Tensor]] = {}
+        self.assigned: dict[Any, tuple[Place, Tensor]] = {}
+        """Places that code may store a tensor to, and that hold the one they held: where it is an input, that may have been stored."""
+        self.met: dict[int, Met] = {}
+        self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
+        self.cells: dict[int, tuple[Place, Any]] = {}
+        self.classes: dict[type, dict[str, Any]] = {}
+        self.slots: dict[tuple[int, str], tuple[Place, Any]] = {}
+        self.unwatched: dict[int, tuple[Any, str]] = {}
+        self.written: set[int] = set()
+        """The identities of containers that were written to."""
+        self.replaced: set[Any] = set()
+        """Of containers whose contents a program stores (with ``"items"``: that are guarded one by one), and of the places of single values
+        it stores: what they were is guarded."""
+        self.stored: list[tuple[Place, Any]] = []
+        """Attributes of which no hook hears that were written to, with what was there."""
+        self.first: list[Any] | None = None
+        """What the first run wrote, where that is to happen on each call."""
+        self.unmentioned: set[tuple[int, str]] = set()
+        """Attributes that were read where no code mentions them: ``dataclasses.asdict``, ``operator.attrgetter``, a pattern."""
+        self.whole: set[int] = set()
+        """Of dicts all of which is read where no code mentions it: arguments that a function brings along."""
+        self._generators: list[Generator] = []
+        self._of_everybody = global_generators()
+        self._direct: set[type] = set()
+        """Classes that are reached as values themselves."""
+        self._making: set[type] = set()
+        """Those of which objects may be made."""
+        self._used: set[str] = set()
+        self._looked_at: set[str] = set()
+        """Names that code uses, and those that it looks at."""
+        self._pending: list[tuple[types.FunctionType, str]] = []
+        self._said: set[str] = set()
+        self.numbers: dict[Any, tuple[Place, Any]] = {}
+        """Numbers that are inputs, and where they live."""
+        self.stand_ins: dict[Any, list[Any]] = {}
+        """By the identity of such a place, what stood there for the number, in one of the runs."""
+        self.stood_in: dict[int, tuple[Any, Any]] = {}
+        """By identity, what stood for such a number in one of the runs, and the number."""
+        self._looked_into: set[tuple[int, frozenset[str], bool]] = set()
+        """Modules, each with the names that were looked for; modules mention each other in circles."""
+        self.caches: list[tuple[Any, str, frozenset[Any]]] = []
+        """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
+        self.variables = dict(os.environ)
+        """The environment, which may be written to."""
+        self._is_closed = False
+        self._places: dict[int, list[Place]] = {}
+
+    def release(self) -> None:
+        """Let go of all that was met: a watch is a ring of references, and lives until the next garbage collection."""
+        for held in (self._guards, self._known, self._late, self.tensors, self.met, self.globals, self.cells, self.classes, self.slots):
+            held.clear()
+        for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched, self.assigned):
+            more.clear()
+
+    def _name(self, value: Any) -> str:
+        return self._names[id(value)][0]
+
+    def _guard(self, guard: Guard) -> None:
+        self._guards.setdefault((guard.how == "absent" or guard.place.kind == "itself", guard.place.identity), guard)
