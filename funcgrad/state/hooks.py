@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from .guards import MISSING
-from .names import package
 
 
 class Listener(Protocol):
@@ -110,7 +109,7 @@ def _is_torch(frame: Any) -> bool:
     """Whether torch's own code asks, for what it was started with."""
     while frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
-    return package(frame.f_globals.get("__name__")) == "torch"
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 @contextlib.contextmanager
