@@ -352,7 +352,7 @@ class Reached(Found):
 
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
-        if package(kind.__module__) in ("funcgrad", "logging", "re", "threading", "_thread", "pathlib") and kind is not threading.local:
+        if package(kind.__module__) in _CLOSED and kind is not threading.local:
             for place in levels_of(value, name):
                 self._guard(Guard.of(place, place.read()))
             if hasattr(value, "__wrapped__"):  # a compiled function: what is in it is inlined
@@ -441,3 +441,7 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (functools._lru_cache_wrapper, Reached._cache),
 )
 """What is looked at of a value, by its type; the first that fits."""
+
+
+_CLOSED = ("contextlib", "funcgrad", "logging", "pathlib", "re", "threading", "_thread")
+"""Modules into whose objects nobody looks: they hold none of the caller's state, or say themselves what they do."""

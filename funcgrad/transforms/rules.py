@@ -235,11 +235,8 @@ def _require_like(found: Any, like: _Like, rule: Fn, what: str) -> Any:
     )
 
 
-# ── reverse mode ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class VjpFunction(torch.autograd.Function):
-    """A call of a ``custom_vjp``."""
+class _Ruled(torch.autograd.Function):
+    """A call with rules of its own."""
 
     generate_vmap_rule = True
 
@@ -250,6 +247,13 @@ class VjpFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         _keep(ctx, inputs, output)
+
+
+# ── reverse mode ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class VjpFunction(_Ruled):
+    """A call of a ``custom_vjp``."""
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> tuple[Any, ...]:
@@ -318,18 +322,8 @@ def _gradients(call: RuledCall, tensors: Sequence[Tensor], cotangents: Any) -> l
 # ── forward mode ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class JvpFunction(torch.autograd.Function):
+class JvpFunction(_Ruled):
     """A call of a ``custom_jvp``."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(call: RuledCall, *tensors: Tensor) -> tuple[Any, ...]:
-        return _forward(call, *tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        _keep(ctx, inputs, output)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
