@@ -154,6 +154,10 @@ def named_error(error: Exception) -> FuncgradError | None:
         return MutationError(
             "the function resizes a tensor in place to memory that lies around it (resize_)", where=where, fix="return a new tensor"
         )
-    if isinstance(error, RuntimeError) and ("leaf Variable that requires grad" in text or "mutating a non-functional tensor" in text):
+    if isinstance(error, RuntimeError) and (
+        "leaf Variable that requires grad" in text
+        or "is a view and is being modified inplace" in text
+        or "mutating a non-functional tensor" in text
+    ):
         return MutationError("the function writes into a tensor it was given", where=where, fix="write into a copy: x = x.clone()")
     return None

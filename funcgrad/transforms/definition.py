@@ -23,7 +23,7 @@ from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError, UnsupportedTransformError
 from ..histories import has_history
 from ..slots import Arg, Grad, Out, Slot
-from ..torch_private import is_wrapper_subclass, transforms_or_duals
+from ..torch_private import forbid_writes, is_wrapper_subclass, transforms_or_duals
 from ..trees import Tree, flatten, unflatten
 
 
@@ -348,7 +348,7 @@ def _variable(leaf: Any, path: str) -> Tensor:
             where=path,
             fix="make it a floating-point tensor, or pass it as an argument that is not in argnums",
         )
-    return leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_()
+    return forbid_writes(leaf.view_as(leaf)) if leaf.requires_grad else leaf.detach().requires_grad_()
 
 
 def _detach_unless(result: Any, variables: list[Tensor] | None) -> Any:
