@@ -1106,12 +1106,13 @@ def holders(tensor: torch.Tensor) -> tuple[int | bool, ...]:
     return sys.getrefcount(tensor), tensor._use_count(), sys.getrefcount(storage), uses, storage.resizable()  # type: ignore[attr-defined]
 
 
-def _alone() -> tuple[int | bool, ...]:
+def alone() -> tuple[int | bool, ...]:
+    """``holders`` of a tensor that only one variable knows, now: after torch.compile, calls hold their arguments once more."""
     (tensor,) = [torch.empty(1)]
     return holders(tensor)
 
 
-ALONE = _alone()
+ALONE = alone()
 """``holders`` of a tensor that only one variable knows."""
 
 

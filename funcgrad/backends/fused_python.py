@@ -17,7 +17,7 @@ from ..loops.ir import Buffer
 from ..loops.lower import lower
 from ..sizes import PREFIX
 from ..source import Source
-from ..torch_private import ALONE, empty_cpu, holders, over
+from ..torch_private import ALONE, alone, empty_cpu, holders, over
 from ..torch_sizes import shape_of, strides_of
 from .aten import Printer
 from .backend import Allocate, Call, Launch, Schedule
@@ -100,7 +100,9 @@ def _look(t: Tensor) -> _Look:
 
 def _unless_held(printer: Printer, name: str) -> str:
     """What is handed over is written to, unless somebody may read it again: autograd (``retain_graph=True``), or who asked it for it."""
-    return f"    if {printer.name('holders', holders)}({name}) != {printer.name('alone', ALONE)}: {name} = {name}.clone()"
+    held = f"{printer.name('holders', holders)}({name})"
+    others = f"{held} != {printer.name('alone', ALONE)} and {held} != {printer.name('alone_now', alone)}()"
+    return f"    if {others}: {name} = {name}.clone()"
 
 
 def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
