@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from funcgrad.runtime import figures
+from funcgrad.backends import peak
 
 
 def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, calls: int = 1) -> dict[str, float]:
@@ -61,6 +61,6 @@ def seconds_of(call: Callable[[], Any], calls: int) -> float:
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """``figures.peak_bytes`` of a call that is not the first."""
+    """``peak.peak_bytes`` of a call that is not the first."""
     call()
-    return figures.peak_bytes(call)
+    return peak.peak_bytes(call)

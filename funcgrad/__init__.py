@@ -38,7 +38,7 @@ from .errors import (
 )
 from .options import Options
 from .runtime.program import Program
-from .runtime.stages import StageEvent, watch_compile
+from .stages import StageEvent, watch_compile
 from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
 from .transforms.custom import custom_jvp, custom_vjp

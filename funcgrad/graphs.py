@@ -7,7 +7,6 @@ tags live in ``tags.py``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -23,16 +22,14 @@ from .call_text import call_text as call_text  # noqa: PLC0414
 from .call_text import target_text as target_text  # noqa: PLC0414
 from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
-from .calls import getitem, guard_holds, require_false, require_true
+from .calls import getitem, require_false, require_true
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, elided
-from .sizes import Sizes, hint
+from .sizes import hint
 from .slots import Signature, Slot
-from .subclasses import Wrapping
-from .tags import tags_of
 from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
-from .trees import Tree, flatten
+from .trees import flatten
 
 _DRAWN_AT_MOST = 80
 _SHOWN = 240
@@ -77,6 +74,11 @@ class Graph(Shown):
         """What the graph returns, per slot of ``signature.outs``: a node or a constant."""
         return tuple(self.fx.output_node().args[0])  # type: ignore[arg-type]
 
+    @property
+    def computed(self) -> list[tuple[Slot, Node]]:
+        """What the graph computes, by slot: its results but for constants."""
+        return [(s, r) for s, r in zip(self.signature.outs, self.results, strict=True) if isinstance(r, Node)]
+
     def result_of(self, slot: Slot) -> Any:
         """The node (or constant) of one output slot."""
         return self.results[self.signature.outs.index(slot)]
@@ -113,91 +115,6 @@ class Graph(Shown):
         """The graph as boxes and arrows (the first 80 nodes)."""
         boxes = list(_boxes(self))
         return Drawing(tuple(boxes[:_DRAWN_AT_MOST]), max(0, len(boxes) - _DRAWN_AT_MOST))
-
-
-@frozen(eq=False)
-class Constant:
-    """A leaf of the function's result that is no tensor: the same Python object on every call."""
-
-    value: Any
-
-
-@frozen(eq=False)
-class Returned:
-    """How the caller's result is put together: its structure, and per leaf the output slot or the constant."""
-
-    tree: Tree
-    leaves: tuple[Slot | Constant, ...]
-
-
-@frozen
-class Broken:
-    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is."""
-
-    symbols: list[str]
-    guard: str
-    names: Mapping[str, str]
-
-    @property
-    def where(self) -> str:
-        return ", ".join(self.names.get(s, s) for s in self.symbols)
-
-    def __str__(self) -> str:
-        return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: self.names.get(found[0], found[0]), self.guard)
-
-
-@frozen(eq=False, repr=False)
-class Joint(Shown):
-    """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
-
-    The outputs of ``graph`` that are ``Grad`` slots belong to the backward pass, the others to the forward pass.
-    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of numbers (name → path). ``sizes``: what is
-    known of symbolic sizes, and asked of them until the program is done.
-    """
-
-    graph: Graph
-    returned: Returned
-    guards: tuple[str, ...] = ()
-    symbols: Mapping[str, str] = {}
-    sizes: Sizes | None = None
-    wrappings: Mapping[Slot, Wrapping] = {}
-    """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
-    by_value: frozenset[str] = frozenset()
-    """The guards among them that fix what is made of a symbol to its value: another value is another program."""
-    runs: Mapping[Slot, frozenset[int]] = {}
-    """Of what writes to inputs in backward (nodes of autograd, by identity), what a backward pass from each output runs."""
-
-    @property
-    def signature(self) -> Signature:
-        return self.graph.signature
-
-    def run(self, *values: Any) -> tuple[Any, ...]:
-        """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""
-        return self.graph.run(*values)
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """All guards, those on sizes among them."""
-        return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards)
-
-    def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Broken]:
-        """The guards that do not hold for these numbers (by path) and sizes (by symbol)."""
-        symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
-        names = {**self.symbols, **(self.sizes.origins if self.sizes else {})}
-        broken = [g for g in self.conditions if not guard_holds(g, **symbols)]
-        return [Broken([s for s in symbols if re.search(rf"\b{s}\b", g)], g, names) for g in broken]
-
-    def headline(self) -> str:
-        passes = [pass_of(n) for n in self.graph.fx.nodes if n.op == "call_function"]
-        return f"joint graph: {passes.count('forward')} calls in forward, {passes.count('backward')} in backward"
-
-    def doc(self) -> Doc:
-        return Doc(self.headline(), (self.graph.drawing(), *self.listed()))
-
-    def listed(self) -> tuple[Table | Doc, ...]:
-        """The parts of its ``doc`` without the drawing."""
-        tagged = tuple((n.name, str(tags_of(n))) for n in self.graph.fx.nodes if tags_of(n).flags)
-        return (*self.graph.listed(), *((Doc("tags", (Table(("node", "tags"), tagged, "tags"),)),) if tagged else ()))
 
 
 def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:

@@ -15,11 +15,11 @@ from milp import least_cost
 
 import funcgrad as fg
 from funcgrad.backends.aten import AtenBackend
+from funcgrad.backends.peak import predicted_peak
 from funcgrad.partition.budget import frontier
 from funcgrad.partition.cost import costs_again
 from funcgrad.partition.roles import Roles
 from funcgrad.partition.timeline import Model
-from funcgrad.runtime.figures import predicted_peak
 from funcgrad.trees import flatten
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
+from funcgrad.backends.peak import predicted_peak
 from funcgrad.graphs import has_effect
 from funcgrad.loops import fuse
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.lower import lower
 from funcgrad.loops.order import in_turn
-from funcgrad.runtime.figures import predicted_peak
 
 ACTIVATIONS = (F.gelu, F.silu, torch.tanh, lambda h: F.layer_norm(h, h.shape[-1:]), lambda h: F.softmax(h, -1) * h, F.mish)
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from closeness import assert_rounded
 
 import funcgrad as fg
+from funcgrad.backends.peak import peak_bytes
 from funcgrad.generators import mark_of, own_draws, state_of
-from funcgrad.runtime.figures import peak_bytes
 
 CPU = torch.device("cpu")
 X = torch.rand(6, 40)

@@ -15,11 +15,11 @@ from test_fusion import make, programs
 import funcgrad as fg
 from funcgrad.backends import in_place
 from funcgrad.backends.backend import Allocate, Call, Launch
+from funcgrad.backends.peak import predicted_peak
 from funcgrad.graphs import is_getitem
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.memory import origins
 from funcgrad.loops.verify import verify
-from funcgrad.runtime.figures import predicted_peak
 
 
 def weights(n, size):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import funcgrad as fg
 from funcgrad.backends.backend import Allocate, Call
-from funcgrad.backends.library import for_library
+from funcgrad.passes.library import for_library
 
 aten = torch.ops.aten
 

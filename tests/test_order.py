@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import funcgrad as fg
 from funcgrad.backends.fused import CBackend
+from funcgrad.backends.peak import predicted_peak
 from funcgrad.graphs import has_effect
 from funcgrad.partition.order import ordered
-from funcgrad.runtime.figures import predicted_peak
 from funcgrad.trees import flatten
 
 PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten.addmm.default

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.capture.tagging import tag_joint
 from funcgrad.graphs import has_effect, is_view, pass_of, value_of
 from funcgrad.partition.cut import minimum_cut
 from funcgrad.partition.partition import partition
+from funcgrad.passes.tagging import tag_joint
 from funcgrad.slots import Grad
 from funcgrad.tags import Tag, tag, tags_of
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.folders import bound, used
+from funcgrad.cache.folders import bound, used
+from funcgrad.cache.store import Store, digest
 from funcgrad.partition.partition import fingerprint, partition
-from funcgrad.runtime.store import Store, digest
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))

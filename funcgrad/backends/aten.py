@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,12 @@ from torch import Tensor, fx
 from ..calls import scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
+from ..passes.library import ADDING
 from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
 from ..torch_private import argument_names, direct, is_operator, is_size, is_torchs_own, overload_name, symbol_name
 from ..torch_sizes import symbols_of
 from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step, compiled_bodies
-from .library import ADDING
 
 
 class AtenBackend:
@@ -32,9 +32,7 @@ class AtenBackend:
 
     name = "aten"
     fuses = False
-
-    def prepare(self, graph: Graph) -> Graph:
-        return graph
+    rewritings: Mapping[str, Callable[[Graph], Graph]] = {}
 
     def lower(self, graph: Graph) -> Kernels:
         calls = [n for n in graph.fx.nodes if n.op == "call_function"]

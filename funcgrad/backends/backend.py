@@ -275,10 +275,8 @@ class Backend(Protocol):
     name: str
     fuses: bool
     """Whether a value can be computed in the kernel that reads it."""
-
-    def prepare(self, graph: Graph) -> Graph:
-        """A joint graph as this backend runs it fastest: it computes the same."""
-        ...
+    rewritings: Mapping[str, Callable[[Graph], Graph]]
+    """By name, in order, what makes of a joint graph one that this backend runs faster, and that computes the same."""
 
     def lower(self, graph: Graph) -> Kernels: ...
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from ..cache.folders import bound, folder_for, used
 from ..errors import BuildError
-from ..folders import bound, folder_for, used
 from ..options import ENVIRONMENT
 from .c_language import HOW
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,9 @@ from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
 from ..options import ENVIRONMENT
+from ..passes.channels_last import channels_last
+from ..passes.library import added_to, for_library
+from ..passes.normalised import normalised
 from ..sizes import SizeError, hint, naming
 from ..source import Source, compile_function
 from ..torch_sizes import shape_of, strides_of
@@ -50,12 +53,9 @@ from .backend import (
 from .build import function, load
 from .c_files import print_files
 from .c_language import PRELUDE, STACK
-from .channels_last import channels_last
 from .fused_python import address, empty_on_cpu, print_python
 from .heap import keep_what_is_free
 from .layout import Part, as_read, parts_of_stacks
-from .library import added_to, for_library
-from .normalised import normalised
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""
@@ -72,9 +72,7 @@ class CBackend:
 
     name = "c"
     fuses = True
-
-    def prepare(self, graph: Graph) -> Graph:
-        return normalised(channels_last(graph))
+    rewritings: Mapping[str, Callable[[Graph], Graph]] = {"channels last": channels_last, "normalised": normalised}
 
     def lower(self, graph: Graph) -> Kernels:
         return _lowered(for_library(graph), torch.device("cpu"))
@@ -112,12 +110,10 @@ class TritonBackend:
 
     name = "triton"
     fuses = True
+    rewritings: Mapping[str, Callable[[Graph], Graph]] = {"normalised": normalised}
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-
-    def prepare(self, graph: Graph) -> Graph:
-        return normalised(graph)
 
     def lower(self, graph: Graph) -> Kernels:
         kernels = _lowered(graph, self._device, triton_scatter.refuse)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graphs import Constant, Graph, Joint, Returned, bodies_of, has_effect, pass_of, storages, value_of
+from ..graphs import Graph, bodies_of, has_effect, pass_of, storages, value_of
 from ..histories import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
+from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
 from ..subclasses import parts
@@ -70,7 +71,10 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     symbols = trace.symbols
     guards, floats = tuple(symbols.guards()), symbols.floats
     by_value = frozenset(floats.by_value)
-    return Joint(graph, Returned(ran.tree, leaves), guards, floats.names, symbols.of_sizes, trace.wrappings, by_value, trace.writes.runs)
+    returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
+    return Joint(
+        graph, returned, guards, floats.names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward
+    )
 
 
 def _constant(value: Any, inner: Inner) -> Slot | Constant:

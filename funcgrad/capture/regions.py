@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
-from torch import Tensor, fx
+from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..checkpoint_policies import Policy, name_asked
 from ..errors import UnsupportedTransformError
-from ..graphs import Graph, is_getitem, is_view, pass_of, tensors_in, value_of
+from ..graphs import is_getitem, is_view, tensors_in, value_of
 from ..tags import Said, Tag, said_of, say
 from ..torch_private import checkpoint_contexts, is_operator, policy_context
 from .where import user_line
@@ -106,34 +106,3 @@ def mark(regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any],
             args, kwargs = fx.map_arg((made.args, made.kwargs), value_of)
             of = {region.number: region.judge(made.target, args, kwargs, value_of(made)) for region in regions}
             say(node, tuple(of.get(one.region, one) for one in said_of(node)))  # a region speaks only of what is made in it
-
-
-def judgements(graph: Graph) -> Iterator[tuple[fx.Node, Tag, str]]:
-    """Each value that a region speaks of with the flag and the reason that hold for it."""
-    result = {n for n in graph.results if isinstance(n, fx.Node)}
-    for node in graph.fx.nodes:
-        said = said_of(node)
-        if node.op != "call_function" or not said or is_view(node) or not tensors_in(node.meta.get("val")):
-            continue
-        inside = min((_common(said, user) for user in _forward_readers(node, result)), default=len(said))
-        if inside:
-            yield node, said[inside - 1].flag, said[inside - 1].why
-        else:
-            yield node, Tag.MUST_SAVE, f"a result of {said[0].name}"
-
-
-def _common(said: Sequence[Said], reader: Sequence[Said]) -> int:
-    """How many regions, from the outermost, stand around both."""
-    pairs = itertools.takewhile(lambda pair: pair[0].region == pair[1].region, zip(said, reader, strict=False))
-    return len(list(pairs))
-
-
-def _forward_readers(node: fx.Node, results: set[fx.Node]) -> Iterator[Sequence[Said]]:
-    """Where a value is read in forward, also through views: what the regions around each reader say of that."""
-    for user in node.users:
-        if user.op == "output":
-            yield ()
-        elif isinstance(user.meta.get("val"), Tensor) and is_view(user):
-            yield from _forward_readers(user, results)
-        elif pass_of(user) == "forward":
-            yield said_of(user)

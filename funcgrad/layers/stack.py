@@ -20,7 +20,7 @@ from torch import Tensor
 from ..capture.facts import Facts
 from ..capture.inputs import Inputs, read_all
 from ..capture.memory import BaseOf
-from ..graphs import Joint
+from ..joint import Joint
 from ..slots import Final, Signature, Slot
 from ..torch_private import is_transform_wrapper
 from .ambient import grad_mode, no_autocast, untracked

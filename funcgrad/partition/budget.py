@@ -16,7 +16,8 @@ from attrs import evolve, frozen
 from torch import fx
 
 from ..errors import PartitionError
-from ..graphs import Joint, ancestors, is_view, nbytes, value_of
+from ..graphs import ancestors, is_view, nbytes, value_of
+from ..joint import Joint
 from ..show import in_bytes
 from ..slots import of_backward
 from .cost import costs_again

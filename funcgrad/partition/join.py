@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..calls import again
-from ..graphs import Graph, Joint, value_of, verify
+from ..graphs import Graph, value_of, verify
+from ..joint import Joint
 from ..slots import Saved, Slot
 from .partition import Partition
 

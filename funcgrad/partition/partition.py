@@ -20,7 +20,6 @@ from ..chart import Chart
 from ..errors import PartitionError
 from ..graphs import (
     Graph,
-    Joint,
     ancestors,
     as_needed,
     call_text,
@@ -35,6 +34,7 @@ from ..graphs import (
     verify,
     where_of,
 )
+from ..joint import Joint
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of

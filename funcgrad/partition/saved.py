@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from attrs import frozen
 from torch import Tensor
 
-from ..graphs import Joint, ancestors, has_effect
+from ..graphs import ancestors, has_effect
+from ..joint import Joint
 from ..loops.lower import lower
 from ..show import Doc, Shown, Table, Text, in_bytes, in_operations
 from ..slots import Saved

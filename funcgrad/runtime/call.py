@@ -17,18 +17,19 @@ import torch
 from ..backends.backend import Runnable
 from ..capture.facts import Facts
 from ..capture.origins import GradientOf, Origin
-from ..graphs import Constant, Joint
+from ..joint import Constant, Joint
 from ..layers.layer import Layer
 from ..layers.printing import print_layers
 from ..show import elided
-from ..slots import Arg, Signature, Slot
+from ..slots import Arg, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
 from ..state.guards import Place
 from ..state.state import print_effects
 from ..state.state import print_guards as print_state
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
-from .key import CallKey, print_guards, symbol_values
+from .captured import CapturedCall
+from .key import print_guards, symbol_values
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -42,26 +43,16 @@ MISS: Any = _Miss()
 """What a printed call returns when its program does not fit the arguments."""
 
 
-def print_call(
-    key: CallKey,
-    examples: Sequence[Any],
-    facts: Facts,
-    outer: Signature,
-    layers: tuple[Layer, ...],
-    joint: Joint,
-    kernel: Runnable,
-    root: Any,
-    lock: AbstractContextManager[Any],
-    grad: bool,
-) -> Source:
+def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, kernel: Runnable, lock: AbstractContextManager[Any]) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
-    ``examples`` are the leaves, then the captured tensors, of a call it is for; ``outer`` names what goes in and out of the layers.
     ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other threads.
-    ``grad``: whether what it returns may have a history, even where grad mode is off. It returns ``MISS`` where the program does not fit.
+    It returns ``MISS`` where the program does not fit.
     """
+    key, facts = found.key, found.facts
+    examples = [*found.inputs.leaves, *found.tensors.values()]
     names = _Names(() if joint.sizes is None else joint.sizes.symbols)
-    constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": root}
+    constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": found.root}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
     captured_names = [names.fresh(str(c.slot)) for c in facts.captured]
@@ -90,13 +81,13 @@ def print_call(
     variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
-    layered = print_layers(layers, outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
-    if grad and not key.ambient.grad_mode:
+    layered = print_layers(layers, found.outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
+    if found.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered += print_effects(facts.state.effects, variables, constants, constant)
     lines += layered
-    if facts.state.effects or facts.generators or any(layer.effects for layer in layers):
+    if not found.is_pure:
         constants["lock"] = lock
         lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
     results: list[str] = []

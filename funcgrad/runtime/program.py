@@ -9,11 +9,14 @@ from attrs import field, frozen
 
 from ..backends.backend import Kernels, Schedule
 from ..capture.facts import Facts
-from ..graphs import Joint
+from ..executable import Executable
+from ..joint import Joint
 from ..layers.layer import Layer
 from ..partition.partition import Partition
 from ..show import Doc, Several, Shown, Table, in_bytes, in_seconds
 from ..source import Source
+from .call import build_call
+from .captured import CapturedCall
 from .key import CallKey
 
 
@@ -38,6 +41,16 @@ class Program(Shown):
     call: Source
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     seconds: Mapping[str, float]
+
+    @staticmethod
+    def of(
+        name: str, found: CapturedCall, layers: tuple[Layer, ...], made: Executable, call: Source, seconds: Mapping[str, float]
+    ) -> Program:
+        """What the two halves of the spine gave, and the call that was printed of them."""
+        return Program(
+            name, found.key, found.facts.released(), layers, made.joint, made.partition, made.kernels, made.schedules, made.sources,
+            call, build_call(call), seconds,
+        )  # fmt: skip
 
     def headline(self) -> str:
         return f"program of {self.name}: {', '.join(stage.headline() for stage in self.kernels)}"

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends.peak import predicted_peak
 from ..capture.inputs import Inputs
 from ..capture.trace import active_trace
 from ..errors import PartitionError
 from ..options import Options, log
-from ..runtime.figures import predicted_peak
 from ..runtime.program import Program
 from ..torch_private import broadcast_dims, map_over, mapped_leaves
 from ..trees import flatten, unflatten

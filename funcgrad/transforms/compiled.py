@@ -1,6 +1,6 @@
 """The spine: from a call of a compiled function to its result, stage by stage.
 
-A call runs the first program that fits (``ProgramCache.find``, one printed function each); ``Compiled.compile`` is the
+A call runs the first program that fits (``ProgramCache.find``, one printed function each); ``Compiled._compile`` is the
 table of contents of everything that happens when none does.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
-import itertools
 import sys
 import threading
 import warnings
@@ -18,64 +16,44 @@ from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
 from ..backends.backend import Runnable
-from ..backends.choose import choose_backend
-from ..capture.draws import narrow
-from ..capture.facts import Facts, require_sizes_may_vary
+from ..backends.peak import predicted_peak
 from ..capture.floats import NotSymbolicError
-from ..capture.inner import Inner
-from ..capture.inputs import Inputs, read_all
-from ..capture.lifted import GradientsMatter
-from ..capture.observe import observe
+from ..capture.inputs import Inputs
 from ..capture.origins import Origin
-from ..capture.tagging import tag_joint
 from ..capture.trace import active_trace
-from ..checkpoint_policies import policy_of
-from ..errors import AutocastWarning, RecompileWarning, RetraceError
+from ..errors import RecompileWarning, RetraceError
+from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graphs import Graph, verify
-from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, with_subclasses, writing_below
-from ..levels import level_of_call, outside_levels
+from ..layers.stack import outer_signature, with_subclasses
+from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
-from ..partition.order import in_less_memory
-from ..partition.partition import Partition
 from ..partition.saved import SavedValues, saved_values
-from ..partition.steps import with_steps
-from ..rewrites import logged
 from ..runtime.cache import CacheInfo, ProgramCache
-from ..runtime.call import MISS, build_call, print_call
+from ..runtime.call import MISS, print_call
+from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
-from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak, predicted_peak
-from ..runtime.fit import Symbol, key_of, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
-from ..runtime.key import aliasing, with_sizes
+from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak
+from ..runtime.fit import Symbol, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
+from ..runtime.key import aliasing
 from ..runtime.program import Program
-from ..runtime.stages import Stages
 from ..sizes import SizeError
-from ..state.watch import Watch
+from ..stages import Stages
 from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, is_legacy_batched, modes_entered, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
-from .definition import Definition, Untracked, name_of
-from .halves import differentiable, graphs_to_run, pullback_of, pure_of, trace_joint
+from .capturing import capture_call
+from .definition import Definition, definition_line, name_of
+from .halves import differentiable, pullback_of, pure_of
 from .levels import call_under_legacy_vmap, call_under_transforms
 from .peel import Printed
-from .splitting import split_joint
 
 _ATTEMPTS = 4
 """How often a call compiles before it is said that its program does not fit it."""
-
-_LOWERED = 4
-"""Graphs whose kernels are kept while a program is compiled: those whose peaks are compared last are those that run."""
-
-_AUTOCAST_UNSAID = (
-    "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
-    'Say backward_autocast="off" if that is meant, or "same_as_forward".'
-)
 
 _CHANGES = 3
 """How often one value of Python state may be another before a call compiles with a warning."""
@@ -313,101 +291,32 @@ class Compiled:
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _observe(self, inputs: Inputs) -> tuple[Definition, bool, Facts, Watch]:
-        """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python state."""
-        definition, grad = self._definition, torch.is_grad_enabled()
-
-        def observed() -> tuple[Facts, Watch]:
-            rng, replays = self._options.rng, definition.replays
-            level = level_of_call() if self._at_level else 0
-            return observe(definition, inputs, grad, definition.root, definition.splits, definition.out_slot, rng, replays, level)
-
-        try:
-            return definition, grad, *observed()
-        except GradientsMatter:
-            definition, grad = Untracked(definition), True
-            return definition, grad, *observed()
-
     def _compile(self, inputs: Inputs) -> Program:
-        """flatten → key → observe → layers → capture → tag → partition → lower → schedule → emit → build."""
+        """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels; both, a flat function."""
         stages = Stages(self.__name__)
         with stages.progress():
-            with stages("observe"):
-                definition, grad, facts, watch = self._observe(inputs)
-                captured = read_all(facts.captured, dict(inputs.dynamic))
-                key = key_of(inputs, list(captured.items()), facts)
-                if inputs.sizes:
-                    require_sizes_may_vary(facts)
-            with stages("layers"):
-                if key.ambient.autocast and self._options.backward_autocast is None and (facts.differentiable or not definition.splits):
-                    warnings.warn(_AUTOCAST_UNSAID.format(self.__name__), AutocastWarning, stacklevel=2)
-                devices = tuple(device for device, _ in key.ambient.autocast)
-                outer = outer_signature(facts, definition.out_slot)
-                layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
-                if self._at_level:
-                    layers = writing_below(layers, dict([*inputs.tensors, *captured.items()]))
-                inner = Inner(
-                    definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-                    definition.root, self._options.backward_autocast, policy_of(self._options.policy), self._options.rng,
-                )  # fmt: skip
-            with stages("capture"):
-                joint, refused = trace_joint(definition, inner, inner_values(outer, layers, inputs, facts), grad, watch)
-                watch.release()
-                key = with_sizes(key, joint.sizes)
-                backend = choose_backend(self._options, joint.graph)
-                joint = evolve(joint, graph=logged(f"for the {backend.name} backend", joint.graph, backend.prepare))
-            with stages("tag"):
-                fuses, limited = backend.fuses and definition.splits and facts.differentiable, self._options.memory_budget is not None
-                joint = tag_joint(narrow(with_steps(joint, keep=not limited), fuses or limited))
-                verify(joint.graph)
-            with stages("partition"):
-                lowered = functools.lru_cache(_LOWERED)(backend.lower)
-                scheduled = functools.lru_cache(_LOWERED)(lambda graph: backend.schedule(lowered(graph)))
+            found = capture_call(self._definition, inputs, self._options, self._at_level, stages)
+            parts = partition_joint(found.joint, self._options, stages, definition_line(self._definition.root))
+            made = parts.unbuilt if self._at_level else build_all(parts, stages)  # at a level, its kernel is compiled where it is called
+            if ENVIRONMENT.verify and made.runnables:
+                require_same(made.graphs, made.runnables, found.values, parts.backend)
+            with stages("print"):
+                layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
+                call = print_call(found, layers, made.joint, self._kernel(found, made), self._effects)
+                program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
+                if made.joint.sizes is not None:
+                    made.joint.sizes.close()
+                return program
 
-                @functools.cache
-                def peak_of(graphs: tuple[Graph, ...]) -> int:
-                    return predicted_peak([scheduled(graph) for graph in graphs])
-
-                def graphs_of(split: Partition) -> tuple[Graph, ...]:
-                    return in_less_memory(tuple(graphs_to_run(definition, inner, joint, split, refused)), peak_of)
-
-                split = split_joint(joint, definition, self._options, backend, fuses, lambda split: peak_of(graphs_of(split)))
-                graphs = graphs_of(split)
-            own = () if self._at_level else graphs  # at a level, its kernel is compiled where it is called
-            with stages("lower"):
-                kernels = tuple(lowered(graph) for graph in own)
-            with stages("schedule"):
-                schedules = tuple(scheduled(graph) for graph in own)
-            with stages("emit"):
-                sources = tuple(backend.emit(s) for s in schedules)
-            with stages("build"):
-                runnables = [backend.build(source) for source in sources]
-                if ENVIRONMENT.verify and not self._at_level:
-                    values = inner_values(outer, layers, inputs, facts)
-                    require_same(graphs, runnables, dict(zip(inner.signature.ins, values, strict=True)), backend)
-                options = evolve(self._options, static_argnums=())
-                if self._at_level:
-                    pure = pure_of(inner, joint, graphs, definition.root, key.ambient.autocast)
-                    kernel: Runnable = Compiled(pure, options)
-                elif facts.differentiable:
-                    before = [slot for layer in layers for slot in layer.before]
-                    product = pullback_of(inner, joint, definition.root)
-                    pullback = Compiled(product, options)
-                    kernel = differentiable(
-                        inner, joint, graphs, runnables, pullback, product.active, refused, key.ambient.autocast, before
-                    )
-                else:
-                    kernel = runnables[0]
-                layers = with_subclasses(layers, joint, graphs[0].signature, facts.differentiable)
-                examples = [*inputs.leaves, *captured.values()]
-                call = print_call(key, examples, facts, outer, layers, joint, kernel, definition.root, self._effects, grad)
-                run = build_call(call)
-                if joint.sizes is not None:
-                    joint.sizes.close()
-        return Program(
-            self.__name__, key, facts.released(), layers, joint, split, kernels, schedules,
-            tuple(itertools.chain(*sources)), call, run, stages.seconds,
-        )  # fmt: skip
+    def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
+        """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a level."""
+        options = evolve(self._options, static_argnums=())
+        if self._at_level:
+            return Compiled(pure_of(found, made), options)
+        if not found.facts.differentiable:
+            return made.runnables[0]
+        product = pullback_of(found, made)
+        return differentiable(found, made, Compiled(product, options), product.active)
 
 
 _FEW = 8

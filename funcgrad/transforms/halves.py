@@ -1,12 +1,7 @@
-"""One program or two: which graph is traced, which graphs run, and how the halves become a differentiable call.
-
-A gradient runs as one program, forward and backward fused. A ``jit`` whose result must be differentiable is traced
-together with its backward pass and runs as two.
-"""
+"""The halves of a program as a differentiable call, and the inner function as a pure one, which transforms apply to."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,104 +10,41 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..backends.backend import Runnable
-from ..capture.autocast import Autocast, autocast_as
+from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
-from ..capture.joint import BackwardError, capture
-from ..capture.where import named_error
 from ..errors import TraceError, UnsupportedTransformError
+from ..executable import Executable
 from ..generators import Drawn
-from ..graphs import Graph, Joint, has_effect, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
+from ..graphs import Graph, has_effect, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
+from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
-from ..partition.join import join
-from ..partition.partition import Partition
+from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
 from ..slots import Cotangent, Final, Grad, Late, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
-from ..state.watch import Watch
 from ..torch_private import generator_id
-from .definition import Definition, Pullback
+from .definition import Pullback
 from .pure import Pure
-
-
-def trace_joint(definition: Definition, inner: Inner, reals: Sequence[Any], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
-    """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
-
-    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch.
-    """
-    if not (definition.splits and inner.facts.differentiable):
-        return capture(inner, reals, grad, False, watch), None
-    try:
-        return capture(inner, reals, True, True, watch), None
-    except BackwardError as error:
-        assert isinstance(error.__cause__, RuntimeError)
-        return capture(inner, reals, True, False, watch), named_error(error.__cause__) or error.__cause__
-
-
-def graphs_to_run(definition: Definition, inner: Inner, joint: Joint, split: Partition, refused: Exception | None) -> list[Graph]:
-    """The whole joint graph (with what the partition computes again), or its two halves."""
-    if definition.splits and inner.facts.differentiable and refused is None:
-        saved = [s for s in split.forward.signature.outs if isinstance(s, Saved)]
-        outs = [slot for outer in inner.signature.outs for slot in _inner_outs(joint, outer)]
-        forward = restrict(split.forward, [*outs, *saved])
-        own = frozenset() if joint.wrappings else _made_for_backward(forward, split.backward)
-        return [forward, evolve(split.backward, is_boxed=True, handed_over=own)]
-    return [restrict(join(joint, split), [slot for outer in inner.signature.outs for slot in _inner_outs(joint, _final(joint, outer))])]
-
-
-def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:
-    """What backward is given in memory that forward makes, and does not return: nothing else looks at it."""
-    lies = lying(forward)
-    given = {place for n in forward.fx.nodes if n.op in ("placeholder", "get_attr") for place in lies[n.name].values()}
-    results = [(slot, set(lies[node.name].values())) for slot, node in _results(forward)]
-    users = Counter(place for _, places in results for place in places)
-    own = {s for s, places in results if isinstance(s, Saved) and all(users[p] == 1 and p not in given for p in places)}
-    return frozenset(n.name for s, n in zip(backward.signature.ins, backward.placeholders, strict=True) if s in own)
 
 
 def _over_saved(forward: Graph) -> set[Slot]:
     """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they do."""
-    lies, results = lying(forward), _results(forward)
+    lies, results = lying(forward), forward.computed
     saved = {node.name for slot, node in results if isinstance(slot, Saved)}
     places = {place for name in saved for place in lies[name].values()}
     return {slot for slot, node in results if node.name not in saved and places & set(lies[node.name].values())}
 
 
-def _results(graph: Graph) -> list[tuple[Slot, fx.Node]]:
-    """What a graph computes, by slot."""
-    return [(s, r) for s, r in zip(graph.signature.outs, graph.results, strict=True) if isinstance(r, fx.Node)]
-
-
-def _inner_outs(joint: Joint, outer: Slot) -> list[Slot]:
-    """What the graph returns for an output: its inner tensors, if it is a wrapper subclass."""
-    return [slot for slot in joint.signature.outs if outer_slot(slot) == outer] if outer in joint.wrappings else [outer]
-
-
-def _final(joint: Joint, slot: Slot) -> Slot:
-    """In one program, what a tensor holds in the end may be what its backward pass wrote."""
-    late = Final(slot.of, "backward") if isinstance(slot, Final) else slot
-    return late if late in joint.wrappings or late in joint.signature.outs else slot
-
-
-def differentiable(
-    inner: Inner,
-    joint: Joint,
-    graphs: Sequence[Graph],
-    runnables: Sequence[Runnable],
-    pullback: Callable[..., Any],
-    active: Sequence[Slot],
-    refused: Exception | None,
-    autocast: Autocast,
-    before: Sequence[Slot],
-) -> Differentiable:
-    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for.
-
-    ``before``: see ``Layer``.
-    """
+def differentiable(found: CapturedCall, made: Executable, pullback: Callable[..., Any], active: Sequence[Slot]) -> Differentiable:
+    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for. ``active``:
+    the outputs an incoming gradient is expected for."""
+    inner, joint, graphs, autocast = found.inner, made.joint, made.graphs, found.key.ambient.autocast
+    before = [slot for layer in found.layers for slot in layer.before]
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
-    runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, runnables, strict=True)]
+    runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, made.runnables, strict=True)]
     signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
     backward = signatures[1] if len(graphs) == 2 else None
     needed, cotangents = _needed(joint, graphs), _cotangents(joint, active)
@@ -170,7 +102,7 @@ def differentiable(
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
         makes_zeros=bool(written) or any(layout.wrapping is not None for layout in cotangents),
         pullback=derivative,
-        refused=refused,
+        refused=found.refused,
         draws=_draws(graphs[0], inner),
     )
 
@@ -216,7 +148,7 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
         }
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
-        roots = [node for slot, node in _results(joint.graph) if not isinstance(slot, Final)]
+        roots = [node for slot, node in joint.graph.computed if not isinstance(slot, Final)]
     found = _read_by([*roots, *(n for n in joint.graph.fx.nodes if has_effect(n) and pass_of(n) == "forward")])
     pairs = zip(joint.signature.ins, joint.graph.placeholders, strict=True)
     return late | {outer_slot(slot) for slot, node in pairs if node in found}
@@ -226,7 +158,7 @@ def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collec
     """The inputs whose final values autograd saves, so that nobody may write to them until backward is done; and how far writing them
     back moves their version counters (those of ``before`` have moved already)."""
     found: dict[Slot, int] = {}
-    for slot, node in _results(joint.graph):
+    for slot, node in joint.graph.computed:
         if isinstance(slot, Final) and slot.during == "forward" and len(graphs) == 2:
             change, of = inner.facts.change_of(slot.of), slot.of
             looks = [node]
@@ -256,8 +188,9 @@ def _read_by(roots: Sequence[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def pure_of(inner: Inner, joint: Joint, graphs: Sequence[Graph], root: Callable[..., Any], autocast: Autocast) -> Pure:
+def pure_of(found: CapturedCall, made: Executable) -> Pure:
     """The inner function as a pure function, which transforms apply to."""
+    inner, joint, graphs = found.inner, made.joint, made.graphs
     outs = inner.signature.outs
     active = tuple(outs.index(slot) for slot in active_outs(inner, joint))
     written = frozenset(i for i, slot in enumerate(inner.signature.ins) if Final(slot) in outs)
@@ -266,7 +199,8 @@ def pure_of(inner: Inner, joint: Joint, graphs: Sequence[Graph], root: Callable[
     halves = None
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
         halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
-    return Pure(root, inner=inner, graph=whole, active=active, written=written, draws=draws, autocast=autocast, halves=halves)
+    autocast = found.key.ambient.autocast
+    return Pure(found.root, inner=inner, graph=whole, active=active, written=written, draws=draws, autocast=autocast, halves=halves)
 
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
@@ -275,10 +209,11 @@ def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
     return takes and all(isinstance(slot, Grad) for slot in backward.signature.outs) and not any(isinstance(s, Seed) for s in known)
 
 
-def pullback_of(inner: Inner, joint: Joint, root: Callable[..., Any]) -> Pullback:
+def pullback_of(found: CapturedCall, made: Executable) -> Pullback:
     """The vector-Jacobian product of an inner function with respect to every input that requires grad."""
+    inner = found.inner
     wrt = tuple(i for i, slot in enumerate(inner.signature.ins) if inner.facts.requires_grad(slot))  # type: ignore[arg-type]
-    return Pullback(inner, wrt, active_outs(inner, joint), root)
+    return Pullback(inner, wrt, active_outs(inner, made.joint), found.root)
 
 
 def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:

@@ -14,7 +14,8 @@ from torch import Tensor, fx
 
 from ..calls import getitem
 from ..control_flow import scan
-from ..graphs import Graph, Joint, ancestors, copy_nodes, has_effect, is_getitem, is_view, pass_of, value_of
+from ..graphs import Graph, ancestors, copy_nodes, has_effect, is_getitem, is_view, pass_of, value_of
+from ..joint import Joint
 from ..loops.lower import lower
 from ..loops.values import Reduce, below
 from ..slots import Arg, Out

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from .errors import CacheTrustError
-from .options import ENVIRONMENT
+from ..errors import CacheTrustError
+from ..options import ENVIRONMENT
 
 
 def require_trusted(folder: Path) -> None:

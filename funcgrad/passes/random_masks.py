@@ -7,24 +7,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graphs import Joint, pass_of, value_of
+from ..graphs import pass_of, value_of
+from ..joint import Joint
 from ..tags import Tag, said_of, say
 
 _aten = torch.ops.aten
 _BINARY = (_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor)
 
 
-def narrow(joint: Joint, everywhere: bool) -> Joint:
+def pack_random_masks(joint: Joint, everywhere: bool) -> Joint:
     """Readers of such a draw read it through a bool, which is what is kept for backward, if it is there that the float is computed again:
     in checkpoint regions that compute again, or (``everywhere``) where that fuses into the readers."""
     for node in list(joint.graph.fx.nodes):
         pays = everywhere or (said_of(node) and said_of(node)[-1].flag is Tag.PREFER_RECOMPUTE)
         if pays and node.target in _BINARY and pass_of(node) == "forward" and value_of(node).is_floating_point():
-            _narrow(joint.graph.fx, node)
+            _pack(joint.graph.fx, node)
     return joint
 
 
-def _narrow(graph: fx.Graph, draw: fx.Node) -> None:
+def _pack(graph: fx.Graph, draw: fx.Node) -> None:
     with graph.inserting_after(draw):
         mask = graph.create_node("call_function", _aten._to_copy.default, (draw,), {"dtype": torch.bool}, name="mask")
     with graph.inserting_after(mask):

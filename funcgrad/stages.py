@@ -16,8 +16,8 @@ from contextvars import ContextVar
 from attrs import frozen
 from rich.console import Console
 
-from ..options import ENVIRONMENT, log
-from ..show import in_seconds
+from .options import ENVIRONMENT, log
+from .show import in_seconds
 
 _PATIENCE = 1.0
 """Seconds of silence before a first call shows what it does."""

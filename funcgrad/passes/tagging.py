@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from torch import fx
+import itertools
+from collections.abc import Iterator, Sequence
 
-from ..graphs import Joint, has_effect, is_random, pass_of
+from torch import Tensor, fx
+
+from ..graphs import Graph, has_effect, is_random, is_view, pass_of, tensors_in
+from ..joint import Joint
 from ..slots import Cotangent, Final
-from ..tags import Tag, tag, tags_of
+from ..tags import Said, Tag, said_of, tag, tags_of
 from ..torch_private import is_operator, is_torchs_own
-from .regions import judgements
 
 
 def _tag_write(slot: Final, source: fx.Node) -> None:
@@ -55,3 +58,34 @@ def _effect(node: fx.Node) -> str:
     if "c10d" in node.target.namespace:  # type: ignore[union-attr]
         return "a collective: every process takes part, as often as eager does"
     return f"an operator of {node.target.namespace}, which may have effects: it runs where eager runs it, once"  # type: ignore[union-attr]
+
+
+def judgements(graph: Graph) -> Iterator[tuple[fx.Node, Tag, str]]:
+    """Each value that a region speaks of with the flag and the reason that hold for it."""
+    result = {n for n in graph.results if isinstance(n, fx.Node)}
+    for node in graph.fx.nodes:
+        said = said_of(node)
+        if node.op != "call_function" or not said or is_view(node) or not tensors_in(node.meta.get("val")):
+            continue
+        inside = min((_common(said, user) for user in _forward_readers(node, result)), default=len(said))
+        if inside:
+            yield node, said[inside - 1].flag, said[inside - 1].why
+        else:
+            yield node, Tag.MUST_SAVE, f"a result of {said[0].name}"
+
+
+def _common(said: Sequence[Said], reader: Sequence[Said]) -> int:
+    """How many regions, from the outermost, stand around both."""
+    pairs = itertools.takewhile(lambda pair: pair[0].region == pair[1].region, zip(said, reader, strict=False))
+    return len(list(pairs))
+
+
+def _forward_readers(node: fx.Node, results: set[fx.Node]) -> Iterator[Sequence[Said]]:
+    """Where a value is read in forward, also through views: what the regions around each reader say of that."""
+    for user in node.users:
+        if user.op == "output":
+            yield ()
+        elif isinstance(user.meta.get("val"), Tensor) and is_view(user):
+            yield from _forward_readers(user, results)
+        elif pass_of(user) == "forward":
+            yield said_of(user)

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import frozen
 from filelock import FileLock
 
-from ..folders import require_trusted
+from .folders import require_trusted
 
 
 def digest(*parts: str) -> str:

@@ -1,0 +1,1 @@
+"""What outlives a process: folders on disk, and what is kept there."""

@@ -1,0 +1,111 @@
+"""A joint graph: a forward pass and the backward pass it causes in one graph, and what the trace relied on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from .calls import guard_holds
+from .graphs import Graph, pass_of
+from .show import Doc, Shown, Table
+from .sizes import Sizes
+from .slots import Signature, Slot, outer_slot
+from .subclasses import Wrapping
+from .tags import tags_of
+from .trees import Tree
+
+
+@frozen(eq=False)
+class Constant:
+    """A leaf of the function's result that is no tensor: the same Python object on every call."""
+
+    value: Any
+
+
+@frozen(eq=False)
+class Returned:
+    """How the caller's result is put together: its structure, and per leaf the output slot or the constant."""
+
+    tree: Tree
+    leaves: tuple[Slot | Constant, ...]
+
+
+@frozen
+class Broken:
+    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is."""
+
+    symbols: list[str]
+    guard: str
+    names: Mapping[str, str]
+
+    @property
+    def where(self) -> str:
+        return ", ".join(self.names.get(s, s) for s in self.symbols)
+
+    def __str__(self) -> str:
+        return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: self.names.get(found[0], found[0]), self.guard)
+
+
+@frozen(eq=False, repr=False)
+class Joint(Shown):
+    """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
+
+    The outputs of ``graph`` that are ``Grad`` slots belong to the backward pass, the others to the forward pass.
+    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of numbers (name → path). ``sizes``: what is
+    known of symbolic sizes, and asked of them until the program is done.
+    """
+
+    graph: Graph
+    returned: Returned
+    guards: tuple[str, ...] = ()
+    symbols: Mapping[str, str] = {}
+    sizes: Sizes | None = None
+    wrappings: Mapping[Slot, Wrapping] = {}
+    """How each value that is a wrapper subclass is made: the graph has its inner tensors."""
+    by_value: frozenset[str] = frozenset()
+    """The guards among them that fix what is made of a symbol to its value: another value is another program."""
+    runs: Mapping[Slot, frozenset[int]] = {}
+    """Of what writes to inputs in backward (nodes of autograd, by identity), what a backward pass from each output runs."""
+    outs: tuple[Slot, ...] = ()
+    """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
+    is_split: bool = False
+    """Whether the two passes run as two programs, the caller's code in between."""
+
+    @property
+    def signature(self) -> Signature:
+        return self.graph.signature
+
+    def inner_outs(self, outer: Slot) -> list[Slot]:
+        """What the graph returns for an output: its inner tensors, if it is a wrapper subclass."""
+        return [slot for slot in self.signature.outs if outer_slot(slot) == outer] if outer in self.wrappings else [outer]
+
+    def run(self, *values: Any) -> tuple[Any, ...]:
+        """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""
+        return self.graph.run(*values)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """All guards, those on sizes among them."""
+        return self.guards if self.sizes is None else (*self.guards, *self.sizes.guards)
+
+    def broken_guards(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Broken]:
+        """The guards that do not hold for these numbers (by path) and sizes (by symbol)."""
+        symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
+        names = {**self.symbols, **(self.sizes.origins if self.sizes else {})}
+        broken = [g for g in self.conditions if not guard_holds(g, **symbols)]
+        return [Broken([s for s in symbols if re.search(rf"\b{s}\b", g)], g, names) for g in broken]
+
+    def headline(self) -> str:
+        passes = [pass_of(n) for n in self.graph.fx.nodes if n.op == "call_function"]
+        return f"joint graph: {passes.count('forward')} calls in forward, {passes.count('backward')} in backward"
+
+    def doc(self) -> Doc:
+        return Doc(self.headline(), (self.graph.drawing(), *self.listed()))
+
+    def listed(self) -> tuple[Table | Doc, ...]:
+        """The parts of its ``doc`` without the drawing."""
+        tagged = tuple((n.name, str(tags_of(n))) for n in self.graph.fx.nodes if tags_of(n).flags)
+        return (*self.graph.listed(), *((Doc("tags", (Table(("node", "tags"), tagged, "tags"),)),) if tagged else ()))

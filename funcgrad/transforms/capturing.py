@@ -1,0 +1,90 @@
+"""The first half of the spine: a call becomes what stands around its kernel, and a joint graph.
+
+observe (a dry run says what the function does) → layers (what must happen around the kernel for that) → capture (the recorded run).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from ..capture.facts import Facts, require_sizes_may_vary
+from ..capture.inner import Inner
+from ..capture.inputs import Inputs, read_all
+from ..capture.joint import BackwardError, capture
+from ..capture.lifted import GradientsMatter
+from ..capture.observe import observe
+from ..capture.where import named_error
+from ..checkpoint_policies import policy_of
+from ..errors import AutocastWarning
+from ..joint import Joint
+from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_below
+from ..levels import level_of_call
+from ..options import Options
+from ..runtime.captured import CapturedCall
+from ..runtime.fit import key_of
+from ..runtime.key import with_sizes
+from ..stages import Stages
+from ..state.watch import Watch
+from .definition import Definition, Untracked, name_of
+
+_AUTOCAST_UNSAID = (
+    "{} is differentiated while autocast is on: the backward of a custom autograd.Function will not see it. "
+    'Say backward_autocast="off" if that is meant, or "same_as_forward".'
+)
+
+
+def capture_call(definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages) -> CapturedCall:
+    """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes."""
+    with stages("observe"):
+        definition, grad, facts, watch = _observed(definition, inputs, options, at_level)
+        tensors = read_all(facts.captured, dict(inputs.dynamic))
+        key = key_of(inputs, list(tensors.items()), facts)
+        if inputs.sizes:
+            require_sizes_may_vary(facts)
+    with stages("layers"):
+        if key.ambient.autocast and options.backward_autocast is None and (facts.differentiable or not definition.splits):
+            warnings.warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning, stacklevel=2)
+        devices = tuple(device for device, _ in key.ambient.autocast)
+        outer = outer_signature(facts, definition.out_slot)
+        layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
+        if at_level:
+            layers = writing_below(layers, dict([*inputs.tensors, *tensors.items()]))
+        inner = Inner(
+            definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
+            definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
+        )  # fmt: skip
+    with stages("capture"):
+        joint, refused = _traced(inner, inner_values(outer, layers, inputs, facts), grad, watch)
+        watch.release()
+        key = with_sizes(key, joint.sizes)
+    return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
+
+
+def _observed(definition: Definition, inputs: Inputs, options: Options, at_level: bool) -> tuple[Definition, bool, Facts, Watch]:
+    """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python state."""
+    level = level_of_call() if at_level else 0
+
+    def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
+        out_slot, splits = definition.out_slot, definition.splits
+        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, options.rng, replays, level)
+
+    try:
+        return observed(definition, torch.is_grad_enabled(), definition.replays)
+    except GradientsMatter:
+        return observed(Untracked(definition), True, definition.replays)
+
+
+def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
+    """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
+
+    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch.
+    """
+    if not (inner.splits and inner.facts.differentiable):
+        return capture(inner, reals, grad, False, watch), None
+    try:
+        return capture(inner, reals, True, True, watch), None
+    except BackwardError as error:
+        assert isinstance(error.__cause__, RuntimeError)
+        return capture(inner, reals, True, False, watch), named_error(error.__cause__) or error.__cause__
