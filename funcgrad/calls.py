@@ -1,13 +1,16 @@
-"""The calls besides ATen's that a graph may hold: expressions and sizes, checks, one of several results."""
+"""The calls besides ATen's that a graph may hold: expressions and sizes, checks, opaque calls, one of several results."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from attrs import field, frozen
 from torch import Tensor
+
+from .errors import OpaqueCallError
 
 
 def scalar(expression: str, **symbols: Any) -> Any:
@@ -40,6 +43,26 @@ def require_true(condition: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
+class PathMiss(Exception):  # noqa: N818 another path of the program is asked for: no error
+    """What Python read of a value while a program was made is another now: ``read`` is the number of the read."""
+
+    def __init__(self, read: int, value: Any) -> None:
+        super().__init__(f"read {read} is {value!r} now")
+        self.read, self.value = read, value
+
+
+def expect(value: Any, read: int, expected: Any) -> None:
+    """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it was. Numbers are told
+    apart by how they are written: 0.0 is not -0.0, and nan is nan."""
+    now = value.item() if isinstance(value, Tensor) else value
+    if type(now) is not type(expected) or repr(now) != repr(expected):
+        raise PathMiss(read, now)
+
+
+CHECKS = (require_false, require_true, expect)
+"""Calls without a result, that may raise."""
+
+
 def getitem(values: Sequence[Any], i: int) -> Any:
     """One of an op's several results."""
     return values[i]
@@ -48,3 +71,48 @@ def getitem(values: Sequence[Any], i: int) -> Any:
 def again(value: Tensor) -> Tensor:
     """The same tensor: what is computed from it is computed, whether or not an equal value was computed before."""
     return value
+
+
+@frozen(eq=False, repr=False)
+class Opaque:
+    """What an opaque call runs: ``function``, of tensors and numbers, which returns a tensor, a tuple of some, or None.
+
+    ``writes``: the positions of arguments that it may write to. ``returns``: how its results look, which is checked in each call.
+    A program that calls it runs it once for each call in the graph, in the order of the graph, in the pass in which it was recorded.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    writes: tuple[int, ...] = ()
+    returns: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    __module__ = "funcgrad"  # fx asks a call's target for it
+
+    def __repr__(self) -> str:
+        return f"opaque {self.name}"
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        """As a call of a graph: its results, then what each argument holds that it writes to. Its arguments stay as they are."""
+        return self.in_place(*(v.clone() if i in self.writes else v for i, v in enumerate(values)))
+
+    def in_place(self, *values: Any) -> tuple[Any, ...]:
+        """The same, of arguments of which those it writes to are its own."""
+        found = self.function(*values)
+        results = () if found is None else tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        looks = tuple(map(look_of, results))
+        if looks != self.returns:
+            raise OpaqueCallError(
+                f"{self.name} returned ({', '.join(looks)}) and was to return ({', '.join(self.returns)})",
+                where=self.name,
+                fix="let it return tensors of these dtypes and numbers of dimensions on each call, or name what it returns now",
+            )
+        return *results, *(values[i] for i in self.writes)
+
+
+def look_of(value: Any) -> str:
+    """Dtype and number of dimensions: sizes may be symbols."""
+    return f"{str(value.dtype).removeprefix('torch.')} {value.ndim}-d" if isinstance(value, Tensor) else type(value).__name__

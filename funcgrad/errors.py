@@ -96,6 +96,10 @@ class BuildError(FuncgradError, RuntimeError):
     """The C compiler did not take what funcgrad printed."""
 
 
+class OpaqueCallError(FuncgradError, RuntimeError):
+    """An opaque call returned something else than was said when it was recorded."""
+
+
 class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
 

@@ -22,7 +22,7 @@ from .call_text import call_text as call_text  # noqa: PLC0414
 from .call_text import target_text as target_text  # noqa: PLC0414
 from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
-from .calls import getitem, require_false, require_true
+from .calls import CHECKS, Opaque, getitem
 from .draw import Box, Drawing
 from .errors import GraphError
 from .show import Code, Doc, Shown, Table, elided
@@ -234,12 +234,12 @@ def bodies_of(node: Node) -> list[Graph]:
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a call must run though nobody reads its result: a random draw, a check, an operator that is not torch's own."""
+    """Whether a call must run though nobody reads its result: a draw, a check, an opaque call, an operator that is not torch's own."""
     if node.op != "call_function":
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    if node.target in (require_false, require_true, written_copies) or is_random(node):
+    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, Opaque) or is_random(node):
         return True
     return any(has_effect(n) for body in bodies_of(node) for n in body.fx.nodes)
 

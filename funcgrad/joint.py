@@ -12,10 +12,10 @@ from .calls import guard_holds
 from .graphs import Graph, pass_of
 from .show import Doc, Shown, Table
 from .sizes import Sizes
-from .slots import Signature, Slot, outer_slot
+from .slots import Signature, Slot, of_backward, outer_slot
 from .subclasses import Wrapping
 from .tags import tags_of
-from .trees import Tree
+from .trees import LEAF, Node, Tree
 
 
 @frozen(eq=False)
@@ -73,6 +73,13 @@ class Joint(Shown):
     """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
     is_split: bool = False
     """Whether the two passes run as two programs, the caller's code in between."""
+
+    @staticmethod
+    def of(graph: Graph, is_split: bool = False) -> Joint:
+        """A graph that no function was traced for. All of its results are given, but for gradients where it ``is_split``."""
+        outs = tuple(slot for slot in graph.signature.outs if not is_split or not of_backward(slot))
+        tree = Node(tuple, tuple(f"[{i}]" for i in range(len(outs))), None, (LEAF,) * len(outs))
+        return Joint(graph, Returned(tree, outs), outs=outs, is_split=is_split)
 
     @property
     def signature(self) -> Signature:

@@ -1001,6 +1001,7 @@ row("defjvps and nondiff_argnums", ARGUMENT, "takes no nondiff_argnums", lambda 
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",
     fg.BuildError: "a matter of the machine: no compiler, or one that fails",
+    fg.OpaqueCallError: "what is called is said by who records the call (test_executable.py)",
     fg.CacheTrustError: "a matter of the machine: who may write to a folder",
 }
 """Classes that no function or argument is the reason of."""

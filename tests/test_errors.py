@@ -1024,6 +1024,8 @@ def test_the_fix_of_what_is_refused_works(row):
 
 
 NOT_IN_THE_TABLE = {
+    "and was to return (": "test_executable.py",
+    "is an opaque call, which runs once": "test_executable.py",
     "under two levels of autograd's own vmap": "PyTorch has no public way to nest it",
     "or to more than values, is differentiated": "test_gradcheck.py",
     "through the history of": "test_onward.py has a table of its own",

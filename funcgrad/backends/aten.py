@@ -16,9 +16,10 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..calls import scalar, size
+from ..calls import Opaque, scalar, size
 from ..errors import GraphError
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
+from ..opaque import given_whole
 from ..passes.library import ADDING
 from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
@@ -48,7 +49,7 @@ class AtenBackend:
             node = extern.node
             dead = dies.get(node, [])
             into = next((d for d in dead if _can_write_into(d, node, dead, sharers)), None)
-            steps.append(Call(node, into))
+            steps.append(Call(node, into, whole=given_whole(node)))
             gone = [d for d in dead if d is not into]
             if not node.users:
                 gone.append(node)
@@ -171,7 +172,7 @@ class Printer:
             return [f"    {' = '.join(step.names)} = None"]
         assert isinstance(step, Call)
         node = step.node
-        call = self.argument(node.args[0]) if step.same else self.call(node, step.into)
+        call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
@@ -201,13 +202,17 @@ class Printer:
         self._names[name] = value
         return name
 
-    def call(self, node: fx.Node, into: fx.Node | None) -> str:
+    def call(self, node: fx.Node, into: fx.Node | None, whole: Collection[str] = ()) -> str:
         if node.target is scalar:
             return self._scalar(node)
         if node.target is size:
             return f"{self.argument(node.args[0])}.shape[{node.args[1]}]"
         if is_getitem(node):
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
+        if isinstance(node.target, Opaque):
+            texts = [self.argument(a) for a in node.args]
+            args = [f"{text}.clone()" if i in node.target.writes and text not in whole else text for i, text in enumerate(texts)]
+            return f"{self.name(node.target.name, node.target.in_place)}({', '.join(args)})"
         op = node.target if into is None else in_place_form(node.target)
         name = self.name(target_text(op), direct(op))
         args = [self.argument(a) for a in node.args] + [f"{k}={self.argument(v)}" for k, v in node.kwargs.items()]

@@ -69,6 +69,8 @@ class Call:
     node: fx.Node
     into: fx.Node | None = None
     same: bool = False
+    whole: frozenset[str] = frozenset()
+    """Of an opaque call, the arguments that it writes to and is given as they are: it is given copies of the others."""
 
 
 @frozen(eq=False)

@@ -25,6 +25,7 @@ from ..loops.kernel import kernels_of
 from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
+from ..opaque import given_whole
 from ..options import ENVIRONMENT
 from ..passes.channels_last import channels_last
 from ..passes.library import added_to, for_library
@@ -272,6 +273,7 @@ def _with_memory(
     there = {by_name[b.name] for s in launches for k in s.kernels for b in k.writes if b.name in by_name}
     there |= {whole for whole, _ in parts.values()}
     begun: set[fx.Node] = set()
+    read = frozenset(b.name for s in launches for k in s.kernels for b in k.reads)
 
     def made(b: Buffer) -> Iterable[Allocate]:
         whole, at = parts.get(b.name, (None, 0))
@@ -294,7 +296,7 @@ def _with_memory(
     for step in steps:
         if isinstance(step, Extern):
             yield from views(step.node.all_input_nodes)
-            yield Call(step.node, added_to(step.node))
+            yield Call(step.node, added_to(step.node), whole=given_whole(step.node, read))
             # none of several results keeps the others alive
             yield from views(n for n in step.node.users if is_getitem(n) and n.users)
             continue

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from ..calls import Opaque
 from ..generators import own_draws
 from ..graphs import Graph, call_text, device_of, value_of, where_of
 from ..loops.ir import Buffer
@@ -109,7 +110,7 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
     """A kernel found an index that is out of bounds, or a matrix that is singular. Nothing is written to yet: run the graph as ATen, which
     raises what it raises.
 
-    On a GPU that would end all work of the process there: the calls that may be wrong are named instead.
+    On a GPU that would end all work of the process there, and an opaque call runs once: the calls that may be wrong are named instead.
     """
     checks = lower(graph).checks
     if all(node.target is torch.ops.aten._linalg_check_errors.default for node in checks):
@@ -117,7 +118,8 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
         what = "a matrix is singular, or not positive definite"
     else:
         error, what = IndexError, "an index is out of bounds"
-    if device_of(graph).type != "cpu":
+    is_repeatable = not any(isinstance(n.target, Opaque) for n in graph.fx.nodes)
+    if device_of(graph).type != "cpu" or not is_repeatable:
         calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks]
         raise error("\n  ".join([f"{what}, in one of", *calls]))
     with own_draws(), torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from ..backends.backend import Backend, Runnable
+from ..calls import Opaque
 from ..errors import VerificationError
 from ..generators import own_draws
 from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
@@ -30,6 +31,13 @@ _VALUES = (Tensor, torch.SymInt, torch.SymFloat)
 
 def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs: Mapping[Slot, Any], backend: Backend) -> None:
     """Run each graph both ways on the inputs (incoming gradients are random). Raises ``VerificationError``, with the caller's line."""
+    opaque = [n for graph in graphs for n in graph.fx.nodes if isinstance(n.target, Opaque)]
+    if opaque:
+        raise VerificationError(
+            f"{opaque[0].name} is an opaque call, which runs once: this program cannot be run beside eager PyTorch",
+            where=where_of(opaque[0]),
+            fix="unset FUNCGRAD_VERIFY",
+        )
     known = dict(inputs)
     for graph, runnable in zip(graphs, runnables, strict=True):
         values = [known[s] if s in known else _made_up(s, n) for s, n in zip(graph.signature.ins, graph.placeholders, strict=True)]
