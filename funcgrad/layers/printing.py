@@ -1,5 +1,4 @@
-"""Layers as Python: the statements before and after the kernel, flat, in the order of the stack. There is no other copy of
-what a layer does."""
+"""Statements as Python: what happens around the kernel, line by line, in the order of the list."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import TYPE_CHECKING, Any
 
 import torch
-from attrs import evolve
 
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
@@ -21,7 +19,6 @@ from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
 from ..torch_private import METHODS, below_autograd, direct, versions_kept
 from .effects import (
-    LAST,
     CopyBack,
     Drawn,
     Effect,
@@ -37,6 +34,7 @@ from .effects import (
     SetStorage,
     Wrapped,
 )
+from .statements import Bump, Do, Make, NoteVersions, Run, Statement, statements_of
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -45,88 +43,35 @@ Fresh = Callable[[str], str]
 """Makes a variable name no one has, like the one given."""
 
 
-def print_layers(
-    layers: Sequence[Layer],
-    outer: Signature,
+def print_statements(
+    statements: Sequence[Statement],
     variables: MutableMapping[Slot, str],
     kernel: str,
     fresh: Fresh,
     constants: MutableMapping[str, Any],
-    bumps_inside: bool = False,
     inner_names: Mapping[str, str] = {},
     boxed: str | None = None,
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
-    ``kernel`` is the name of the inner function (``bumps_inside``: it moves the version counters itself); objects the lines
-    refer to are added to ``constants``. ``inner_names`` are variables that hold an inner tensor already, by its expression. ``boxed``
-    names a list, if the kernel takes one that it empties: then nothing here holds on to what is in it.
+    ``kernel`` is the name of the inner function; objects the lines refer to are added to ``constants``. ``inner_names`` are variables
+    that hold an inner tensor already, by its expression. ``boxed`` names a list, if the kernel takes one that it empties: then nothing
+    here holds on to what is in it.
     """
     printer = _Printer(variables, fresh, constants, inner_names)
-    for layer in layers:
-        for slot, recipe in layer.makes.items():
-            printer.make(slot, recipe)
-    views = {slot: v for layer in layers for slot, v in layer.recover.items() if slot in layer.outer.outs and isinstance(v, View)}
-    for slot, view in views.items():
-        if view.when == "first":
-            printer.make(slot, view)
-    for layer in layers:
-        for effect in layer.effects:
-            if _is_early(effect, outer):
-                printer.effect(effect, False)
-    early = {slot: view for slot, view in views.items() if view.when == "before"}
-    for slot, view in early.items():
-        if view.of in outer.ins:
-            printer.make(slot, evolve(view, steps=view.steps[: len(view.steps) - view.late]))
-    for layer in layers:
-        if any(isinstance(effect, GoOn) for effect in layer.effects):
-            printer.note_versions(layer.inner.ins)
-    if not bumps_inside:
-        printer.bump({slot for layer in layers for slot in layer.before})
-    inner = layers[-1].inner if layers else outer
-    arguments = ", ".join(variables[slot] for slot in inner.ins)
-    if boxed is not None:
-        printer.lines += [f"{boxed} += [{arguments}]", f"del {', '.join(sorted(set(variables.values())))}"]
-        arguments = boxed
-    outs = [printer.name(slot) for slot in inner.outs]
-    run = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})" if outs else f"{kernel}({arguments})"
-    contexts = [layer.context for layer in layers if layer.context]
-    if contexts:
-        constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd)
-        run = f"with {', '.join(contexts)}: {run}"
-    printer.lines.append(run)
-    for layer in layers:
-        for slot, recipe in layer.recover.items():
-            if isinstance(recipe, Wrapped):
+    for statement in statements:
+        match statement:
+            case Make(slot, recipe):
                 printer.make(slot, recipe)
-    for slot, view in early.items():
-        if view.of not in outer.ins:
-            printer.make(slot, view)
-    printer.bump({view.of for view in early.values() if view.stale and view.of not in outer.ins})
-    quiet = {slot for layer in layers for slot in layer.before}
-    for layer in reversed(layers):
-        for slot in layer.outer.outs:
-            if slot in views and slot in layer.recover and views[slot].when == "after":
-                printer.make(slot, views[slot])
-        for effect in layer.effects:
-            if not isinstance(effect, LAST):
-                printer.effect(effect, effect.target in quiet)
-    for slot, view in views.items():
-        if view.when == "last":
-            printer.make(slot, view)
-        elif view.late:
-            printer.make(slot, View(slot, view.steps[-view.late :]))
-    printer.bump({view.of for view in views.values() if view.when == "last" and view.stale})
-    for layer in layers:
-        for effect in layer.effects:
-            if isinstance(effect, LAST) and not _is_early(effect, outer):
-                printer.effect(effect, False)
+            case Bump(slots):
+                printer.bump(slots)
+            case NoteVersions(slots):
+                printer.note_versions(slots)
+            case Run():
+                printer.run(statement, kernel, boxed)
+            case Do(effect, quiet):
+                printer.effect(effect, quiet)
     return printer.lines
-
-
-def _is_early(effect: Effect, outer: Signature) -> bool:
-    """Whether an input comes to require grad: before the kernel runs, so that what that computes has a history."""
-    return isinstance(effect, RequireGrad) and effect.on and effect.target in outer.ins
 
 
 def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Callable[..., Any]:
@@ -153,7 +98,7 @@ def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..
     variables: dict[Slot, str] = {slot: fresh(identifier(slot)) for slot in outer.ins}
     head = f"def call({'values' if is_boxed else ', '.join(variables.values())}):"
     lines = [f"{', '.join(variables.values())}, = values", "values.clear()"] if is_boxed and variables else []
-    lines += print_layers(layers, outer, variables, "kernel", fresh, constants, boxed="values" if is_boxed else None)
+    lines += print_statements(statements_of(layers, outer), variables, "kernel", fresh, constants, boxed="values" if is_boxed else None)
     results = "".join(f"{variables[slot]}, " for slot in outer.outs)
     text = "\n".join([head, *(f"    {line}" for line in lines), f"    return ({results.rstrip()})"]) + "\n"
     return Source("call", "python", text, constants)
@@ -247,9 +192,22 @@ class _Printer:
         args = [value, *map(self._argument, step.args), *(f"{k}={self._argument(v)}" for k, v in step.kwargs)]
         return f"{name}({', '.join(args)}){item}"
 
-    def bump(self, slots: set[Slot]) -> None:
+    def run(self, run: Run, kernel: str, boxed: str | None) -> None:
+        """The line of the kernel's call."""
+        arguments = ", ".join(self._variables[slot] for slot in run.ins)
+        if boxed is not None:
+            self.lines += [f"{boxed} += [{arguments}]", f"del {', '.join(sorted(set(self._variables.values())))}"]
+            arguments = boxed
+        outs = [self.name(slot) for slot in run.outs]
+        line = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})" if outs else f"{kernel}({arguments})"
+        if run.contexts:
+            self._constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd)
+            line = f"with {', '.join(run.contexts)}: {line}"
+        self.lines.append(line)
+
+    def bump(self, slots: Sequence[Slot]) -> None:
         """Lines that move version counters on."""
-        for slot in sorted(slots, key=str):
+        for slot in slots:
             self._constants["bump_version"] = bump_version
             self.lines.append(f"bump_version({self._variables[slot]})")
 

@@ -19,7 +19,8 @@ from ..capture.facts import Facts
 from ..capture.origins import GradientOf, Origin
 from ..joint import Constant, Joint
 from ..layers.layer import Layer
-from ..layers.printing import print_layers
+from ..layers.printing import print_statements
+from ..layers.statements import statements_of
 from ..show import elided
 from ..slots import Arg, Slot
 from ..source import Source, compile_function
@@ -81,7 +82,8 @@ def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, ker
     variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
-    layered = print_layers(layers, found.outer, variables, "kernel", names.fresh, constants, facts.differentiable, inner_names)
+    statements = statements_of(layers, found.outer, bumps_inside=facts.differentiable)
+    layered = print_statements(statements, variables, "kernel", names.fresh, constants, inner_names)
     if found.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
