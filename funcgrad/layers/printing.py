@@ -79,11 +79,11 @@ def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], 
 
     ``is_boxed``: both take their inputs in a list, and empty it.
     """
-    function: Callable[..., Any] = compile_function(print_wrapper(layers, outer, kernel, is_boxed))
+    function: Callable[..., Any] = compile_function(print_wrapper(statements_of(layers, outer), outer, kernel, is_boxed))
     return function
 
 
-def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Source:
+def print_wrapper(statements: Sequence[Statement], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Source:
     """See ``wrap``."""
     used: set[str] = {"kernel", "values"}
 
@@ -98,7 +98,7 @@ def print_wrapper(layers: Sequence[Layer], outer: Signature, kernel: Callable[..
     variables: dict[Slot, str] = {slot: fresh(identifier(slot)) for slot in outer.ins}
     head = f"def call({'values' if is_boxed else ', '.join(variables.values())}):"
     lines = [f"{', '.join(variables.values())}, = values", "values.clear()"] if is_boxed and variables else []
-    lines += print_statements(statements_of(layers, outer), variables, "kernel", fresh, constants, boxed="values" if is_boxed else None)
+    lines += print_statements(statements, variables, "kernel", fresh, constants, boxed="values" if is_boxed else None)
     results = "".join(f"{variables[slot]}, " for slot in outer.outs)
     text = "\n".join([head, *(f"    {line}" for line in lines), f"    return ({results.rstrip()})"]) + "\n"
     return Source("call", "python", text, constants)

@@ -2,6 +2,7 @@
 is there only where facts ask for it, and without it a law fails."""
 
 import itertools
+import json
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -16,8 +17,10 @@ import funcgrad as fg
 from funcgrad.capture.memory import share_elements
 from funcgrad.capture.views import Geometry, steps_between
 from funcgrad.layers import stack
-from funcgrad.layers.printing import wrap
+from funcgrad.layers.plain import from_data, to_data
+from funcgrad.layers.printing import print_wrapper, wrap
 from funcgrad.layers.stack import ORDER, outer_signature
+from funcgrad.layers.statements import statements_of
 from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
 from funcgrad.torch_private import is_wrapper_subclass, storage_id
@@ -177,6 +180,38 @@ def test_a_stack_around_its_own_kernel_is_the_function(seed):
     program = carried_out(case)
     assume(not counts_for_itself(program, case.text))
     assert difference(eager, run(case, lambda f: printed(program))) is None
+
+
+@settings(FEW, max_examples=30)
+@given(SEEDS)
+def test_statements_are_plain_data(seed):
+    """A list of statements goes through JSON and comes back as it was: the same text is printed of it, and it does the same."""
+    case = generate(seed)
+    assume(runs_in_eager(case))
+    program = carried_out(case)
+    outer, objects = outer_of(program), []
+    there = statements_of(program.layers, outer)
+    data = json.loads(json.dumps(to_data(there, objects)))
+    back = from_data(data, objects)
+    assert list(map(str, back)) == list(map(str, there)) and to_data(back, objects) == data
+    both = [print_wrapper(statements, outer, len) for statements in (there, back)]
+    assert both[0].text == both[1].text and both[0].names == both[1].names
+
+
+def test_the_statements_of_a_call_in_order():
+    def f(a, b):
+        a.mul_(2)
+        b.t_()
+        return a[1:], b[0]
+
+    program = fg.jit(f).program(torch.ones(3), torch.ones(2, 3))
+    assert "\n".join(map(str, statements_of(program.layers, outer_of(program)))) == """\
+bump the versions of b
+final(a) = kernel(a, b)
+copy final(a) into a
+out[0] = a.slice.Tensor(0, 1, 9223372036854775807)
+b: t_
+out[1] = b.select.int(0, 0)"""
 
 
 def takes_views_between_layers(program):
