@@ -31,7 +31,7 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
         "forward": "narrow",
         "vmap": "cov",
         "modules": "BatchNorm1d BatchNorm2d BatchNorm3d",
-        "optimisers": "Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam SGD",
+        "optimisers": "Adafactor LBFGS Muon",
     }),
     Exceptional("DataDependentShapeError", READS, {
         "value": "masked_select unique unique_consecutive bincount nonzero argwhere linalg.lstsq linalg.lstsq.grad_oriented",
