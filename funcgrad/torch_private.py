@@ -781,6 +781,11 @@ def draws_random(op: Any) -> bool:
 FUSED_ADAM, FUSED_ADAMW = torch._fused_adam_, torch._fused_adamw_
 FUSED_SGD, FUSED_ADAGRAD = torch._fused_sgd_, torch._fused_adagrad_
 """The steps of optimisers with ``fused=True``. Seen in 2.13."""
+CAPTURABLE_DEVICES = tuple(
+    (importlib.import_module(f"torch.optim.{name}"), "_get_capturable_supported_devices")
+    for name in ("adam", "adamax", "asgd", "nadam", "radam")
+)
+"""What says on which devices optimisers may have ``capturable=True``. Seen in 2.13."""
 
 
 def generator_id(generator: torch.Generator) -> int:

@@ -1,4 +1,4 @@
-"""Optimisers with ``fused=True``: a step inside of a compiled function leaves parameters and state as it does in eager PyTorch."""
+"""Optimisers: a step inside of a compiled function leaves parameters and state as it does in eager PyTorch."""
 
 import copy
 
@@ -21,11 +21,11 @@ FUSED = {
 }
 
 
-def trained(make, kind, kwargs, inside, dtype=torch.float64):
-    """Four steps, with the gradient inside of what is compiled or before it: losses, parameters, state."""
+def trained(make, kind, kwargs, inside, dtype=torch.float64, steps=4):
+    """Steps, with the gradient inside of what is compiled or before it: losses, parameters, state."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
-    optimiser = kind(model.parameters(), fused=True, **copy.deepcopy(kwargs))
+    optimiser = kind(model.parameters(), **copy.deepcopy(kwargs))
 
     def loss(x):
         optimiser.zero_grad()
@@ -39,7 +39,7 @@ def trained(make, kind, kwargs, inside, dtype=torch.float64):
         return value
 
     step, found = make(step), []
-    for x in torch.randn(4, 5, 3, dtype=dtype):
+    for x in torch.randn(steps, 5, 3, dtype=dtype):
         if not inside:
             loss(x)
         found.append(step(x))
@@ -51,6 +51,7 @@ def trained(make, kind, kwargs, inside, dtype=torch.float64):
 @pytest.mark.parametrize("name", FUSED)
 def test_fused_steps(name, inside):
     kind, kwargs = FUSED[name]
+    kwargs = {**kwargs, "fused": True}
     expected = trained(lambda f: f, kind, kwargs, inside)
     found = trained(lambda f: fg.jit(f, backend="aten"), kind, kwargs, inside)
     for a, b in zip(found, expected, strict=True):
@@ -60,6 +61,7 @@ def test_fused_steps(name, inside):
 @pytest.mark.parametrize("name", ["adam", "sgd momentum", "adagrad"])
 def test_fused_steps_in_kernels(name):
     kind, kwargs = FUSED[name]
+    kwargs = {**kwargs, "fused": True}
     pairs = zip(trained(fg.jit, kind, kwargs, True, torch.float32), trained(lambda f: f, kind, kwargs, True, torch.float32), strict=True)
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -76,3 +78,49 @@ def test_a_scaled_step_is_refused_by_name():
 
     with pytest.raises(fg.UnsupportedOperatorError, match="gradient scaler"):
         fg.jit(step, backend="aten")(torch.ones(3))
+
+
+# ── steps that ask for their count ───────────────────────────────────────────────────────────────────────────────
+
+COUNTING = {
+    "adam": (torch.optim.Adam, {"lr": 0.1}),
+    "adam amsgrad": (torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "weight_decay": 0.1, "maximize": True}),
+    "adam foreach": (torch.optim.Adam, {"lr": 0.1, "foreach": True}),
+    "adam of a tensor": (torch.optim.Adam, {"lr": torch.tensor(0.1), "foreach": False}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.2}),
+    "adamax": (torch.optim.Adamax, {"lr": 0.1}),
+    "adamax foreach": (torch.optim.Adamax, {"lr": 0.1, "foreach": True}),
+    "asgd": (torch.optim.ASGD, {"lr": 0.1, "lambd": 0.3, "t0": 1}),
+    "nadam": (torch.optim.NAdam, {"lr": 0.1}),
+    "radam": (torch.optim.RAdam, {"lr": 0.1, "betas": (0.9, 0.99)}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.3}),
+    "adagrad foreach": (torch.optim.Adagrad, {"lr": 0.1, "foreach": True}),
+    "sgd of a tensor": (torch.optim.SGD, {"lr": torch.tensor(0.1), "momentum": 0.9, "foreach": False}),
+}
+
+ROUND_SINGLE = ("adam of a tensor", "nadam")
+"""Steps that compute with a number eager PyTorch keeps in single precision: the product of momenta, the rate that is a tensor."""
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_step_that_asks_for_its_count_is_one_program_for_all_counts(name, inside):
+    kind, kwargs = COUNTING[name]
+    made = []
+
+    def compiled(f):
+        made.append(fg.jit(f, backend="aten"))
+        return made[0]
+
+    expected, found = (trained(make, kind, kwargs, inside, steps=8) for make in (lambda f: f, compiled))
+    limit = 1e-6 if name in ROUND_SINGLE else 1e-9
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=limit, atol=limit)
+    assert made[0].cache_info().misses <= 2  # where the state is made, and where it is there
+
+
+def test_bias_corrections_are_as_exact_as_those_of_numbers():
+    kwargs = {"lr": 0.1, "betas": (0.9, 0.999999)}
+    expected, found = (trained(make, torch.optim.Adam, kwargs, True) for make in (lambda f: f, lambda f: fg.jit(f, backend="aten")))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -34,6 +34,7 @@ from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
 from .lifted import GradientsMatter
+from .optimiser_steps import PLACES, steps_of_optimisers
 from .questions import ABSENT
 from .regions import checkpointed
 from .where import user_line
@@ -68,6 +69,7 @@ _PLACES = (
     *(_Place(*place, "level") for place in WRAPS_FOR_LEVELS),
     _Place(torch.overrides, "has_torch_function", "overridden"),
     *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
+    *(_Place(*place) for place in PLACES),
     _Place(torch.Generator, "initial_seed", "initial seed"),
     _Place(torch.Generator, "clone_state", "generator copy"),
     _Place(torch.Generator, "get_state", "get state"),
@@ -210,6 +212,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
+        **steps_of_optimisers(lambda count: trace.known.real(count) is not None),
         "generator seed": draws.seed_one,
         "generator set": draws.seed,
         "generator copy": draws.clone,

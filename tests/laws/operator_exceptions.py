@@ -28,9 +28,10 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
         "value": "item allclose equal narrow tensor_split nn.functional.one_hot",
         "gradient": "narrow tensor_split index_reduce.prod scatter_reduce.prod",
         "second": "cov as_strided_scatter narrow tensor_split index_reduce.prod scatter_reduce.prod",
+        "forward": "narrow",
         "vmap": "cov",
         "modules": "BatchNorm1d BatchNorm2d BatchNorm3d",
-        "optimisers": "Adafactor Adagrad Adam AdamW Adamax ASGD LBFGS Muon NAdam RAdam SGD",
+        "optimisers": "Adafactor LBFGS Muon",
     }),
     Exceptional("DataDependentShapeError", READS, {
         "value": "masked_select unique unique_consecutive bincount nonzero argwhere linalg.lstsq linalg.lstsq.grad_oriented",
@@ -42,6 +43,7 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
         "value gradient second": "sparse.sampled_addmm sparse.mm.reduce",
         "gradient second": "to_sparse",
     }),
+    Exceptional("2 results for 3", "the gradient of one factor, or none, does not depend on it, and requires no grad", {"second": "prod"}),
     Exceptional("for [0.0", "eager PyTorch's kernel has a sixth in single precision", {"gradient": "nn.functional.hardsigmoid"}),
     Exceptional("aten::expand() Expected", "PyTorch's decomposition of the batched call takes the other end, a number, for a tensor", {
         "vmap": "linspace.tensor_overload logspace.tensor_overload",

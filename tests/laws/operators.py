@@ -163,10 +163,11 @@ def of_second(sample: Sample, backend: str) -> Iterator[Pair]:
 
 
 def of_forward(sample: Sample, backend: str) -> Iterator[Pair]:
-    places = [i for i, t in enumerate(sample.tensors) if t.is_floating_point()]
+    constant = sample.fresh()
+    places = [i for i, t in enumerate(constant) if t.is_floating_point()]
 
     def f(*own: Tensor) -> Any:
-        tensors = sample.fresh()
+        tensors = list(constant)
         for i, t in zip(places, own, strict=True):
             tensors[i] = t
         outs = [t for t in tree_leaves(sample(*tensors)) if isinstance(t, Tensor)]

@@ -8,9 +8,11 @@ import random
 
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
 
+from .numbers import Raised, outcome
 from .operator_exceptions import EXCEPTIONS
-from .operators import KINDS, MEMBERS, Limits, cases, report
+from .operators import KINDS, MEMBERS, Limits, cases, report, samples_of
 
 ONE = Limits(samples=1, dtypes=1, backend="aten")
 
@@ -44,3 +46,11 @@ def test_a_report_says_what_is_no_exception_and_which_exceptions_are_none_any_mo
     (said,) = report("value", name, [], True)
     assert "no more" in said and report("value", name, [], False) == []
     assert len(report("value", name, ["float64: 1.0 for 2.0"], False)) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eager_pytorch_does_what_a_kind_of_sweep_compares_with(kind: str) -> None:
+    info = next(one for one in op_db if one.name == "mul")
+    pairs = [pair for sample in samples_of(info, kind, torch.float64, 3) for pair in KINDS[kind][0](sample, "aten")]
+    refused = [found for eager, _ in pairs if isinstance(found := outcome(eager), Raised)]
+    assert pairs and not refused
