@@ -435,7 +435,9 @@ def make_functional_mode(
         func, args, kwargs = rewrite(func, args, kwargs or {})
         if _is_functional(func) and (out := _functionally(self, func, args, kwargs)) is not NotImplemented:
             return out
-        out = original(func, types, args, kwargs)
+        out = _looking(self, func, args, kwargs) if is_known_look(func) else NotImplemented
+        if out is NotImplemented:
+            out = original(func, types, args, kwargs)
         if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):  # a number conjugated: it looks at nothing
             return FunctionalTensor(torch._to_functional_tensor(out), self) if type(out) is FakeTensor else out
         if view_kind(func) is not None:
@@ -461,6 +463,8 @@ def _is_functional(op: Any) -> bool:
     if not made or any(a.alias_info is not None for a in (*given, *made)) or any(str(r.type) != "Tensor" for r in made):
         return False
     has_kernel, key = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
+    if op is torch.ops.aten._to_copy.default:  # its own way is for backends that functionalise always
+        return True
     own_ways = (key.Functionalize, key.CompositeImplicitAutograd)
     return not any(k in op.py_kernels or has_kernel(op.name(), k.name) for k in own_ways)
 
@@ -485,10 +489,33 @@ def _functionally(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwar
         inner, named = [own(a) for a in args], {k: own(v) for k, v in kwargs.items()}
         if any(_is_lazy(v) for v in (*inner, *named.values())):
             return NotImplemented
+        if has_tensors and not wrapped and op is torch.ops.aten._to_copy.default:
+            return NotImplemented
         out = op(*inner, **named)
         if has_tensors and not wrapped:
             return out
         return tuple(map(wrap, out)) if isinstance(out, (list, tuple)) else wrap(out)
+
+
+def _looking(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What torch's mode does with a view of a functional tensor, without its walks over the arguments. ``NotImplemented`` for any other."""
+    base = args[0]
+    if type(base) is not FunctionalTensor or kwargs or any(isinstance(v, torch.Tensor) for v in args[1:]):
+        return NotImplemented
+    key = torch._C.DispatchKey.Functionalize
+    include = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(key)
+    exclude = torch._C._dispatch_tls_local_exclude_set().remove(key) - FunctionalTensor._extra_dispatch_keys
+    with torch._C._ForceDispatchKeyGuard(include, exclude):
+        before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
+        try:
+            outs = op._op_dk(key, base.elem, *args[1:])
+        finally:
+            torch._disable_functionalization()  # type: ignore[attr-defined, no-untyped-call]
+            torch._functionalize_enable_reapply_views(before)  # type: ignore[attr-defined]
+    views = [FunctionalTensor(v, mode) for v in (outs if isinstance(outs, (list, tuple)) else [outs])]
+    for view in views:
+        torch._functionalize_unsafe_set(view, base)  # type: ignore[attr-defined]
+    return type(outs)(views) if isinstance(outs, (list, tuple)) else views[0]
 
 
 def _is_lazy(value: Any) -> bool:
@@ -595,6 +622,23 @@ def is_known_by_kinds(op: Any) -> bool:
     return _is_functional(op) and by_value.isdisjoint(op.tags) and op is not torch.ops.aten._unsafe_view.default
 
 
+@functools.cache
+def is_known_look(op: Any) -> bool:
+    """Whether an operator looks at its first argument's memory in a way that depends on that one's ``fake_kind`` and offset alone."""
+    if view_kind(op) != "view" or not is_torchs_own(op) or op in _LOOKS_OTHERWISE:
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.CompositeImplicitAutograd.name)
+
+
+_LOOKS_OTHERWISE = {torch.ops.aten.as_strided.default, torch.ops.aten.lift_fresh.default}
+"""The first asks how much memory there is; the second takes what is no fake tensor."""
+
+
+def ambient_kind() -> tuple[Any, ...]:
+    """What a result depends on besides the arguments, as PyTorch's own cache has it."""
+    return torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()  # type: ignore[attr-defined]
+
+
 def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
     """All that a result depends on but values; None for one that knows its value, or whose sizes are symbols."""
     if type(fake) is not FakeTensor or fake.constant is not None or fake.requires_grad or fake._has_symbolic_sizes_strides:
@@ -604,28 +648,41 @@ def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
     return dispatch_bits(fake), fake.dtype, fake.shape, fake.stride(), fake.fake_device
 
 
-def lookalikes(fake: Any) -> Callable[[], FakeTensor] | None:
-    """Makes fake tensors of the same kind, each with memory of its own; None where they would not be the same in all.
+def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTensorMode, Any], FakeTensor] | None:
+    """Makes fake tensors of the same kind for a mode, each with memory of its own, or where ``fake`` looks at the memory of ``base``,
+    with that of the tensor it is given; None where they would not be the same in all.
 
-    ``fake`` is fresh: what was noted about it since it was made (the result of ``nonzero``, say) is noted about each.
+    ``fake`` is fresh: nothing was noted about it since it was made.
     """
     kind = fake_kind(fake) if isinstance(fake, FakeTensor) else None
-    if kind is None:
+    if kind is None or (base is not None and (fake is base or is_zero_tensor(base) or storage_id(fake) != storage_id(base))):
         return None
     _, dtype, sizes, strides, device = kind
-    noted = dict(vars(fake))
+    noted = {name: value for name, value in vars(fake).items() if name != "fake_mode"}
+    offset, conjugated, negated, zero = fake.storage_offset(), fake.is_conj(), fake.is_neg(), is_zero_tensor(fake)
 
-    def make() -> FakeTensor:
+    def make(mode: FakeTensorMode, base: Any) -> FakeTensor:
         with no_dispatch():
-            memory = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+            if zero:
+                memory = torch._efficientzerotensor(sizes, dtype=dtype, device="meta")
+            else:
+                memory = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        if base is not None:
+            with no_dispatch():
+                torch._C.TensorBase.set_(memory, base.untyped_storage(), offset, sizes, strides)
+            if conjugated:
+                torch._C._set_conj(memory, True)
+            if negated:
+                torch._C._set_neg(memory, True)
         new: FakeTensor = torch.Tensor._make_subclass(  # type: ignore[attr-defined]
             FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=device
         )
         torch._C._set_throw_on_mutable_data_ptr(new)
-        vars(new).update(noted)
+        vars(new).update(noted, fake_mode=mode)
         return new
 
-    return make if fake_kind(make()) == kind else None
+    again = make(fake.fake_mode, base)
+    return make if fake_kind(again) == kind and again.storage_offset() == offset else None
 
 
 # ── modes ────────────────────────────────────────────────────────────────────────────────────────────────────────

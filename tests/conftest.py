@@ -1,6 +1,8 @@
 """Tests keep what they compute in a folder of their own."""
 
+import gc
 import os
+import sys
 import tempfile
 
 import torch
@@ -16,10 +18,19 @@ settings.register_profile("funcgrad", deadline=None, derandomize=True)  # the sa
 settings.load_profile("funcgrad")
 
 
+_frozen = 0
+
+
 def pytest_runtest_teardown():
-    """A test that sets the number of threads does not set it for others."""
+    """A test that sets the number of threads does not set it for others. What was imported stays: each full collection would walk it
+    again, a quarter of a second, and traces cause many."""
+    global _frozen
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)
+    if len(sys.modules) > _frozen + 200:
+        gc.collect()
+        gc.freeze()
+        _frozen = len(sys.modules)
 
 
 def pytest_configure(config):

@@ -11,23 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import func, nn
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_leaves
+from transformed import F64, OPTIONS, jit, same
 
 import funcgrad as fg
-
-OPTIONS = {"backend": "aten"}
-F64 = torch.float64
-
-
-def same(found, wanted):
-    found, wanted = tree_leaves(found), tree_leaves(wanted)
-    assert len(found) == len(wanted)
-    for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-def jit(f):
-    return fg.jit(f, **OPTIONS)
 
 
 def scalar(x):

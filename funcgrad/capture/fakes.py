@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from ..torch_private import FakeTensor, fake_kind, is_known_by_kinds, lookalikes, on_fakes, without_function_modes
+from ..torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    ambient_kind,
+    fake_kind,
+    is_known_by_kinds,
+    is_known_look,
+    lookalikes,
+    on_fakes,
+    without_function_modes,
+)
 
 _BY_VALUE = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -15,31 +25,43 @@ _BY_VALUE = (int, float, bool, complex, str, type(None), torch.dtype, torch.devi
 class Results:
     """Calls operators on the fake tensors of one trace.
 
-    PyTorch keeps such results, too, but its key for a call and its copy of a result take ten times as long as these.
+    PyTorch keeps such results, too, but its key for a call and its copy of a result take ten times as long as these. As there, what is
+    known is known to every trace.
     """
 
-    def __init__(self) -> None:
-        self._makers: dict[Hashable, Callable[[], Any] | None] = {}
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
 
     def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        kind = _kind_of_call(op, args, kwargs) if is_known_by_kinds(op) else None
+        looks = is_known_look(op) and isinstance(args[0], FakeTensor)
+        kind = _kind_of_call(op, args, kwargs, looks) if looks or is_known_by_kinds(op) else None
         if kind is None:
             return on_fakes(op, args, kwargs)
-        make = self._makers.get(kind)
+        make = makers.get(kind)
         if make is not None:
-            return make()
+            with without_function_modes():
+                return make(self._mode, args[0] if looks else None)
         out = on_fakes(op, args, kwargs)
-        if kind not in self._makers:
-            self._makers[kind] = _maker(out)
+        if kind not in makers:
+            if len(makers) >= _AT_MOST:
+                makers.clear()
+            with without_function_modes():
+                makers[kind] = _maker(out, args[0] if looks else None)
         return out
 
 
-def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
+makers: dict[Hashable, Callable[[FakeTensorMode, Any], Any] | None] = {}
+"""What makes the result of a kind of call (None: nothing does), for a mode and, of a view, the tensor it looks at."""
+
+_AT_MOST = 1 << 15
+
+
+def _kind_of_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], looks: bool) -> Hashable:
     """All that the kind of result depends on; None where an argument is of no kind."""
     with without_function_modes():  # sizes are read of the fakes themselves
         try:
             named = tuple((name, _kind(value)) for name, value in kwargs.items())
-            return op, torch.get_default_dtype(), torch.is_inference_mode_enabled(), *map(_kind, args), named
+            return op, ambient_kind(), args[0].storage_offset() if looks else None, *map(_kind, args), named
         except _NoKindError:
             return None
 
@@ -60,11 +82,11 @@ def _kind(value: Any) -> Hashable:
     raise _NoKindError
 
 
-def _maker(out: Any) -> Callable[[], Any] | None:
+def _maker(out: Any, base: Any) -> Callable[[FakeTensorMode, Any], Any] | None:
     """Makes results like this one."""
     if not isinstance(out, (list, tuple)):
-        return lookalikes(out)
-    makers = [lookalikes(v) for v in out]
+        return lookalikes(out, base)
+    makers = [lookalikes(v, base) for v in out]
     if any(make is None for make in makers):
         return None
-    return lambda: type(out)(make() for make in makers if make is not None)
+    return lambda mode, base: type(out)(make(mode, base) for make in makers if make is not None)

@@ -36,7 +36,7 @@ class Recorder:
 
     def __init__(self, *, record: bool) -> None:
         self.fakes = FakeTensorMode()
-        self.on_fakes = Results()
+        self.on_fakes = Results(self.fakes)
         self.symbols = Symbols(self.fakes)
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}
