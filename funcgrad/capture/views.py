@@ -304,6 +304,11 @@ class Lineage:
         """How it was given that."""
         return self._how_given[id(tensor)]
 
+    def is_past(self, tensor: Tensor) -> bool:
+        """Whether it stood for another one until that was given other memory: it looks at memory that one has no more."""
+        named = self.named(tensor)
+        return named is not tensor and self.given(named) is not None and self.current(named) is not tensor
+
     def is_looked_at(self, tensor: Tensor) -> bool:
         """Whether a view of it was taken."""
         return any(source is tensor for source, _, _ in self._taken.values())
