@@ -313,6 +313,11 @@ class Lineage:
         """Whether a view of it was taken."""
         return any(source is tensor for source, _, _ in self._taken.values())
 
+    def views_of(self, tensor: Tensor) -> list[Tensor]:
+        """The views of a tensor, and of its views, that were taken so far."""
+        taken = {id(t): t for t in self._alive if id(t) in self._taken}
+        return [t for t in taken.values() if self.path(t, lambda source: source is tensor)[0] is tensor]
+
     def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
         """The changes of how a tensor looks, in order."""
         return tuple(self._restrides.get(id(tensor), ()))
