@@ -365,8 +365,8 @@ def writes_a_clone(x: Tensor) -> Tensor:
     return x.sum()
 
 
-def writes_and_gives(x: Tensor) -> Tensor:
-    x.mul_(2)
+def restrides_and_gives(x: Tensor) -> Tensor:
+    x.unsqueeze_(0)
     x.data = torch.ones(3)
     return x.sum()
 
@@ -499,7 +499,7 @@ row("a write in a gradient", MUTATION, "", writes, numbers, transform=fg.grad_co
 row("a write to an inference tensor", MUTATION, "inference tensor", writes, inference, fixed_args=ones(), where="x")
 row("a write that requires grad, to memory that overlaps itself", MUTATION, "overlaps itself what requires grad", lambda x: x.mul_(WEIGHT[0]).sum(),
     lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),), fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum())
-row("other memory and a write", MUTATION, "also writes to it", writes_and_gives, ones(), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
+row("other memory and other sizes", MUTATION, "also changes how it looks", restrides_and_gives, ones(), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
 row("other memory of another dtype", MUTATION, "of another kind", gives_doubles, ones(), fixed=gives)
 row("set_ of what requires grad", MUTATION, "", lambda x: x.set_(WEIGHT).sum(), ones(), fixed=lambda x: (setattr(x, "data", WEIGHT.detach()), x.sum())[1])
 row("set_ of a storage", MUTATION, "of a storage", lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),

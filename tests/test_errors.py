@@ -393,8 +393,8 @@ def sets_other_memory(x):
     return x.sum()
 
 
-def writes_and_sets_data(x):
-    x.mul_(2)
+def unsqueezes_and_sets_data(x):
+    x.unsqueeze_(0)
     x.data = torch.ones(3)
     return x.sum()
 
@@ -456,7 +456,7 @@ def detaches_and_writes(x):
 @pytest.mark.parametrize(
     ("f", "make", "where", "what", "fix"),
     [
-        (writes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also", "copy_()"),
+        (unsqueezes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also", "copy_()"),
         (sets_data_of_a_leaf, a_leaf, "x", "and its result is differentiated", "detached"),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
         (runs_backward_after_a_hidden_write, a_computed_tensor, "x", "history of x, after a write through .data", "autograd.grad"),

@@ -1,11 +1,12 @@
 """``.backward()`` inside a function that goes on through what its inputs were computed from. Eager PyTorch is the oracle."""
 
 import queue
+from collections import Counter
 
 import pytest
 import torch
 from closeness import assert_rounded
-from laws.programs import Case, Count, difference, run
+from laws.programs import Case, Count, Program, check, difference, run
 
 import funcgrad as fg
 
@@ -286,3 +287,14 @@ def test_it_goes_on_through_one_of_several_views_of_what_changes_its_sizes():
     (root, args), (own, own_args) = made(), made()
     torch.testing.assert_close(fg.jit(f)(*own_args), f(*args))
     torch.testing.assert_close(own.grad, root.grad)
+
+
+@pytest.mark.parametrize("own", ["base[4:]", "base.view(2, 4).unbind(0)[1]"])
+@pytest.mark.parametrize("base", ["(torch.arange(8.) / 5).requires_grad_()", "(torch.arange(8.) / 5).requires_grad_().clone()"])
+@pytest.mark.parametrize("loss", ["(x1 * x1).sum()", "(x0 * x0).sum()", "((x0 * x0).sum() + x1.sum())"])
+@pytest.mark.parametrize("after", [(), ("x0.grad.mul_(3)",), ("(x0 * x1.sum()).sum().backward()",)])
+def test_the_gradient_that_was_set_of_what_is_no_leaf_outside_stays_as_it_is(own, base, loss, after):
+    statements = ("x0.grad = x0.detach() * 2", f"{loss}.backward()", *after)
+    refused = Counter()
+    assert check(Program(base, (own, "base.view(4, 2)"), statements, ()), refused) is None
+    assert not refused

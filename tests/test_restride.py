@@ -239,7 +239,28 @@ def of_what_a_function_reads(x):
     return CountBackward.apply(y, torch.ones(()))
 
 
-@pytest.mark.parametrize("f", [of_what_was_computed, of_a_leaf_used_before, of_a_result, of_a_result_and_back, of_what_a_function_reads])
+def of_a_view_of_a_result(x):
+    y = x * 2
+    view = y.t()
+    transpose(y)
+    return view
+
+
+def of_what_a_view_of_a_result_computes(x):
+    y = x * 2
+    view = y.view(-1)
+    part = view[1:]
+    transpose(y)
+    return part.sin()
+
+
+FORGOTTEN = [
+    of_what_was_computed, of_a_leaf_used_before, of_a_result, of_a_result_and_back, of_what_a_function_reads, of_a_view_of_a_result,
+    of_what_a_view_of_a_result_computes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", FORGOTTEN)
 def test_what_autograd_would_forget_is_refused(f):
     """In eager PyTorch, backward raises for these sizes, and is wrong without a word for a square matrix."""
     x = leaf()
@@ -314,6 +335,19 @@ def test_a_part_of_unbind_changes_its_sizes_before_its_base_gets_a_history():
     for _ in range(2):
         assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
         assert found.error is None, found.error
+
+
+def test_a_view_taken_under_no_grad_of_what_is_forgotten_is_no_matter_of_it():
+    def f(x, y):
+        z = x * y.sum()
+        view = z.t()
+        transpose(z)
+        with torch.no_grad():
+            return (view[1:],)
+
+    case, compiled = Case(lambda: (torch.ones(2, 3), torch.ones(3, requires_grad=True)), f), fg.jit(f)
+    assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+    assert found.error is None, found.error
 
 
 def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():

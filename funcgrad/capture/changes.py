@@ -262,13 +262,15 @@ def refuse_stores(
     def is_used(tensor: Tensor) -> bool:
         return used(lambda t: lineage.path(t, lambda u: u is tensor, True)[0] is tensor)
 
-    touched = {slot for key in changes for slot in (key.of if isinstance(key, Base) else (key,))}
+    done = [key for key, change in changes.items() if change.data or change.restrides or change.in_backward]
+    touched = {slot for key in done for slot in (key.of if isinstance(key, Base) else (key,))}
     shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
     for slot in stores:
         own, faults = mirrored[id(tensors[slot])].seen, []
         resized = lineage.how_given(own) == "resize_"
-        if slot in changes and (not resized or changes[slot].restrides):
-            faults.append("also writes to it, or changes how it looks")
+        change = changes.get(slot, Change())
+        if change.restrides or (change.in_backward and not resized):
+            faults.append("also changes how it looks, or writes to it in a backward pass")
         if resized and lineage.is_looked_at(own):
             faults.append("takes views of it before")
         now = lineage.current(own)

@@ -60,8 +60,11 @@ class Forgotten:
         if id(tensor) in self._errors:
             raise self._errors[id(tensor)]
 
-    def restrided(self, func: Any, real: Tensor, own: Tensor, tensor: Tensor, by: Tensor) -> None:
-        """``tensor``, which is what ``own`` looks like, looks like ``by`` from now on; ``real`` is what that stands for."""
+    def restrided(self, func: Any, real: Tensor, own: Tensor, tensor: Tensor, by: Tensor, views: Callable[[], Iterable[Tensor]]) -> None:
+        """``tensor``, which is what ``own`` looks like, looks like ``by`` from now on; ``real`` is what that stands for.
+
+        Autograd finds the history of its ``views`` again when asked for: it goes by the sizes that their base has then.
+        """
         if torch.is_grad_enabled():
             self.used([tensor], by)
             return
@@ -77,6 +80,6 @@ class Forgotten:
                 fix="do it in grad mode or before, or take the view: autograd would go on with a gradient of other sizes",
             )
         if error is not None:
-            self._errors[id(by)] = error
+            self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
         if used:  # what was computed from it is still there
             self.require_known(by)

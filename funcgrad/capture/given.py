@@ -49,12 +49,15 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
         raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
+    for counted in {id(t): t for t in (own, tensor)}.values() if how != "data" else ():
+        bump_version(counted)  # what was saved of it, or of what shares its counter, is out of date
     memory = value.data  # a version counter of its own
     with trace.forgotten.unheard():
         by = with_history_of(memory, tensor)
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs and trace.lineage.source(tensor) is not None:
         trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of
+    trace.writes.spread_versions()
 
 
 def _of_a_view() -> MutationError:

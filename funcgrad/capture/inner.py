@@ -87,7 +87,7 @@ class Inner:
             trace.writes.link(tensors)
         args, kwargs = self.inputs.rebuild(seen)
         handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
-        trace.backward_is_done = lambda *_: handing.done()
+        trace.backward_begins, trace.backward_is_done = handing.begins, lambda *_: handing.done()
         assert trace.watch is not None
         numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
         trace.watch.put_numbers(self.inputs.numbers(numbers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -363,7 +364,8 @@ class Lifter(TorchFunctionMode):
             if forbidden:
                 set_creation_meta(by, creation_meta(tensor))
             if first and func is not Tensor.detach_:
-                self._trace.forgotten.restrided(func, self._trace.reals.get(id(own), own), own, tensor, by)
+                real, views = self._trace.reals.get(id(own), own), functools.partial(self._trace.lineage.views_of, own)
+                self._trace.forgotten.restrided(func, real, own, tensor, by, views)
             self._trace.lineage.replace(own, by, torch.is_grad_enabled())
         if func is not Tensor.detach_:
             bump_version(tensor)

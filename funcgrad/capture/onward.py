@@ -122,14 +122,31 @@ class Handing:
     leaves: Mapping[Any, Tensor]
     values: dict[Onward, Tensor | None] = field(factory=dict)
     """A gradient, or None, for each input that it may arrive at."""
+    _set: dict[Any, Tensor | None] = field(factory=dict)
+
+    @property
+    def _computed(self) -> set[Any]:
+        """The inputs that are leaves in this run alone."""
+        called = {s for call in self.facts.backward_calls for s in call.slots}
+        return called | {s for s in self.leaves if self.facts.leaves.get(s) is False}
+
+    def begins(self) -> None:
+        """A ``.backward()`` is about to run: what it finds is not added to what the function has set, as these are no leaves outside."""
+        for slot in self._computed:
+            self._set[slot], self.leaves[slot].grad = self.leaves[slot].grad, None
 
     def done(self) -> None:
-        """A ``.backward()`` has run."""
-        calls = self.facts.backward_calls
-        onward = {s for call in calls for s in call.slots} | {s for s in self.leaves if self.facts.leaves.get(s) is False}
-        reached = {slot for slot in onward if self.leaves[slot].grad is not None}
+        """It has run."""
+        try:
+            self._hand_on({slot for slot in self._computed if self.leaves[slot].grad is not None})
+        finally:
+            for slot, gradient in self._set.items():
+                self.leaves[slot].grad = gradient
+
+    def _hand_on(self, reached: set[Any]) -> None:
         if not reached:
             return
+        calls = self.facts.backward_calls
         n = len({slot.call for slot in self.values})
         expected = calls[n].slots if n < len(calls) else ()
         for slot in reached - set(expected):
@@ -140,7 +157,7 @@ class Handing:
                 fix=_FIX,
             )
         for slot in expected:
-            gradient, self.leaves[slot].grad = self.leaves[slot].grad, None
+            gradient = self.leaves[slot].grad
             self.values[Onward(slot, n)] = None if gradient is None else gradient.clone()  # what is written to it later, it had then
 
     def require_all(self) -> None:

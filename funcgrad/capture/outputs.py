@@ -139,7 +139,7 @@ def _views(
             views[path] = View(slot_of[id(tensor)])
             continue
         now = lineage.current(tensor)
-        root, steps, written_since = lineage.path(now, lambda t: id(lineage.named(t)) in slot_of, True)
+        root, steps, written_since = lineage.path(now, lambda t: id(lineage.named(t)) in slot_of and not lineage.is_past(t), True)
         own = lineage.named(root)
         if id(own) in slot_of:
             when: When = "after"
@@ -147,8 +147,9 @@ def _views(
                 when = "last" if lineage.current(own) is root else "before"
             elif written_since or is_stale(root):
                 when = "before"
-            computed = has_history(now) and (lineage.is_opaque(now, own) or detaches(steps))
-            if own is not root and (when == "before" or computed):  # it looked like this for a while, or does not yet
+            holder = root if lineage.given(own) is not None else own  # what stands for it looks at memory that it has in the end alone
+            computed = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
+            if root is not holder and (when == "before" or computed):  # it looked like this for a while, or does not yet
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
             if own is root and lineage.precedes(now, own):
@@ -156,7 +157,7 @@ def _views(
             elif own is root and lineage.follows(now, own):
                 steps = (DETACH, *steps)  # it still requires grad when the view is taken again
             if computed:
-                views[path] = View(slot_of[id(own)], steps, computed=True)
+                views[path] = View(slot_of[id(own)], steps, "last" if root is holder and root is not own else "after", computed=True)
             else:
                 late = lineage.late(now, root) if own is not root and when == "before" else 0
                 views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last", late=late)

@@ -191,9 +191,12 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
             raise GradientsMatter
+        is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
+        if is_backward:
+            trace.backward_begins()
         with trace.lifting():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
             found = original(*args, **kwargs)
-        if kwargs.get("accumulate_grad") and trace.current_pass == "forward":
+        if is_backward:
             _, _, keeps_graph, create_graph, targets = args
             trace.backward_is_done(keeps_graph, create_graph, targets)
         return found

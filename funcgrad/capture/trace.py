@@ -100,13 +100,13 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
-        self.asked_for_gradient, self.given_gradient = list[Tensor](), list[Tensor]()
-        self.switched: list[tuple[Tensor, bool]] = []
+        self.asked_for_gradient, self.given_gradient, self.switched = list[Tensor](), list[Tensor](), list[tuple[Tensor, bool]]()
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
         self.forgotten = Forgotten()
+        self.backward_begins: Callable[[], None] = lambda: None
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: None
-        """Called when a ``.backward()`` of the function's has run; ``targets``: its ``inputs``."""
+        """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals)
         self.checks: str | None = None
         self.refused: Exception | None = None

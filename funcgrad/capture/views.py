@@ -304,9 +304,19 @@ class Lineage:
         """How it was given that."""
         return self._how_given[id(tensor)]
 
+    def is_past(self, tensor: Tensor) -> bool:
+        """Whether it stood for another one until that was given other memory: it looks at memory that one has no more."""
+        named = self.named(tensor)
+        return named is not tensor and self.given(named) is not None and self.current(named) is not tensor
+
     def is_looked_at(self, tensor: Tensor) -> bool:
         """Whether a view of it was taken."""
         return any(source is tensor for source, _, _ in self._taken.values())
+
+    def views_of(self, tensor: Tensor) -> list[Tensor]:
+        """The views of a tensor, and of its views, that were taken so far."""
+        taken = {id(t): t for t in self._alive if id(t) in self._taken}
+        return [t for t in taken.values() if self.path(t, lambda source: source is tensor)[0] is tensor]
 
     def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
         """The changes of how a tensor looks, in order."""

@@ -250,11 +250,10 @@ class _Printer:
         elif isinstance(effect, SetStorage):
             source = self._variables[effect.source]
             if effect.how == "set_":
-                self.lines.append(f"{self._within(False)}{target}.set_({source})")
+                self.lines.append(f"{self._within(False, within)}{target}.set_({source})")
             else:
-                self.lines.append(
-                    f"{target}.data = {source}" if effect.how == "data" else f"{target}.resize_({source}.shape).data.copy_({source})"
-                )
+                resize = f"{within}{target}.resize_({source}.shape).data.copy_({source})"
+                self.lines.append(f"{target}.data = {source}" if effect.how == "data" else resize)
         elif isinstance(effect, (SetGradient, SetResultGradient)):
             self.lines.append(f"{target}.grad = {None if effect.source is None else self._variables[effect.source]}")
         elif isinstance(effect, GoOn):
