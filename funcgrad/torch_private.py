@@ -169,12 +169,15 @@ def innermost_transform() -> tuple[str | None, int]:
     return (None, -1) if top is None else (_KINDS[int(top.key())], top.level())
 
 
-_RANDOMNESS = {getattr(torch._C._functorch.RandomnessType, name.capitalize()): name for name in ("error", "same", "different")}
+_randomness: Any = torch._C._functorch.RandomnessType
+_RANDOMNESS = {int(_randomness.Error): "error", int(_randomness.Same): "same", int(_randomness.Different): "different"}
 
 
 def innermost_randomness() -> str:
     """What the innermost transform, a vmap, makes of random numbers."""
-    return _RANDOMNESS[torch._C._functorch.CVmapInterpreterPtr(_innermost()).randomness()]  # type: ignore[arg-type]
+    top: Any = _innermost()
+    found: Any = torch._C._functorch.CVmapInterpreterPtr(top).randomness()
+    return _RANDOMNESS[int(found)]
 
 
 def innermost_size() -> int:
