@@ -103,10 +103,10 @@ def symbolic_zeros(like: torch.Tensor) -> torch.Tensor:
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
     """Whether it stands for zeros, with no memory behind it: what forward derivatives begin with, and a derivative that is zero everywhere.
     No torch-function mode is asked, which would answer for what stands for the tensor."""
-    return bool(dispatch_keys(tensor).has(_ZEROS))
+    return bool(dispatch_keys(tensor).raw_repr() & _ZEROS)
 
 
-_ZEROS = torch._C.DispatchKey.ZeroTensor
+_ZEROS = torch._C.DispatchKeySet(torch._C.DispatchKey.ZeroTensor).raw_repr()
 
 
 def is_wrapper_subclass(value: Any) -> bool:
@@ -135,7 +135,8 @@ def wrapping_level(tensor: torch.Tensor) -> int:
 
 def levels_of_kind(kind: str) -> frozenset[int]:
     """The levels of torch.func that run and are of a kind (``innermost_transform``)."""
-    return frozenset(top.level() for top in torch._C._functorch.get_interpreter_stack() or () if _KINDS[top.key()] == kind)
+    stack: Any = torch._C._functorch.get_interpreter_stack() or ()
+    return frozenset(top.level() for top in stack if _KINDS[int(top.key())] == kind)
 
 
 def outside_transforms() -> contextlib.AbstractContextManager[Any]:
@@ -154,12 +155,9 @@ def transforms_or_duals() -> bool:
 
 
 _transforms_active = torch._C._are_functorch_transforms_active
-_KINDS = {
-    torch._C._functorch.TransformType.Vmap: "vmap",
-    torch._C._functorch.TransformType.Grad: "grad",
-    torch._C._functorch.TransformType.Jvp: "jvp",
-    torch._C._functorch.TransformType.Functionalize: "functionalize",
-}
+_kind: Any = torch._C._functorch.TransformType
+_KINDS = {int(_kind.Vmap): "vmap", int(_kind.Grad): "grad", int(_kind.Jvp): "jvp", int(_kind.Functionalize): "functionalize"}
+"""By number: torch's own are slow as keys of a dict."""
 
 
 _innermost = torch._C._functorch.peek_interpreter_stack
@@ -168,15 +166,18 @@ _innermost = torch._C._functorch.peek_interpreter_stack
 def innermost_transform() -> tuple[str | None, int]:
     """The transform that runs innermost: its kind (None: there is none), and its level."""
     top: Any = _innermost()
-    return (None, -1) if top is None else (_KINDS[top.key()], top.level())
+    return (None, -1) if top is None else (_KINDS[int(top.key())], top.level())
 
 
-_RANDOMNESS = {getattr(torch._C._functorch.RandomnessType, name.capitalize()): name for name in ("error", "same", "different")}
+_randomness: Any = torch._C._functorch.RandomnessType
+_RANDOMNESS = {int(_randomness.Error): "error", int(_randomness.Same): "same", int(_randomness.Different): "different"}
 
 
 def innermost_randomness() -> str:
     """What the innermost transform, a vmap, makes of random numbers."""
-    return _RANDOMNESS[torch._C._functorch.CVmapInterpreterPtr(_innermost()).randomness()]  # type: ignore[arg-type]
+    top: Any = _innermost()
+    found: Any = torch._C._functorch.CVmapInterpreterPtr(top).randomness()
+    return _RANDOMNESS[int(found)]
 
 
 def innermost_size() -> int:
@@ -195,23 +196,27 @@ class BelowLevel:
 
     def __enter__(self) -> None:
         top: Any = _innermost()
-        kind = _KINDS[top.key()]
+        kind = _KINDS[int(top.key())]
         grad = self._grad = torch.is_grad_enabled()
-        forward = self._forward = torch._C._is_fwd_grad_enabled()
+        forward = self._forward = _forward_enabled()
         if self._tracked:
             grad = forward = True
         if kind == "grad":
             grad = grad and torch._C._functorch.CGradInterpreterPtr(top).prevGradMode()
         elif kind == "jvp":
             forward = forward and torch._C._functorch.CJvpInterpreterPtr(top).prevFwdGradMode()
-        self._layer = torch._C._functorch.pop_dynamic_layer_stack()
-        torch._C._set_grad_enabled(grad)
-        torch._C._set_fwd_grad_enabled(forward)
+        self._layer = _pop()
+        _set_grad(grad)
+        _set_forward(forward)
 
     def __exit__(self, *_: object) -> None:
-        torch._C._functorch.push_dynamic_layer_stack(self._layer)
-        torch._C._set_grad_enabled(self._grad)
-        torch._C._set_fwd_grad_enabled(self._forward)
+        _push(self._layer)
+        _set_grad(self._grad)
+        _set_forward(self._forward)
+
+
+_pop, _push = torch._C._functorch.pop_dynamic_layer_stack, torch._C._functorch.push_dynamic_layer_stack
+_set_grad, _set_forward, _forward_enabled = torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled, torch._C._is_fwd_grad_enabled
 
 
 def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[int]:
@@ -698,6 +703,8 @@ def without_function_modes() -> contextlib.AbstractContextManager[Any]:
 
 def function_modes() -> tuple[object, ...]:
     """The active torch-function modes; a default device counts by its device, another mode as itself."""
+    if not torch._C._len_torch_function_stack():
+        return ()
     stack = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     return tuple(m.device if isinstance(m, torch.utils._device.DeviceContext) else m for m in stack)
 
@@ -958,6 +965,10 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
 def running_node() -> object | None:
     """The node of autograd's graph that a backward pass of this thread runs, or whose hooks."""
     return torch._C._current_autograd_node()
+
+
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any device."""
 
 
 def sdpa_flags() -> tuple[bool, ...]:

@@ -249,3 +249,50 @@ def test_a_batch_of_tangents_of_autograd_functional(x):
     c = jit(torch.sin)
     same(torch.autograd.functional.jacobian(c, x, vectorize=True, strategy="forward-mode"), func.jacfwd(torch.sin)(x))
     same(torch.autograd.functional.jacobian(c, x, vectorize=True), func.jacfwd(torch.sin)(x))
+
+
+# ── what forward saved ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("of", [func.grad, lambda f: lambda x: func.vjp(f, x)[1](torch.ones((), dtype=F64))])
+def test_a_result_that_backward_reads_may_not_be_written_to(of, x):
+    def written(f):
+        def loss(x):
+            y = f(x)
+            y.mul_(2.0)
+            return y.sum()
+
+        return loss
+
+    for f in (torch.exp, jit(torch.exp)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            of(written(f))(x)
+    for f in (torch.sin, jit(torch.sin)):  # of this one backward reads the argument alone
+        same(of(written(f))(x), 2 * x.cos())
+
+
+def test_a_constant_of_a_level_may_be_written_to_before_the_pullback(x):
+    def f(x, w, b):
+        return (x * w + b).sin()
+
+    for call in (f, jit(f)):
+        w, b = x.cos(), x.exp()
+        _, pull = func.vjp(lambda x, w=w, b=b, call=call: call(x, w, b), x)
+        b.add_(1.0)
+        same(pull(torch.ones_like(x))[0], (x * w + b - 1).cos() * w)
+
+
+def test_a_gradient_at_a_level_is_differentiated_at_that_level_again(x):
+    def f(x, y):
+        return (x.sin() * y * x).exp()
+
+    def loss(call):
+        def of(x, y):
+            out = call(x, y)
+            first, second = torch.autograd.grad(out.sum(), (x, y), create_graph=True)
+            return (first * second).sum() + torch.autograd.grad(first.sum(), y, create_graph=True)[0].sum()
+
+        return of
+
+    y = x.cos()
+    same(func.grad(loss(jit(f)), argnums=(0, 1))(x, y), func.grad(loss(f), argnums=(0, 1))(x, y))

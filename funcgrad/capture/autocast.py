@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from ..options import BackwardAutocast
+from ..torch_private import any_autocast
 
 DEVICES = ("cpu", "cuda")
 
@@ -17,7 +18,7 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 
 def autocast_now() -> Autocast:
     """The ambient state."""
-    return tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
+    return tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d)) if any_autocast() else ()
 
 
 @contextlib.contextmanager

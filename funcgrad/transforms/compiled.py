@@ -92,8 +92,8 @@ class Compiled:
         self._options = options
         self._at_level = at_level
         self._derived: dict[Any, Compiled] = {}
-        self.peels: list[Printed] = []
-        """Calls under vmap, printed."""
+        self.peels: list[Printed] = []  # calls under vmap, printed
+        self.passages: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
         self.of_outer_levels: tuple[Origin, ...] = ()
         """Where what the function closes over of an outer transform lives: under vmap, it is given by value."""
         self._cache = ProgramCache()

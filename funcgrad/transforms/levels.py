@@ -9,7 +9,6 @@ nesting exists.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +67,13 @@ def _found(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], ki
         return MISS
     if kind != "vmap":
         return _at_level(compiled).find(args, kwargs)
-    with contextlib.suppress(CapturedTransformError):
+    try:
         for peel in compiled.peels:
             result = peel(args, kwargs, level)
             if result is not MISS:
                 return result
+    except CapturedTransformError:
+        return MISS
     return MISS
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..capture.memory import overlaps_itself
 from ..generators import own_draws, state_of
+from ..runtime.call import MISS
 from ..torch_private import (
     BelowLevel,
     SingleLevelFunction,
@@ -33,6 +34,7 @@ from ..torch_private import (
     legacy_level,
     legacy_unbatched_at,
     make_dual,
+    transforms_or_duals,
     unbatched_at,
     unwrap_dead,
     unwrap_transform,
@@ -69,25 +71,41 @@ def pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, level
         return _mapped_call(compiled, values, level)
     if kind in ("jvp", None):
         return _pushed(compiled, values, kind, level)
-    own = _below(values, level)
-    # a tensor of an outer level is a constant of this one: what is known of it there is not this level's
-    values = [wrapped_at(level, v) if o is v and isinstance(v, Tensor) else v for v, o in zip(values, own, strict=True)]
-    if not torch.is_grad_enabled() or not any(isinstance(v, Tensor) and v.requires_grad for v in values):
+    own, here, tracked, opaque = [], [], [], True
+    for i, value in enumerate(values):
+        below = value
+        if isinstance(value, Tensor):
+            below = unwrapped_at(level, value)
+            if below is value:  # of an outer level, it is a constant of this one: what is known of it there is not this level's
+                value = wrapped_at(level, value)
+            elif value.requires_grad:
+                tracked.append(i)
+            opaque = opaque and _is_opaque(below)
+        own.append(below)
+        here.append(value)
+    if not tracked or not torch.is_grad_enabled():
         return _one_below(compiled, level, own)
     definition: Any = compiled.definition
-    opaque = all(map(_is_opaque, own))
     if definition.exact is not None and not opaque:
         exact, places = definition.exact
         with definition.again():
-            return pure_call(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
-    first = {i: values[i].clone() for i in definition.written}  # tracked: a second derivative flows on to what made them
-    outs = applied_at_level(_Node, _Call(compiled, level, own, opaque), first, *values)
+            return pure_call(compiled.derived("exact", lambda: exact), [here[i] for i in places], kind, level)
+    if definition.written:
+        here = _with_copies(here, definition.written)
+    passage = _passage(compiled, tuple(tracked), len(here), opaque)
+    outs = applied_at_level(_Node, passage, level, own, here, *[here[i] for i in tracked])
     return outs if definition.n_outs else ()
 
 
 def _below(values: Sequence[Any], level: int) -> list[Any]:
     """The values that tensors of a level of autograd wrap."""
     return [unwrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]
+
+
+def _with_copies(values: Sequence[Any], written: Collection[int]) -> list[Any]:
+    """The values, of which some are written to after the call: copies, which are tracked, so that a second derivative flows on to what
+    made them."""
+    return [v.clone() if i in written else v for i, v in enumerate(values)]
 
 
 def _is_opaque(value: Any) -> bool:
@@ -101,103 +119,166 @@ def _is_opaque(value: Any) -> bool:
     return not value.requires_grad
 
 
+# ── reverse mode ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 @frozen(eq=False)
-class _Call:
+class Passage:
+    """How a pure function passes a level of reverse mode where some of its values are tracked: found once, for each choice of them."""
+
     compiled: Compiled
-    level: int
-    own: Sequence[Any]
-    """The values below the level."""
-    opaque: bool
-    """Whether no level below that knows any of them."""
+    tracked: tuple[int, ...]
+    n: int
+    """How many values it has."""
+    forward: Compiled
+    """What runs below the level."""
+    backward: Compiled | None
+    """The backward half, of all values and what ``forward`` saves; None: there is none, and ``of`` is pulled back."""
+    of: Any
+    places: tuple[int, ...] | None
+    """The values that ``of`` takes; None: all."""
+    wrt: tuple[int, ...]
+    """Which of these are differentiated."""
+    gives: tuple[int, ...]
+    """For each of those: where it stands in ``tracked``."""
+    active: tuple[int, ...] | None
+    """The outputs that depend on them; None: all may."""
+
+    def pulled(self, active: tuple[int, ...]) -> Compiled:
+        """The vector-Jacobian product, of a cotangent for each of these outputs."""
+        n = self.n if self.places is None else len(self.places)
+        key = "pull", self.wrt, active, self.places
+        found: Compiled = self.compiled.derived(key, lambda: pulled_back(self.of, n, self.wrt, active))
+        return found
+
+
+def _passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
+    """``opaque``: whether no level below knows any of the values."""
+    found: Passage | None = compiled.passages.get((tracked, opaque))
+    if found is None:
+        found = compiled.passages[tracked, opaque] = _new_passage(compiled, tracked, n, opaque)
+    return found
+
+
+def _new_passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
+    definition: Any = compiled.definition
+    of, places, wrt = definition, None, tracked
+    if definition.exact is not None and not definition.is_itself_for(tracked):
+        of, places = definition.exact
+        wrt = tuple(k for k, i in enumerate(places) if i in tracked)
+    gives = tuple(tracked.index(k if places is None else places[k]) for k in wrt)
+    knows = isinstance(definition, Pure) and definition.tracks(tracked)
+    forward, backward = compiled, None
+    if knows and definition.halves is not None and opaque:
+        half = ForwardHalf(definition.root, of=definition)
+        forward = compiled.derived("forward", lambda: half)
+        n_saved = half.n_outs - definition.n_outs
+        backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
+    elif (reverse := definition.reversed()) is not definition:
+        forward = compiled.derived("reversed", lambda: reverse)
+    return Passage(compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None)
 
 
 class _Node(SingleLevelFunction):  # type: ignore[misc]
     """A pure compiled function in the graph of one level."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
-        compiled, definition = call.compiled, call.compiled.definition
-        ctx.states = {of: state_of(of) for of in definition.draws}
-        ctx.of, ctx.places = definition, None
-        kept = [first.get(i, v) for i, v in enumerate(values)]
-        wrt = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
-        ctx.n_saved = None
-        knows = isinstance(definition, Pure) and definition.tracks(wrt)
-        if knows and definition.halves is not None and call.opaque:
-            half = compiled.derived("forward", lambda: ForwardHalf(definition.root, of=definition))
-            every = _one_below(half, call.level, call.own)
-            outs, saved = every[: definition.n_outs], every[definition.n_outs :]
-            kept += saved
-            ctx.n_saved = len(saved)
-        else:
-            forward = definition.reversed()
-            target = compiled if forward is definition else compiled.derived("reversed", lambda: forward)
-            outs = _one_below(target, call.level, call.own)
-        if definition.exact is not None and not definition.is_itself_for(wrt):
-            ctx.of, ctx.places = definition.exact
-            kept, wrt = [kept[i] for i in ctx.places], [k for k, i in enumerate(ctx.places) if i in wrt]
-        ctx.compiled, ctx.level, ctx.wrt, ctx.n = compiled, call.level, tuple(wrt), len(values)
-        ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
-        ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-        ctx.set_materialize_grads(False)
-        active = definition.active if knows else range(len(outs))
-        ctx.active = tuple(i for i in active if isinstance(outs[i], Tensor) and (outs[i].is_floating_point() or outs[i].is_complex()))
-        ctx.like = [(outs[i].shape, outs[i].dtype, outs[i].device) for i in ctx.active] if ctx.n_saved is not None else ()
-        ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
-        return tuple(outs) or (None,)  # autograd knows of no function without a result
+    def forward(ctx: Any, passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any], *_: Tensor) -> Any:
+        """``own`` are the values below the level. The last arguments are those that are tracked."""
+        return _recorded(ctx, passage, level, own, values)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        found: list[Any] = [None] * (2 + ctx.n)
-        active = tuple(i for i in ctx.active if incoming[i] is not None)
-        if not active or not ctx.wrt:
-            return tuple(found)
-        values = [_in_memory(unwrap_dead(v)) if isinstance(v, Tensor) else s for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
-        compiled, wrt, of = ctx.compiled, ctx.wrt, ctx.of
-        n = len(values) - (ctx.n_saved or 0)
-        if ctx.n_saved is not None:
-            like = dict(zip(ctx.active, ctx.like, strict=True))
-            cotangents = [unwrap_dead(incoming[i]) if incoming[i] is not None else _zeros(*like[i]) for i in ctx.active]
-            pulled = compiled.derived(("backward", wrt), lambda: backward_half(of, wrt, n, ctx.n_saved))
+        return None, None, None, None, *_gradients(ctx, incoming)
+
+
+def _recorded(ctx: Any, passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of the function, with what its backward pass needs kept in ``ctx``."""
+    definition: Any = passage.compiled.definition
+    ctx.states = {of: state_of(of) for of in definition.draws} if definition.draws else None
+    ctx.passage, ctx.level = passage, level
+    outs = _run_below(passage.forward, level, own)
+    kept = values if passage.places is None else [values[i] for i in passage.places]
+    if passage.backward is not None:
+        kept = [*kept, *outs[definition.n_outs :]]
+        outs = outs[: definition.n_outs]
+    outs = _wrapped(level, outs)
+    ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
+    ctx.save_for_backward(*[None if i in ctx.scalars else v for i, v in enumerate(kept)] if ctx.scalars else kept)
+    ctx.set_materialize_grads(False)
+    active = range(len(outs)) if passage.active is None else passage.active
+    ctx.active = [i for i in active if isinstance(v := outs[i], Tensor) and (v.is_floating_point() or v.is_complex())]
+    if passage.backward is not None and len(ctx.active) > 1:  # where there is one, it has a cotangent
+        ctx.like = {i: (outs[i].shape, outs[i].dtype, outs[i].device) for i in ctx.active}
+    if len(ctx.active) < len(outs):
+        ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if isinstance(v, Tensor) and i not in ctx.active])
+    return outs or (None,)  # autograd knows of no function without a result
+
+
+def _gradients(ctx: Any, incoming: Sequence[Any]) -> list[Any]:
+    """The gradients of the values that are tracked."""
+    passage: Passage = ctx.passage
+    found: list[Any] = [None] * len(passage.tracked)
+    active = tuple(i for i in ctx.active if incoming[i] is not None)
+    if not active or not passage.wrt:
+        return found
+    values = [v if v is None else unwrap_dead(v) for v in ctx.saved_tensors]
+    for i, scalar in ctx.scalars.items():
+        values[i] = scalar
+    token = _drawn_at.set(ctx.level)
+    try:
+        if passage.backward is not None:
+            pulled = passage.backward
+            values += [unwrap_dead(v) if (v := incoming[i]) is not None else _zeros(*ctx.like[i]) for i in ctx.active]
         else:
-            cotangents = [unwrap_dead(incoming[i]) for i in active]
-            pulled = compiled.derived(("pull", wrt, active, ctx.places), lambda: pulled_back(of, n, wrt, active))
-        token = _drawn_at.set(ctx.level)
-        try:
-            if ctx.states or ctx.n_saved is None:  # the caller's own Python may run again
-                with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), of.again():
-                    gradients = pulled(*values, *cotangents)
-            else:
-                gradients = pulled(*values, *cotangents)
-        finally:
-            _drawn_at.reset(token)
-        for i, gradient in zip(wrt, gradients, strict=True):
-            found[2 + (i if ctx.places is None else ctx.places[i])] = gradient
-        return tuple(found)
+            pulled = passage.pulled(active)
+            values += [unwrap_dead(incoming[i]) for i in active]
+        if passage.backward is not None and not ctx.states:
+            gradients = _called(pulled, values)
+        else:  # the caller's own Python may run again
+            with own_draws(ctx.states) if ctx.states else contextlib.nullcontext(), passage.of.again():
+                gradients = _called(pulled, values)
+    finally:
+        _drawn_at.reset(token)
+    for i, gradient in zip(passage.gives, gradients, strict=True):
+        found[i] = gradient
+    return found
 
 
 def _in_memory(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) and is_zero_tensor(value) else value
 
 
+def _called(compiled: Compiled, values: Sequence[Any]) -> Any:
+    """A call with values of which some may be symbolic zeros: programs take those in memory."""
+    if not transforms_or_duals() and (found := compiled.find(tuple(values), {})) is not MISS:
+        return found
+    return compiled(*map(_in_memory, values))
+
+
 class _DualNode(torch.autograd.Function):
     """The same in the graph of autograd's own level, where forward mode knows the values, too."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, first: dict[int, Tensor], *values: Any) -> Any:
-        ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in (first.get(i, v) for i, v in enumerate(values))])
-        return _Node.forward(ctx, call, first, *values)
+    def forward(ctx: Any, passage: Passage, own: Sequence[Any], *values: Any) -> Any:
+        ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in values])
+        ctx.others = {i: v for i, v in enumerate(values) if not isinstance(v, Tensor)}
+        return _recorded(ctx, passage, -1, own, values)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:
-        return _Node.backward(ctx, *incoming)
+        found: list[Any] = [None] * ctx.passage.n
+        for i, gradient in zip(ctx.passage.tracked, _gradients(ctx, incoming), strict=True):
+            found[i] = gradient
+        return None, None, *found
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        values = [s if v is None else dual_parts(v)[0] for v, s in zip(ctx.saved_tensors, ctx.scalars, strict=True)]
+        values = [ctx.others[i] if v is None else dual_parts(v)[0] for i, v in enumerate(ctx.saved_tensors)]
         wrt = tuple(i for i, tangent in enumerate(tangents[2:]) if tangent is not None)
-        of, compiled = ctx.compiled.definition.reversed(), ctx.compiled
-        pushed = compiled.derived(("push reversed", wrt), lambda: pushed_forward(of, wrt, ctx.n))
+        compiled = ctx.passage.compiled
+        of = compiled.definition.reversed()
+        pushed = compiled.derived(("push reversed", wrt), lambda: pushed_forward(of, wrt, len(values)))
         with torch.enable_grad(), of.again():
             found = pushed.run((*values, *(tangents[2 + i] for i in wrt)), {})
         pairs = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
@@ -209,14 +290,25 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Te
 
 
 def _one_below(compiled: Compiled, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
-    """A pure function of values below a level; its tensors wrapped for it. What is linear in symbolic zeros is zeros."""
+    """A pure function of values below a level; its tensors wrapped for it."""
+    return _wrapped(level, _run_below(compiled, level, own))
+
+
+def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values from below a level; autograd's own (-1) knows all there are."""
+    return tuple([wrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]) if level >= 0 else tuple(values)
+
+
+def _run_below(compiled: Compiled, level: int, own: Sequence[Any]) -> Sequence[Any]:
+    """A pure function of values below a level. What is linear in symbolic zeros is zeros."""
     if level < 0:  # autograd's own
         with torch.enable_grad():
             return compiled.run(tuple(own), {})  # type: ignore[no-any-return]
     of = compiled.definition
     with BelowLevel(tracked=True):
-        outs = of.zeros(own) if isinstance(of, BackwardHalf) and of.is_of_zeros(own) else compiled(*map(_in_memory, own))
-    return tuple(wrapped_at(level, v) if isinstance(v, Tensor) else v for v in outs)
+        if isinstance(of, BackwardHalf) and of.is_of_zeros(own):
+            return of.zeros(own)
+        return _called(compiled, own)  # type: ignore[no-any-return]
 
 
 def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
@@ -233,9 +325,10 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
     parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     n = len(values)
     if kind is None and torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values):
-        first = {i: values[i].clone() for i in of.written}
         own = [dual_parts(v)[0].detach() if isinstance(v, Tensor) else v for v in values]
-        outs: Any = _DualNode.apply(_Call(compiled, level, own, False), first, *values)  # type: ignore[no-untyped-call]
+        values = _with_copies(values, of.written)
+        tracked = tuple(i for i, v in enumerate(values) if isinstance(v, Tensor) and v.requires_grad)
+        outs: Any = _DualNode.apply(_passage(compiled, tracked, n, False), own, *values)  # type: ignore[no-untyped-call]
         return outs if of.n_outs else ()
     pushed = compiled.derived(("push", wrt), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
