@@ -440,9 +440,7 @@ def make_functional_mode(
         func, args, kwargs = rewrite(func, args, kwargs or {})
         if _is_functional(func) and (out := _functionally(self, func, args, kwargs)) is not NotImplemented:
             return out
-        out = _looking(self, func, args, kwargs) if is_known_look(func) else NotImplemented
-        if out is NotImplemented:
-            out = original(func, types, args, kwargs)
+        out = original(func, types, args, kwargs)
         if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):  # a number conjugated: it looks at nothing
             return FunctionalTensor(torch._to_functional_tensor(out), self) if type(out) is FakeTensor else out
         if view_kind(func) is not None:
@@ -500,27 +498,6 @@ def _functionally(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwar
         if has_tensors and not wrapped:
             return out
         return tuple(map(wrap, out)) if isinstance(out, (list, tuple)) else wrap(out)
-
-
-def _looking(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What torch's mode does with a view of a functional tensor, without its walks over the arguments. ``NotImplemented`` for any other."""
-    base = args[0]
-    if type(base) is not FunctionalTensor or kwargs or any(isinstance(v, torch.Tensor) for v in args[1:]):
-        return NotImplemented
-    key = torch._C.DispatchKey.Functionalize
-    include = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(key)
-    exclude = torch._C._dispatch_tls_local_exclude_set().remove(key) - FunctionalTensor._extra_dispatch_keys
-    with torch._C._ForceDispatchKeyGuard(include, exclude):
-        before = torch._functionalize_enable_reapply_views(True)  # type: ignore[attr-defined]
-        try:
-            outs = op._op_dk(key, base.elem, *args[1:])
-        finally:
-            torch._disable_functionalization()  # type: ignore[attr-defined, no-untyped-call]
-            torch._functionalize_enable_reapply_views(before)  # type: ignore[attr-defined]
-    views = [FunctionalTensor(v, mode) for v in (outs if isinstance(outs, (list, tuple)) else [outs])]
-    for view in views:
-        torch._functionalize_unsafe_set(view, base)  # type: ignore[attr-defined]
-    return type(outs)(views) if isinstance(outs, (list, tuple)) else views[0]
 
 
 def _is_lazy(value: Any) -> bool:
