@@ -10,7 +10,7 @@ import torch
 from torch import SymFloat, SymInt, Tensor, dtype
 from torch.fx import Node
 
-from .calls import scalar
+from .graph_primitives import scalar
 from .sizes import hint
 from .torch_private import is_operator, is_wrapper_subclass
 from .torch_sizes import size_text

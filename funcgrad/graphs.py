@@ -22,9 +22,9 @@ from .call_text import call_text as call_text  # noqa: PLC0414
 from .call_text import target_text as target_text  # noqa: PLC0414
 from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
-from .calls import CHECKS, Opaque, getitem
 from .draw import Box, Drawing
 from .errors import GraphError
+from .graph_primitives import CHECKS, Opaque, getitem
 from .show import Code, Doc, Shown, Table, elided
 from .sizes import hint
 from .slots import Signature, Slot
@@ -195,7 +195,7 @@ Place = tuple[str, int]
 """Memory in a graph: the node that makes it, or gives it, and the storage."""
 
 
-def lying(graph: Graph) -> dict[str, dict[int, Place]]:
+def storage_map(graph: Graph) -> dict[str, dict[int, Place]]:
     """In whose memory each node's value lies, by storage: in that of an input it looks at, else in its own. Unlike ``storages`` it
     tells what is computed twice apart."""
     found: dict[str, dict[int, Place]] = {}

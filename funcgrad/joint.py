@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-from .calls import guard_holds
+from .graph_primitives import guard_holds
 from .graphs import Graph, pass_of
 from .show import Doc, Shown, Table
 from .sizes import Sizes

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from .calls import Opaque, getitem, look_of
+from .graph_primitives import Opaque, getitem, look_of
 from .graphs import storages, value_of
 from .torch_private import is_operator, is_torchs_own
 

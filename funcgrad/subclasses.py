@@ -13,7 +13,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from .histories import bump_version
+from .autograd_state import bump_version
 from .slots import Slot, inner_slot
 from .torch_private import FunctionalTensor, below_autograd, is_wrapper_subclass
 

@@ -11,9 +11,9 @@ from torch._subclasses import FakeTensorMode
 
 import funcgrad as fg
 from funcgrad.backends.aten import AtenBackend
-from funcgrad.calls import Opaque, PathMiss, expect
 from funcgrad.capture.symbols import Symbols
 from funcgrad.executable import compile_joint
+from funcgrad.graph_primitives import Opaque, PathMiss, expect
 from funcgrad.graphs import Graph, verify
 from funcgrad.joint import Joint
 from funcgrad.opaque import call_opaque

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import funcgrad as fg
-from funcgrad.capture import fakes
-from funcgrad.capture.fakes import Results
+from funcgrad.capture import fake_tensor_cache
+from funcgrad.capture.fake_tensor_cache import Results
 from funcgrad.torch_private import FakeTensor, FakeTensorMode, dispatch_bits, is_known_by_kinds, is_known_look, on_fakes
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -52,12 +52,12 @@ class Asking(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(fakes, "makers", {})
+    monkeypatch.setattr(fake_tensor_cache, "makers", {})
 
 
 def known():
     """How many kinds of calls have a result that is made of an earlier one."""
-    return sum(make is not None for make in fakes.makers.values())
+    return sum(make is not None for make in fake_tensor_cache.makers.values())
 
 
 @pytest.mark.parametrize("letters", [LETTERS[i : i + 9] for i in range(0, 26, 9)])
@@ -151,7 +151,7 @@ def test_symbolic_zeros_have_no_memory():
 
 def _asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(fakes, "on_fakes", lambda op, *rest: (asked.append(op), on_fakes(op, *rest))[1])
+    monkeypatch.setattr(fake_tensor_cache, "on_fakes", lambda op, *rest: (asked.append(op), on_fakes(op, *rest))[1])
     return asked
 
 
@@ -165,7 +165,7 @@ def test_an_unrolled_loop_asks_once(monkeypatch):
 
     def count(steps):
         asked.clear()
-        fakes.makers.clear()
+        fake_tensor_cache.makers.clear()
         fg.grad_compiled(loss, backend="aten").program(torch.randn(5), steps)
         return len(asked)
 

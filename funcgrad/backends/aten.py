@@ -16,8 +16,8 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..calls import Opaque, scalar, size
 from ..errors import GraphError
+from ..graph_primitives import Opaque, scalar, size
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
 from ..opaque import given_whole
 from ..passes.library import ADDING

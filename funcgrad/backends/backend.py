@@ -13,8 +13,8 @@ import torch
 from attrs import field, frozen
 from torch import fx
 
-from ..alive import Alive, chart_of
-from ..graphs import Graph, Place, call_text, lying, memory_of, nbytes, type_text, value_of, where_of
+from ..graphs import Graph, Place, call_text, memory_of, nbytes, storage_map, type_text, value_of, where_of
+from ..liveness import Alive, chart_of
 from ..loops.ir import Buffer, Kernel
 from ..loops.memory import Arena, origins, plan
 from ..show import Doc, Shown, Table, elided, in_bytes
@@ -183,7 +183,7 @@ class _Pieces:
 
     def __init__(self, number: int, graph: Graph, handed: Mapping[Slot, Mapping[int, _Piece | None]]) -> None:
         self._number = number
-        self._lies = lying(graph)
+        self._lies = storage_map(graph)
         self._other: dict[Place, _Piece | None] = {}  # what lies in other memory than its own; None: it is there before
         slots = dict(zip((n.name for n in graph.placeholders), graph.signature.ins, strict=True))
         for node in graph.fx.nodes:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from ..calls import Opaque
 from ..generators import own_draws
+from ..graph_primitives import Opaque
 from ..graphs import Graph, call_text, device_of, value_of, where_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower

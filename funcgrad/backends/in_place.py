@@ -13,8 +13,8 @@ from collections.abc import Container, Iterable, Sequence
 from attrs import evolve
 from torch import Tensor, fx
 
-from ..calls import again
-from ..graphs import Graph, Place, device_of, is_view, lying, value_of
+from ..graph_primitives import again
+from ..graphs import Graph, Place, device_of, is_view, storage_map, value_of
 from ..loops.in_place import places
 from ..loops.ir import Buffer, Kernel
 from ..loops.verify import verify
@@ -58,7 +58,7 @@ class _Lifetimes:
 
     def __init__(self, graph: Graph, steps: Sequence[Extern | Launch]) -> None:
         self._nodes = {n.name: n for n in graph.fx.nodes}
-        self._lies = lying(graph)
+        self._lies = storage_map(graph)
         self._device = device_of(graph)
         self._last: dict[Place, int] = {}
         self._own = {place for name in graph.handed_over for place in self._places(name)}

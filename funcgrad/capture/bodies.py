@@ -30,7 +30,7 @@ from ..torch_private import (
     unwrap_transform,
     without_modes,
 )
-from .where import user_line
+from .source_location import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace

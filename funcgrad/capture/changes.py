@@ -8,16 +8,16 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
+from ..autograd_state import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, view_base
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import type_text
-from ..histories import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, view_base
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private import creation_meta, is_wrapper_subclass, storage_id
 from .facts import Change, Source
-from .forgotten import Forgotten
 from .memory import Overlap, entangled, neighbours, overlaps_itself
 from .outputs import OutputFact
+from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
 from .trace import Trace
 from .views import Lineage, detaches

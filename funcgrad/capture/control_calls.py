@@ -14,7 +14,7 @@ from ..torch_private import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .bodies import Body, closed_over
 from .control_flow import Choice, Scan, While, apply
-from .where import user_line
+from .source_location import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace

@@ -23,7 +23,7 @@ from ..torch_private import FunctionalTensor, from_functional, without_modes
 from .bodies import draws, functional, graph_of, no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
 from .floats import NotSymbolicError
-from .where import user_line
+from .source_location import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace

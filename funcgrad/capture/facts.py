@@ -12,10 +12,10 @@ from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, O
 from ..slots import State as StateSlot
 from ..state.guards import Place
 from ..state.state import State
+from .capture_sources import GradientOf, Origin
 from .floats import NotSymbolicError
 from .inputs import CapturedTensor
 from .memory import Overlap
-from .origins import GradientOf, Origin
 from .outputs import OutputFact
 from .questions import Asked
 from .views import HowGiven, Step

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private import FUSED_ADAGRAD, FUSED_ADAM, FUSED_ADAMW, FUSED_SGD
-from .where import unsupported_operator
+from .error_translation import unsupported_operator
 
 Tensors = Sequence[Tensor]
 

@@ -14,9 +14,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..autograd_state import gradient_of, has_history, is_leaf, with_history_of
 from ..checkpoint_policies import Policy
 from ..errors import ImpureFunctionError, TraceError
-from ..histories import gradient_of, has_history, is_leaf, with_history_of
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, State, Stored
 from ..state.effects import Effect
@@ -24,10 +24,10 @@ from ..state.state import same_effects
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
+from .capture_sources import GradientOf
 from .facts import Facts, naming
 from .inputs import Inputs
 from .onward import Handing
-from .origins import GradientOf
 from .outputs import OutputFact, look_at_outputs, results_by_slot
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..slots import Arg, Captured, State
 from ..state.guards import Place
 from ..trees import Tree, unflatten
-from .origins import GradientOf, Origin, Unresolved
+from .capture_sources import GradientOf, Origin, Unresolved
 
 
 @frozen

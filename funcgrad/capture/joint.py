@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..graphs import Graph, bodies_of, has_effect, pass_of, storages, value_of
-from ..histories import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch

@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..histories import family_of, view_base
+from ..autograd_state import family_of, view_base
 from ..slots import Arg, Base, Captured
 from ..subclasses import inner_tensors
 from ..torch_private import creation_meta, is_transform_wrapper, is_wrapper_subclass, storage_id, unwrap_transform

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
-from ..histories import bump_version, gradient_of, is_leaf, renew_history
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     CUSTOM_FUNCTION,
@@ -38,16 +38,16 @@ from ..torch_private import (
     unwrap_transform,
 )
 from ..trees import flatten
+from .captures import GradientsMatter, RestartTrace, require_dense_results
 from .control_calls import CALLS
-from .given import GIVES, call_with_out, give_data
 from .ints import without_ints
 from .known import BY_MASK, READS, TAKES_DATA
-from .lifted import GradientsMatter, MetTooLate, require_dense_results
 from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
 from .questions import QUESTIONS, refuse_unknowable
-from .replaced import set_
+from .source_location import asked_by_us, user_line
+from .storage_mutation import GIVES, call_with_out, give_data
 from .storages import STORAGES, require_memory_in_place, storage_of
-from .where import asked_by_us, user_line
+from .torch_patches import set_
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -275,7 +275,7 @@ class Lifter(TorchFunctionMode):
         else:
             self._trace.asked_for_gradient.append(real)
         if self._trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in self._trace.captured:
-            raise MetTooLate(real.grad)
+            raise RestartTrace(real.grad)
 
     def _require_no_hooks(self, inputs: Sequence[Any]) -> None:
         """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""

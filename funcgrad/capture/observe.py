@@ -12,9 +12,9 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graphs import type_text
-from ..histories import gradient_of, has_history, is_leaf, python_node_below
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written
@@ -25,6 +25,8 @@ from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..torch_private import from_functional, is_wrapper_subclass, storage_id, transform_active, without_function_modes
 from ..trees import flatten, flatten_arguments
+from .capture_sources import GradientOf, Unresolved, find_origins
+from .captures import Lifted, RestartTrace
 from .changes import (
     changes_of,
     refuse,
@@ -40,10 +42,8 @@ from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
 from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic
-from .lifted import Lifted, MetTooLate
 from .memory import history, neighbours, overlaps, same_objects
 from .onward import Passes, calls_of
-from .origins import GradientOf, Unresolved, find_origins
 from .outputs import look_at_outputs, results_by_slot
 from .questions import require_bare
 from .results import hidden_tensor, require_visible
@@ -77,7 +77,7 @@ def observe(
         dry.trace.at_level = at_level
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
-        except MetTooLate as met:
+        except RestartTrace as met:
             known.append(met.tensor)
         finally:
             dry.release()
@@ -205,7 +205,7 @@ class _DryRun:
             self._reals.append((f"captured {len(self._reals)}", real))
             return self._mirrored[id(real)].seen
         if any(storage_id(t) == storage_id(real) for _, t in self._reals) or transform_active():
-            raise MetTooLate(real)
+            raise RestartTrace(real)
         self._reals.append((f"captured {len(self._reals)}", real))
         self._mirrored[id(real)] = mirror_alone(self.trace, real, self._grad)
         self._give_gradient(real)
@@ -239,7 +239,7 @@ class _DryRun:
             now = gradient_of(own.seen) if before is not None or is_leaf(own.seen) or id(real) in given else None
             known = None if before is None else self._mirrored.get(id(before))
             if before is not None and known is None and now is not None:
-                raise MetTooLate(before)
+                raise RestartTrace(before)
             if id(real) in given or now is not (None if known is None else known.seen):
                 found[slot] = now
                 self.trace.questions.has_hooks(real)

@@ -13,14 +13,14 @@ from typing import Any
 from attrs import field, frozen
 from torch import Tensor
 
+from ..autograd_state import has_hooks, is_leaf, version_of, view_base
 from ..errors import MutationError, TraceError
 from ..graphs import type_text
-from ..histories import has_hooks, is_leaf, version_of, view_base
 from ..slots import Onward
 from .facts import BackwardCall, Facts, Source
 from .questions import Asked
+from .source_location import user_line
 from .stand_ins import Mirrored
-from .where import user_line
 
 _FIX = "call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside"
 

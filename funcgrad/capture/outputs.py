@@ -9,9 +9,9 @@ from attrs import field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.nn import Parameter
 
+from ..autograd_state import gradient_of, has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, retains_grad, view_base
 from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
-from ..histories import gradient_of, has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, retains_grad, view_base
 from ..slots import Arg, Base, Captured, Out, Slot
 from .questions import set_by_function
 from .results import hidden_tensor

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..torch_private import operator_of_functions, unwrap_transform
+from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
+from .source_location import user_line
 from .views import is_dense
-from .where import unsupported_operator, user_line
 
 _CALLS = {
     "wrap",

@@ -13,8 +13,8 @@ from typing import Any
 from attrs import define, field, frozen
 from torch import SymInt, Tensor, nn
 
+from ..autograd_state import has_history, has_hooks
 from ..errors import MutationError, UnsupportedTensorError
-from ..histories import has_history, has_hooks
 from ..slots import Arg, Captured
 from ..subclasses import is_traced
 from ..torch_private import (
@@ -26,7 +26,7 @@ from ..torch_private import (
     without_function_modes,
     without_modes,
 )
-from .where import asked_by_us, is_user_file, user_line
+from .source_location import asked_by_us, is_user_file, user_line
 
 _BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__, Tensor.__deepcopy__}
 """What is refused of libraries' code, too."""

@@ -30,9 +30,10 @@ from ..torch_private import (
     without_function_modes,
     without_modes,
 )
-from .replaced import seeds_noted
+from .error_translation import own_generator
+from .source_location import user_line
+from .torch_patches import seeds_noted
 from .views import is_dense
-from .where import own_generator, user_line
 
 if TYPE_CHECKING:
     from .trace import Trace

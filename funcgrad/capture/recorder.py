@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..calls import getitem, require_false, require_true, scalar, size
 from ..errors import TraceError
 from ..generators import is_default
+from ..graph_primitives import getitem, require_false, require_true, scalar, size
 from ..graphs import Graph, storages, written_copies
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
@@ -24,11 +24,12 @@ from ..torch_private import (
 )
 from ..trees import flatten
 from .bodies import Bodies
-from .fakes import Results
+from .error_translation import not_an_operand
+from .fake_tensor_cache import Results
 from .floats import NotSymbolicError
 from .regions import Region, mark
+from .source_location import user_line
 from .symbols import Symbols
-from .where import not_an_operand, user_line
 
 
 class Recorder:

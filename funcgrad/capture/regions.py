@@ -21,7 +21,7 @@ from ..errors import UnsupportedTransformError
 from ..graphs import is_getitem, is_view, tensors_in, value_of
 from ..tags import Said, Tag, said_of, say
 from ..torch_private import checkpoint_contexts, is_operator, policy_context
-from .where import user_line
+from .source_location import user_line
 
 _FLAGS = {
     CheckpointPolicy.MUST_SAVE: Tag.MUST_SAVE,

@@ -21,8 +21,8 @@ from ..graphs import is_expanded, target_text, tensors_in
 from ..torch_private import storage_id, written_by
 from .memory import overlaps_itself, positions
 from .outside import FILLS
+from .source_location import user_line
 from .views import Geometry, Lineage, steps_between, take
-from .where import user_line
 
 aten = torch.ops.aten
 

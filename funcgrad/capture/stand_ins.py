@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..histories import family_of, version_of, view_base
+from ..autograd_state import family_of, version_of, view_base
 from ..subclasses import Wrapping, inner_tensors
 from ..torch_private import (
     creation_meta,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DataDependentControlFlowError, FuncgradError, MutationError
 from ..torch_private import storage_identity
-from .where import user_line
+from .source_location import user_line
 
 _SIZES = frozenset({"nbytes", "size", "__len__"})
 _KNOWN = frozenset({"_cdata", "device", "is_cuda", "is_cpu", "is_sparse"})

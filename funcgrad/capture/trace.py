@@ -1,9 +1,8 @@
 """One run of a function on functional fake tensors, recorded as an fx graph or only watched.
 
-The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function
-closes over is replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake
-tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as
-expressions instead of nodes.
+The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function closes over is replaced
+by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake tensors. The tracer is our own, not
+``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as expressions instead of nodes.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..autograd_state import renew_history
 from ..errors import FuncgradError, GraphError, TraceError, UnsupportedTensorError
 from ..graphs import type_text, written_copies
-from ..histories import renew_history
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
@@ -47,19 +46,20 @@ from ..torch_private import (
     written_by,
 )
 from .autocast import backward_under
+from .captures import Lifted, detached, require_dense, require_traceable
+from .error_translation import named_error
 from .floats import NotSymbolicError
-from .forgotten import Forgotten
 from .known import Known
-from .lifted import Lifted, detached, require_dense, require_traceable
 from .modes import Lifter, Tracer
 from .questions import Questions
 from .random_operators import Draws
 from .recorder import Recorder
-from .replaced import replacements_of, replacing
 from .scattered import strided
+from .source_location import is_defect, user_line
+from .stale_grad_metadata import Forgotten
 from .storages import require_data_alone
+from .torch_patches import replacements_of, replacing
 from .views import Lineage
-from .where import is_defect, named_error, user_line
 from .writes import Writes
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)

@@ -14,13 +14,13 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from ..autograd_state import is_leaf, made_by_python, version_of
 from ..errors import MutationError
 from ..graphs import target_text, tensors_in
-from ..histories import is_leaf, made_by_python, version_of
 from ..slots import Slot
 from ..subclasses import is_traced
 from ..torch_private import view_kind, without_function_modes
-from .where import user_line
+from .source_location import user_line
 
 
 @frozen

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..autograd_state import bump_version, family_of, version_of
 from ..errors import MutationError
 from ..graphs import is_expanded, target_text, tensors_in
-from ..histories import bump_version, family_of, version_of
 from ..slots import Slot
 from ..subclasses import inner_tensors
 from ..torch_private import (
@@ -29,8 +29,8 @@ from ..torch_private import (
 from .memory import share_elements
 from .outside import rewrite
 from .scattered import is_not_undone, root_of, write
+from .source_location import user_line
 from .views import Geometry, Lineage, is_dense
-from .where import user_line
 
 
 class Writes:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..autograd_state import bump_version, go_on, renew_history, versions_of, with_dead_end, with_history_of
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..histories import bump_version, go_on, renew_history, versions_of, with_dead_end, with_history_of
 from ..levels import write_below
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier

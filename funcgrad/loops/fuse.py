@@ -15,13 +15,13 @@ from torch import fx
 
 from ..graphs import is_getitem
 from ..sizes import hint
-from .again import compute_again
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
 from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Task
 from .index import Axis, Index, innermost, substitute
 from .lower import Lowering
 from .order import in_turn, totals_first
+from .rematerialize import compute_again
 from .scan import Scan
 from .scatter import Scatter
 from .values import Map, Memory, Reduce, Value, View, Within, axes_of, broadcast, is_given, own_index, parts_of, whole

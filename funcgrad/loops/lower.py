@@ -15,8 +15,8 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from .. import sizes
-from ..calls import again, scalar, size
 from ..errors import GraphError
+from ..graph_primitives import again, scalar, size
 from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..sizes import SizeError
 from ..torch_private import argument_kinds, is_size, is_zero_tensor

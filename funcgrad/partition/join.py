@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ..calls import again
+from ..graph_primitives import again
 from ..graphs import Graph, value_of, verify
 from ..joint import Joint
 from ..slots import Saved, Slot

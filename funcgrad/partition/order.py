@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from attrs import evolve
 from torch import fx
 
-from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, lying, memory_of, nbytes, pass_of, value_of
+from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, memory_of, nbytes, pass_of, storage_map, value_of
 from ..loops.groups import ROW
 from ..torch_private import is_pointwise
 
@@ -115,7 +115,7 @@ class _Memory:
         self.made: dict[fx.Node, int] = {}
         self._reads: dict[fx.Node, list[Place]] = {}
         self._readers: dict[Place, list[fx.Node]] = {}
-        lies = lying(graph)
+        lies = storage_map(graph)
         for node in graph.fx.nodes:
             read = {p for n in node.all_input_nodes for p in lies[n.name].values()}
             bytes_of = memory_of(value_of(node)) if node.op != "output" else {}

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 from torch import fx
 
-from ..alive import Alive, chart_of
 from ..chart import Chart
 from ..errors import PartitionError
 from ..graphs import (
@@ -35,6 +34,7 @@ from ..graphs import (
     where_of,
 )
 from ..joint import Joint
+from ..liveness import Alive, chart_of
 from ..show import Doc, Shown, Table, Text, in_bytes
 from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of

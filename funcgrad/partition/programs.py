@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from ..graphs import Graph, lying, restrict
+from ..graphs import Graph, restrict, storage_map
 from ..joint import Joint
 from ..slots import Final, Saved, Slot
 from .join import join
@@ -33,7 +33,7 @@ def _halves(joint: Joint, split: Partition) -> tuple[Graph, ...]:
 
 def _made_for_backward(forward: Graph, backward: Graph) -> frozenset[str]:
     """What backward is given in memory that forward makes, and does not return: nothing else looks at it."""
-    lies = lying(forward)
+    lies = storage_map(forward)
     given = {place for n in forward.fx.nodes if n.op in ("placeholder", "get_attr") for place in lies[n.name].values()}
     results = [(slot, set(lies[node.name].values())) for slot, node in forward.computed]
     users = Counter(place for _, places in results for place in places)

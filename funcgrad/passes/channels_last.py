@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..calls import size
+from ..graph_primitives import size
 from ..graphs import Graph, copied, is_getitem, is_random, nbytes, storages, value_of, verify
 from ..loops.groups import ROW
 from ..torch_private import is_operator

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..calls import getitem
+from ..graph_primitives import getitem
 from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
 from ..sizes import is_few

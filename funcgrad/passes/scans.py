@@ -12,8 +12,8 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, fx
 
-from ..calls import getitem
 from ..control_flow import scan
+from ..graph_primitives import getitem
 from ..graphs import Graph, ancestors, copy_nodes, has_effect, is_getitem, is_view, pass_of, value_of
 from ..joint import Joint
 from ..loops.lower import lower

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..backends.backend import Runnable
+from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
-from ..capture.origins import GradientOf, Origin
 from ..joint import Constant, Joint
 from ..layers.layer import Layer
 from ..layers.printing import print_statements

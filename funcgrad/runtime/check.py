@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, fx
 
 from ..backends.backend import Backend, Runnable
-from ..calls import Opaque
 from ..errors import VerificationError
 from ..generators import own_draws
+from ..graph_primitives import Opaque
 from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
 from ..sizes import hint
 from ..slots import Cotangent, Saved, Slot

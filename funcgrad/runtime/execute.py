@@ -15,11 +15,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..autograd_state import bump_version, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.views import Step, take
 from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
-from ..histories import bump_version, is_leaf, version_of
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_mapped, is_wrapper_subclass, versions_kept
 from .cotangents import CotangentLayout, Outline

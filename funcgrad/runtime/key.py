@@ -14,12 +14,12 @@ import torch
 from attrs import evolve, fields, frozen
 from torch import Tensor
 
+from ..autograd_state import family_of
 from ..capture.autocast import Autocast, autocast_now
 from ..capture.inputs import Symbolic
 from ..capture.memory import history
 from ..capture.questions import ABSENT
 from ..errors import ArgumentError
-from ..histories import family_of
 from ..show import Doc, Shown, Table
 from ..sizes import Sizes
 from ..state.guards import Place

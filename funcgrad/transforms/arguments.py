@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..capture.captures import require_traceable
 from ..capture.hidden import require_comparable
 from ..capture.inputs import Inputs
-from ..capture.lifted import require_traceable
 from ..errors import ArgumentError
 from ..runtime.key import spec_of
 from ..slots import Arg

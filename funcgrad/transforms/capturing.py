@@ -9,13 +9,13 @@ import warnings
 
 import torch
 
+from ..capture.captures import GradientsMatter
+from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.joint import BackwardError, capture
-from ..capture.lifted import GradientsMatter
 from ..capture.observe import observe
-from ..capture.where import named_error
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
 from ..joint import Joint
@@ -23,8 +23,8 @@ from ..layers.stack import inner_signature, inner_values, outer_signature, plan_
 from ..levels import level_of_call
 from ..options import Options
 from ..runtime.captured import CapturedCall
-from ..runtime.fit import key_of
 from ..runtime.key import with_sizes
+from ..runtime.miss_reasons import key_of
 from ..stages import Stages
 from ..state.watch import Watch
 from .definition import Definition, Untracked, name_of

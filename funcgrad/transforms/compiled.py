@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ..backends.backend import Runnable
 from ..backends.peak import predicted_peak
+from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
-from ..capture.origins import Origin
 from ..capture.trace import active_trace
 from ..errors import RecompileWarning, RetraceError
 from ..executable import Executable, build_all, partition_joint
@@ -36,9 +36,9 @@ from ..runtime.cache import CacheInfo, ProgramCache
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
-from ..runtime.figures import Cost, MemoryUse, cost_of, measured_peak
-from ..runtime.fit import Symbol, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
+from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
 from ..runtime.key import aliasing
+from ..runtime.miss_reasons import Symbol, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
 from ..runtime.program import Program
 from ..sizes import SizeError
 from ..stages import Stages
@@ -46,9 +46,9 @@ from ..subclasses import inner_tensors
 from ..torch_private import foreign_trace_active, is_legacy_batched, modes_entered, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
+from .autograd_boundary import differentiable, pullback_of, pure_of
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
-from .halves import differentiable, pullback_of, pure_of
 from .levels import call_under_legacy_vmap, call_under_transforms
 from .peel import Printed
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture.where import user_line
+from ..capture.source_location import user_line
 from ..errors import ArgumentError, CustomDerivativeError
 from ..torch_private import levels_of_kind, tracking_level, transform_active
 from ..trees import flatten, unflatten

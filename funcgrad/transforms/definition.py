@@ -18,10 +18,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..autograd_state import has_history
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError, UnsupportedTransformError
-from ..histories import has_history
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private import forbid_writes, is_wrapper_subclass, transforms_or_duals
 from ..trees import Tree, flatten, unflatten

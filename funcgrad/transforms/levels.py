@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..capture.origins import Origin, Unresolved, find_origins
+from ..capture.capture_sources import Origin, Unresolved, find_origins
+from ..capture.source_location import user_line
 from ..capture.trace import active_trace
-from ..capture.where import user_line
 from ..errors import CapturedTransformError, UnsupportedTransformError
 from ..runtime.call import MISS
 from ..torch_private import (

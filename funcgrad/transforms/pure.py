@@ -13,8 +13,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ..capture.autocast import Autocast, autocast_as
+from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
-from ..capture.origins import Origin
 from ..capture.trace import active_trace
 from ..generators import Drawn
 from ..graphs import Graph

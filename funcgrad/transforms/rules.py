@@ -16,8 +16,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..capture.source_location import user_line
 from ..capture.trace import active_trace
-from ..capture.where import user_line
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError, UnsupportedTransformError
 from ..generators import mark_of
 from ..torch_private import (

@@ -15,7 +15,7 @@ from ..capture.inner import Inner
 from ..errors import TraceError, UnsupportedTransformError
 from ..executable import Executable
 from ..generators import Drawn
-from ..graphs import Graph, has_effect, is_random, is_view, lying, pass_of, restrict, tensors_in, value_of
+from ..graphs import Graph, has_effect, is_random, is_view, pass_of, restrict, storage_map, tensors_in, value_of
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -31,7 +31,7 @@ from .pure import Pure
 
 def _over_saved(forward: Graph) -> set[Slot]:
     """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they do."""
-    lies, results = lying(forward), forward.computed
+    lies, results = storage_map(forward), forward.computed
     saved = {node.name for slot, node in results if isinstance(slot, Saved)}
     places = {place for name in saved for place in lies[name].values()}
     return {slot for slot, node in results if node.name not in saved and places & set(lies[node.name].values())}

@@ -1,13 +1,6 @@
-"""Where in the caller's code something happened, and the funcgrad name of what went wrong while tracing."""
+"""The funcgrad error for what went wrong while tracing, in the words of who wrote the function."""
 
 from __future__ import annotations
-
-import contextlib
-import os
-import sys
-import traceback
-
-import torch
 
 from ..errors import (
     AliasContractError,
@@ -21,58 +14,10 @@ from ..errors import (
 )
 from ..torch_private import DYNAMO as _DYNAMO
 from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
-
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-
+from .source_location import user_line, user_line_of
 
 _ASKED = "tolist() shouldn't be called on a tensor with unallocated storage", "unsupported format string passed to FunctionalTensor"
 """What PyTorch says where a value is asked for by a way of its own."""
-_FLOATS = os.path.join("capture", "floats.py")
-"""Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too."""
-
-
-def is_user_file(filename: str) -> bool:
-    """Whether a source file is neither torch's nor funcgrad's."""
-    return not filename.startswith((_HERE, _TORCH, "<")) and filename != contextlib.__file__
-
-
-def asked_by_us(depth: int = 2) -> bool:
-    """Whether funcgrad's own code, ``depth`` frames up, makes the call that is looked at, not the function."""
-    return sys._getframe(depth).f_code.co_filename.startswith(_HERE)
-
-
-def short_name(filename: str) -> str:
-    """The name of a source file as a reader knows it; the file of a notebook cell has no name worth showing."""
-    return "cell" if "ipykernel" in filename else os.path.basename(filename)
-
-
-def user_line() -> str | None:
-    """``file:line in function`` of the innermost frame that is neither torch's nor funcgrad's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            return f"{short_name(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def user_line_of(error: BaseException) -> str | None:
-    """``file:line in function: source`` of the caller's innermost line an error passed through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
-    if not frames:
-        return None
-    last = frames[-1]
-    return f"{short_name(last.filename)}:{last.lineno} in {last.name}: {last.line}"
-
-
-def is_defect(error: BaseException) -> bool:
-    """Whether an error is none of the function's, nor of PyTorch's, nor one that has a name: funcgrad's own code raised it."""
-    if isinstance(error, FuncgradError):
-        return False
-    files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
-    return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_FLOATS)
 
 
 def not_an_operand(where: str | None) -> FuncgradError:

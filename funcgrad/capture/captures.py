@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import UnsupportedTensorError
 from ..subclasses import Wrapping
 from ..torch_private import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
-from .where import user_line
+from .source_location import user_line
 
 
 @attrs.define(eq=False)
@@ -33,7 +33,7 @@ def detached(real: Tensor) -> Tensor:
     return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
 
 
-class MetTooLate(BaseException):  # a signal the function must not catch, not an error
+class RestartTrace(BaseException):  # a signal the function must not catch, not an error
     """The dry run met a tensor where no stand-in can be made any more: inside a torch.func transform, or when one over the same
     memory is in use. It starts again with one."""
 

@@ -30,14 +30,14 @@ from ..torch_private import (
     graphs_made_alone,
     set_attribute,
 )
+from .captures import GradientsMatter
 from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
 from .floats import MATH, of_math
-from .lifted import GradientsMatter
 from .optimiser_steps import PLACES, steps_of_optimisers
 from .questions import ABSENT
 from .regions import checkpointed
-from .where import user_line
+from .source_location import user_line
 
 if TYPE_CHECKING:
     from .trace import Trace

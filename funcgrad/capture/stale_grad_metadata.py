@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..autograd_state import has_history, is_leaf
 from ..errors import MutationError
 from ..graphs import tensors_in, type_text
-from ..histories import has_history, is_leaf
-from .where import user_line
+from .source_location import user_line
 
 
 class Forgotten:

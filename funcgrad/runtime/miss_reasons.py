@@ -13,11 +13,11 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
+from ..autograd_state import gradient_of
 from ..capture.facts import Facts
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
 from ..capture.questions import answer_of
-from ..histories import gradient_of
 from ..slots import Captured, State
 from ..state.guards import Place
 from ..subclasses import with_inner

@@ -12,12 +12,12 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..autograd_state import bump_version
 from ..backends.backend import Call, Launch, size_of
 from ..backends.peak import peak_bytes
 from ..capture.inputs import Inputs
 from ..generators import own_draws
 from ..graphs import is_random, is_view
-from ..histories import bump_version
 from ..layers.stack import inner_signature, inner_values
 from ..loops.lower import lower
 from ..partition.cost import bytes_moved, flops

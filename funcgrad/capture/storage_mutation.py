@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..autograd_state import bump_version, has_history, is_stale, version_of, with_history_of, without_derivative
 from ..errors import MutationError
 from ..graphs import type_text
-from ..histories import bump_version, has_history, is_stale, version_of, with_history_of, without_derivative
 from ..subclasses import is_traced
 from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes, without_overload
 from ..trees import flatten
-from .replaced import set_
+from .source_location import user_line
+from .torch_patches import set_
 from .views import HowGiven, is_dense
-from .where import user_line
 from .writes import refuse_overlap
 
 if TYPE_CHECKING:
