@@ -868,11 +868,6 @@ def written_by(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator
             yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor))
 
 
-def reads_values(op: Any) -> bool:
-    """Whether an operator returns no tensor, but what depends on the values of one."""
-    return is_operator(op) and torch.Tag.data_dependent_output in op.tags
-
-
 @functools.cache
 def functional_form(op: Any) -> Any:
     """The operator that computes what an in-place one of PyTorch's writes, where functionalisation does not know it (``polygamma_``);

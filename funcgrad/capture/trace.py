@@ -1,7 +1,7 @@
 """One run of a function on functional fake tensors, recorded as an fx graph or only watched.
 
-The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function closes over is replaced
-by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake tensors. The tracer is our own, not
+The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function closes over is
+replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake tensors. The tracer is our own, not
 ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as expressions instead of nodes.
 """
 

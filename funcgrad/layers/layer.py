@@ -30,7 +30,7 @@ InnerIndex = NewType("InnerIndex", int)
 class Layer(Shown):
     """See the module's docstring. ``context``: Python entered around the kernel.
 
-    ``before``: inputs whose version counters the kernel moves on, before it saves anything for backward, and no effect does: what
+    ``version_bumps``: inputs whose version counters the kernel moves on, before it saves anything for backward, and no effect does: what
     it saves may share these counters.
     """
 
@@ -42,7 +42,7 @@ class Layer(Shown):
     recover: Mapping[Slot, Recipe] = {}
     effects: tuple[Effect, ...] = ()
     context: str = ""
-    before: tuple[Slot, ...] = ()
+    version_bumps: tuple[Slot, ...] = ()
 
     def outer_index(self, slot: Slot) -> OuterIndex:
         """Where an input stands in the outer signature."""

@@ -14,7 +14,7 @@ def restride(signature: Signature, facts: Facts) -> Layer | None:
     effects = tuple(Restride(s, change.restrides, s in written) for s, change in facts.changes.items() if change.restrides)
     moves = facts.differentiable or any(o.view is not None and o.view.steps for o in facts.outputs)
     moved = [slot for slot, change in facts.changes.items() if change.moved]
-    before = tuple(e.target for e in effects if e.moves) if moves else ()
+    bumped = tuple(e.target for e in effects if e.moves) if moves else ()
     if not effects and not moved:
         return None
-    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, before=(*before, *moved))
+    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, version_bumps=(*bumped, *moved))

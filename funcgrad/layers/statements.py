@@ -110,7 +110,7 @@ _MOMENT_OF = {"first": Moment.FIRST, "before": Moment.BEFORE, "after": Moment.WR
 def statements_of(layers: Sequence[Layer], outer: Signature, bumps_inside: bool = False) -> tuple[Statement, ...]:
     """All that happens in a call with these layers, outermost first. ``bumps_inside``: the kernel moves version counters itself."""
     found: dict[Moment, list[Statement]] = {moment: [] for moment in Moment}
-    quiet = {slot for layer in layers for slot in layer.before}
+    quiet = {slot for layer in layers for slot in layer.version_bumps}
     for layer in layers:
         for moment, statement in _of_layer(layer, outer, quiet):
             if moment is not Moment.WRITES:

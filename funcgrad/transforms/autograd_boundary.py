@@ -41,7 +41,7 @@ def differentiable(found: CapturedCall, made: Executable, pullback: Callable[...
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for. ``active``:
     the outputs an incoming gradient is expected for."""
     inner, joint, graphs, autocast = found.inner, made.joint, made.graphs, found.key.ambient.autocast
-    before = [slot for layer in found.layers for slot in layer.before]
+    before = [slot for layer in found.layers for slot in layer.version_bumps]
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, made.runnables, strict=True)]

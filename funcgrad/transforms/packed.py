@@ -93,3 +93,11 @@ def _differences(a: Tree, b: Tree, path: str) -> Iterator[tuple[str, Tree, Tree]
     below = dict(zip(b.steps, b.children, strict=True))
     for step, child in zip(a.steps, a.children, strict=True):
         yield from _differences(child, below[step], path + step)
+
+
+def with_values(values: Sequence[Any], places: Sequence[int], own: Sequence[Any]) -> list[Any]:
+    """The values, with others in some places."""
+    found = list(values)
+    for i, v in zip(places, own, strict=True):
+        found[i] = v
+    return found

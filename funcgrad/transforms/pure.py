@@ -23,6 +23,7 @@ from ..state.state import as_it_was
 from ..torch_private import batched_at, is_zero_tensor, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
 from ..trees import Tree, flatten, unflatten
 from .definition import Definition, Pullback, nesting, under_reverse
+from .packed import with_values
 
 
 @frozen(eq=False)
@@ -152,7 +153,7 @@ class Pulled(_OfPure):
         leaves, cotangents = values[: self.n], values[self.n :]
 
         def f(*own: Any) -> tuple[Any, ...]:
-            outs = self.of(*_with(leaves, self.wrt, own))
+            outs = self.of(*with_values(leaves, self.wrt, own))
             return tuple(outs[i] for i in self.active)
 
         with nesting():
@@ -260,14 +261,14 @@ class Pushed(_OfPure):
         others: list[Any] = []
 
         def f(*own: Any) -> tuple[Any, ...]:
-            outs = self.of(*_with(leaves, self.wrt, own))
+            outs = self.of(*with_values(leaves, self.wrt, own))
             floats[:] = [i for i, v in enumerate(outs) if isinstance(v, Tensor)]
             others[:] = outs
             return tuple(outs[i] for i in floats)
 
         with nesting():
             primals, found = _jvp_of(f, tuple(leaves[i] for i in self.wrt), tuple(tangents))
-        return *_with(others, floats, primals), *_with([None] * len(others), floats, found)
+        return *with_values(others, floats, primals), *with_values([None] * len(others), floats, found)
 
     @property
     def n_of_own(self) -> int:
@@ -360,14 +361,6 @@ def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[
     with sharing_dual_level():
         found: Any = torch.func.jvp(lambda *own: (*f(*own), lasting), primals, tangents)
     return found[0][:-1], found[1][:-1]
-
-
-def _with(values: Sequence[Any], places: Sequence[int], own: Sequence[Any]) -> list[Any]:
-    """The values, with others in some places."""
-    found = list(values)
-    for i, v in zip(places, own, strict=True):
-        found[i] = v
-    return found
 
 
 def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: str) -> Mapped:

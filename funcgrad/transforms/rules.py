@@ -31,7 +31,7 @@ from ..torch_private import (
 )
 from ..trees import flatten
 from .definition import definition_line, name_of, under_reverse
-from .packed import Packed, Place, leaves_like, pack
+from .packed import Packed, Place, leaves_like, pack, with_values
 
 Fn = Callable[..., Any]
 
@@ -190,13 +190,6 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.n, ctx.like = len(tensors), [_Like.of(tensor) for tensor in made]
 
 
-def _with(values: Sequence[Any], places: Sequence[int], own: Sequence[Any]) -> list[Any]:
-    found = list(values)
-    for i, value in zip(places, own, strict=True):
-        found[i] = value
-    return found
-
-
 def _filled(ctx: Any, values: Sequence[Any]) -> list[Any]:
     """A cotangent or tangent of each tensor that was made: zeros where there is none, None where it has no derivative."""
     return [like.zeros() if v is None and like.is_active else v for v, like in zip(values, ctx.like, strict=True)]
@@ -268,7 +261,7 @@ class VjpFunction(_Ruled):
             wrt = [place.index for arg in call.free for place in arg.places if ctx.needs_input_grad[1 + place.index]]
 
             def made(*own: Tensor) -> tuple[Tensor, ...]:
-                outs, extras, _ = _ran(call, _with(saved[: ctx.n], wrt, own))
+                outs, extras, _ = _ran(call, with_values(saved[: ctx.n], wrt, own))
                 return tuple((*outs, *extras)[i] for i in reached)
 
             with _again(ctx, call.rules[1]):
@@ -291,14 +284,14 @@ class VjpFunction(_Ruled):
         active = [i for i, like in enumerate(ctx.like) if like.is_active]
 
         def made(*own: Tensor) -> tuple[Tensor, ...]:
-            outs, extras, _ = _ran(call, _with(saved[: ctx.n], wrt, own))
+            outs, extras, _ = _ran(call, with_values(saved[: ctx.n], wrt, own))
             return tuple((*outs, *extras)[i] for i in active)
 
         with _primals(ctx) as saved, _again(ctx, call.rules[1]):
             _, pushed = torch.func.jvp(  # type: ignore[misc]
                 made, tuple(saved[i] for i in wrt), tuple(tangents[i] for i in wrt)
             )
-        return *_with([None] * len(ctx.like), active, pushed), None
+        return *with_values([None] * len(ctx.like), active, pushed), None
 
 
 def _gradients(call: RuledCall, tensors: Sequence[Tensor], cotangents: Any) -> list[Any]:
@@ -341,7 +334,7 @@ class JvpFunction(_Ruled):
         reached: list[int] = []
 
         def tangents(*own: Tensor) -> tuple[Tensor, ...]:
-            found = _pushed(ctx, saved, _with([None] * ctx.n, wrt, own))
+            found = _pushed(ctx, saved, with_values([None] * ctx.n, wrt, own))
             reached[:] = [i for i, tangent in enumerate(found) if tangent is not None and incoming[i] is not None]
             return tuple(found[i] for i in reached)
 
@@ -351,7 +344,7 @@ class JvpFunction(_Ruled):
             pull: Any = torch.func.vjp(tangents, *zeros)[1]
         if reached:
             gradients = pull(tuple(incoming[i] for i in reached))
-        return None, *_with([None] * ctx.n, wrt, gradients)
+        return None, *with_values([None] * ctx.n, wrt, gradients)
 
 
 def _pushed(ctx: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
