@@ -145,6 +145,15 @@ SCRIPTS = {
     "what is kept is changed": ("@functools.cache\ndef g(): return [1.5]\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
     "what is kept was there": ("@functools.lru_cache\ndef g(k=1): return [1.5]\ng()\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
     "an object is kept": ("@functools.cache\ndef g(): return Config()\ndef f(x): return x * g().lr", "call(); call(); g().lr = 5; call()"),
+    # what a tuple holds, and what a call returns
+    "a number in a tuple beside a tensor": ("d = {'p': (torch.ones(3), 2)}\ndef f(x):\n    d['p'] = (x * 2, d['p'][1] + 1)\n    return x * d['p'][1]", "call(); call(); call(); call()"),
+    "the type of an attribute of what a call returns": (
+        "c = Config()\ndef own(): return c\ndef f(x): return x * (2 if type(own().lr) is float else 3)",
+        "call(); c.lr = 2.5; call(); c.lr = 3.5; call()",
+    ),
+    # one object that was written to
+    "a tensor that is written to is the object it was": ("c = Config(); c.w = c.h = torch.ones(3)\ndef f(x):\n    c.w += 1\n    return x * (2 if c.w is c.h else 3)", "call(); call(); w = c.w; h = c.h"),
+    "a tensor that is as it shall be is the object it was": ("W = torch.ones(3)\ndef f(x): return x * (2 if W.contiguous() is W.to(W.dtype) is W else 3)", "call(); call()"),
     "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),
 }  # fmt: skip
 
@@ -318,3 +327,10 @@ def test_bytes_that_change_are_named():
 def test_what_cannot_be_watched_is_named(source, words):
     with pytest.warns(fg.UnwatchedStateWarning, match=words):
         assert torch.equal(fg.jit(world(source)["f"], backend="aten")(X), X * 2)
+
+
+def test_what_cannot_be_watched_is_named_of_each_partial():
+    for _ in range(2):
+        space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")
+        with pytest.warns(fg.UnwatchedStateWarning, match=r"calls globals\(\)"):
+            assert torch.equal(fg.jit(space["f"], backend="aten")(X), X * 2)

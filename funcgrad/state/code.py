@@ -176,7 +176,7 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     rest = _Ahead(steps, at + 1)
     if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | _ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
-    if steps[at].argval == "type" and rest.ops(1) == "CALL":
+    if steps[at].argval == "type" and rest.is_call_of_one(1):
         rest = rest.after(2)
     if steps[at].argval in ("type", "__class__"):  # compared with what is loaded next, maybe an attribute
         return rest.ops(0) in _ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
@@ -190,7 +190,7 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
 
 def _reads_of_type(rest: _Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
-    return rest.ops(0).startswith("LOAD_") and rest.ops(1) == "CALL" and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
+    return rest.ops(0).startswith("LOAD_") and rest.is_call_of_one(1) and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
 
 
 @frozen
@@ -210,6 +210,10 @@ class _Ahead:
     def value(self, i: int) -> object:
         step = self.at(i)
         return None if step is None else step.argval
+
+    def is_call_of_one(self, i: int) -> bool:
+        """Whether a function is called with one argument: ``type(x)``, and not the ``x()`` of ``type(x())``."""
+        return self.ops(i) == "CALL" and self.value(i) == 1
 
     def after(self, n: int) -> _Ahead:
         return _Ahead(self.steps, self.start + n)
