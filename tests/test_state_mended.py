@@ -154,6 +154,13 @@ SCRIPTS = {
     # one object that was written to
     "a tensor that is written to is the object it was": ("c = Config(); c.w = c.h = torch.ones(3)\ndef f(x):\n    c.w += 1\n    return x * (2 if c.w is c.h else 3)", "call(); call(); w = c.w; h = c.h"),
     "a tensor that is as it shall be is the object it was": ("W = torch.ones(3)\ndef f(x): return x * (2 if W.contiguous() is W.to(W.dtype) is W else 3)", "call(); call()"),
+    # what is written before an exception
+    "an exception after a counter": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n > 1: raise ValueError('again')\n    return x * 2", "call(); call(); call()"),
+    "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: 2.0}[len(log)]", "call(); call(); call()"),
+    "an exception after a write to a tensor": ("W = torch.ones(3); k = 2\ndef f(x):\n    W.add_(x)\n    assert k == 2, 'another k'\n    return x * W", "call(); k = 3; call(); k = 2; call()"),
+    "an exception of PyTorch's": ("W = torch.ones(3); n = [3]\ndef f(x):\n    W.add_(x); n[0] += 1\n    return W.view(n[0])", "call(); call()"),
+    "an exception of a draw": ("k = 2\ndef f(x):\n    r = torch.rand(3)\n    if k > 2: raise ValueError('no')\n    return x * r", "call(); k = 3; call(); k = 2; call()"),
+    "an exception in a cached function": ("n = 0\n@functools.cache\ndef g(k):\n    global n\n    n += 1\n    return 2\ndef f(x):\n    g(1)\n    raise KeyError(n)", "call(); call(); g(1)"),
     "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),
 }  # fmt: skip
 
@@ -260,6 +267,28 @@ def test_what_a_cache_does_in_one_call_alone_is_refused(source, want):
     space["g"]()
     for k in want:
         assert torch.equal(compiled(X), X * k)
+
+
+def test_a_function_that_raises_where_it_is_traced_alone_is_named():
+    def f(x):
+        log.append(1)
+        return x * {torch.Tensor: 2.0}[type(x)]
+
+    log = []
+    with pytest.raises(fg.TraceError, match=r"raises KeyError where it is traced .* where it raises none") as caught:
+        fg.jit(f)(X)
+    assert "in f: return x * {" in str(caught.value) and isinstance(caught.value.__cause__, KeyError) and log == [1]
+
+
+def test_a_program_that_is_only_asked_for_leaves_what_a_function_wrote_that_raises_undone():
+    def f(x):
+        log.append(1)
+        raise ValueError("none")
+
+    log = []
+    with pytest.raises(ValueError, match="none"):
+        fg.jit(f).program(X)
+    assert log == []
 
 
 @pytest.mark.parametrize("statement", ["config['n'] += 1", "del config['n']", "config['t'] = x"])
