@@ -154,6 +154,12 @@ SCRIPTS = {
     # one object that was written to
     "a tensor that is written to is the object it was": ("c = Config(); c.w = c.h = torch.ones(3)\ndef f(x):\n    c.w += 1\n    return x * (2 if c.w is c.h else 3)", "call(); call(); w = c.w; h = c.h"),
     "a tensor that is as it shall be is the object it was": ("W = torch.ones(3)\ndef f(x): return x * (2 if W.contiguous() is W.to(W.dtype) is W else 3)", "call(); call()"),
+    "a tensor becomes the one it is compared with": ("c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x): return x * c.h + (2 if c.h is c.w else 3)", "call(); h = c.h; c.h = c.w; call(); c.h = h; call()"),
+    "a tensor becomes the one in a list": ("c = Config(); c.h = torch.zeros(3); k = [torch.ones(3), torch.zeros(3)]\ndef f(x): return x + c.h * (2 if any(t is c.h for t in k) else 3)", "call(); c.h = k[0]; call(); k[0] = torch.ones(3); call()"),
+    "a tensor that is written to becomes the one it is compared with": (
+        "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h.add_(1)\n    return x + (2 if c.h is c.w else 3)",
+        "call(); c.h = c.w; call(); w = c.w; h = c.h",
+    ),
     # what is written before an exception
     "an exception after a counter": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n > 1: raise ValueError('again')\n    return x * 2", "call(); call(); call()"),
     "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: 2.0}[len(log)]", "call(); call(); call()"),

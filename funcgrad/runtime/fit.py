@@ -77,6 +77,9 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     for guard in program.facts.state.guards:
         if not guard.holds():
             yield Difference(str(guard.place), guard.explain(), "state", guard.place if type(guard.value) in (float, int) else None)
+    for name, tensor in tensors.items():
+        if id(tensor) in program.facts.apart:
+            yield Difference(name, "is one object with a tensor that the function read elsewhere, and did not compute with")
     for place, slot in program.facts.also:
         if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
