@@ -160,6 +160,10 @@ SCRIPTS = {
         "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h.add_(1)\n    return x + (2 if c.h is c.w else 3)",
         "call(); c.h = c.w; call(); w = c.w; h = c.h",
     ),
+    # named by globals()
+    "globals() reads": ("S = 2.0\ndef f(x): return x * globals()['S']", "call(); S = 3.0; call(); del S; call()"),
+    "globals() writes": ("S = 2.0\ndef f(x):\n    globals()['S'] = 5\n    globals()['made'] = x * 2\n    return x * 2", "call(); S = 2.0; call(); del S; call()"),
+    "globals() counts": ("S = 2.0\ndef f(x):\n    globals()['S'] += 1\n    return x * S", "call(); call(); call(); call()"),
     # what is written before an exception
     "an exception after a counter": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n > 1: raise ValueError('again')\n    return x * 2", "call(); call(); call()"),
     "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: 2.0}[len(log)]", "call(); call(); call()"),
@@ -248,7 +252,7 @@ def test_what_a_constructor_assigns_is_not_read_of_other_objects():
     assert compiled.cache_info().misses == 1
 
 
-@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning", "ignore::funcgrad.UnwatchedStateWarning")
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_a_script_does_what_it_does_in_eager(case):
     source, script = SCRIPTS[case]
@@ -284,6 +288,13 @@ def test_a_function_that_raises_where_it_is_traced_alone_is_named():
     with pytest.raises(fg.TraceError, match=r"raises KeyError where it is traced .* where it raises none") as caught:
         fg.jit(f)(X)
     assert "in f: return x * {" in str(caught.value) and isinstance(caught.value.__cause__, KeyError) and log == [1]
+
+
+def test_what_globals_writes_is_undone_where_the_call_is_refused():
+    space = world("import random\nS = 2.0\ndef f(x):\n    globals()['S'] = 5\n    return x * random.random()")
+    with pytest.raises(fg.ImpureFunctionError, match="draws from random"):
+        fg.jit(space["f"])(X)
+    assert space["S"] == 2.0
 
 
 def test_a_program_that_is_only_asked_for_leaves_what_a_function_wrote_that_raises_undone():
