@@ -706,6 +706,8 @@ differs("another number in one run", TRACE, "in its second", lambda x: 3, lambda
 row("another text in one run", TRACE, "in its second", lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")), numbers, anew=True, fixed=lambda x: (x * 2, "a"),
     where="result[1]")
 row("another tensor in one run", TRACE, "another outside tensor", uses_in_turn, numbers, anew=True, fixed=lambda x: x * TABLES[0])
+row("an error where it is traced alone", TRACE, "where it raises none", lambda x: x * {torch.Tensor: 2.0}[type(x)], numbers,
+    fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0))
 row("a tensor that an earlier trace left", TRACE, "earlier trace left behind", leaves_behind, numbers, fixed=lambda x: (x + x * 2, x * 2))
 
 

@@ -145,6 +145,32 @@ SCRIPTS = {
     "what is kept is changed": ("@functools.cache\ndef g(): return [1.5]\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
     "what is kept was there": ("@functools.lru_cache\ndef g(k=1): return [1.5]\ng()\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
     "an object is kept": ("@functools.cache\ndef g(): return Config()\ndef f(x): return x * g().lr", "call(); call(); g().lr = 5; call()"),
+    # what a tuple holds, and what a call returns
+    "a number in a tuple beside a tensor": ("d = {'p': (torch.ones(3), 2)}\ndef f(x):\n    d['p'] = (x * 2, d['p'][1] + 1)\n    return x * d['p'][1]", "call(); call(); call(); call()"),
+    "the type of an attribute of what a call returns": (
+        "c = Config()\ndef own(): return c\ndef f(x): return x * (2 if type(own().lr) is float else 3)",
+        "call(); c.lr = 2.5; call(); c.lr = 3.5; call()",
+    ),
+    # one object that was written to
+    "a tensor that is written to is the object it was": ("c = Config(); c.w = c.h = torch.ones(3)\ndef f(x):\n    c.w += 1\n    return x * (2 if c.w is c.h else 3)", "call(); call(); w = c.w; h = c.h"),
+    "a tensor that is as it shall be is the object it was": ("W = torch.ones(3)\ndef f(x): return x * (2 if W.contiguous() is W.to(W.dtype) is W else 3)", "call(); call()"),
+    "a tensor becomes the one it is compared with": ("c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x): return x * c.h + (2 if c.h is c.w else 3)", "call(); h = c.h; c.h = c.w; call(); c.h = h; call()"),
+    "a tensor becomes the one in a list": ("c = Config(); c.h = torch.zeros(3); k = [torch.ones(3), torch.zeros(3)]\ndef f(x): return x + c.h * (2 if any(t is c.h for t in k) else 3)", "call(); c.h = k[0]; call(); k[0] = torch.ones(3); call()"),
+    "a tensor that is written to becomes the one it is compared with": (
+        "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h.add_(1)\n    return x + (2 if c.h is c.w else 3)",
+        "call(); c.h = c.w; call(); w = c.w; h = c.h",
+    ),
+    # named by globals()
+    "globals() reads": ("S = 2.0\ndef f(x): return x * globals()['S']", "call(); S = 3.0; call(); del S; call()"),
+    "globals() writes": ("S = 2.0\ndef f(x):\n    globals()['S'] = 5\n    globals()['made'] = x * 2\n    return x * 2", "call(); S = 2.0; call(); del S; call()"),
+    "globals() counts": ("S = 2.0\ndef f(x):\n    globals()['S'] += 1\n    return x * S", "call(); call(); call(); call()"),
+    # what is written before an exception
+    "an exception after a counter": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n > 1: raise ValueError('again')\n    return x * 2", "call(); call(); call()"),
+    "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: 2.0}[len(log)]", "call(); call(); call()"),
+    "an exception after a write to a tensor": ("W = torch.ones(3); k = 2\ndef f(x):\n    W.add_(x)\n    assert k == 2, 'another k'\n    return x * W", "call(); k = 3; call(); k = 2; call()"),
+    "an exception of PyTorch's": ("W = torch.ones(3); n = [3]\ndef f(x):\n    W.add_(x); n[0] += 1\n    return W.view(n[0])", "call(); call()"),
+    "an exception of a draw": ("k = 2\ndef f(x):\n    r = torch.rand(3)\n    if k > 2: raise ValueError('no')\n    return x * r", "call(); k = 3; call(); k = 2; call()"),
+    "an exception in a cached function": ("n = 0\n@functools.cache\ndef g(k):\n    global n\n    n += 1\n    return 2\ndef f(x):\n    g(1)\n    raise KeyError(n)", "call(); call(); g(1)"),
     "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),
 }  # fmt: skip
 
@@ -226,7 +252,7 @@ def test_what_a_constructor_assigns_is_not_read_of_other_objects():
     assert compiled.cache_info().misses == 1
 
 
-@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning", "ignore::funcgrad.UnwatchedStateWarning")
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_a_script_does_what_it_does_in_eager(case):
     source, script = SCRIPTS[case]
@@ -251,6 +277,35 @@ def test_what_a_cache_does_in_one_call_alone_is_refused(source, want):
     space["g"]()
     for k in want:
         assert torch.equal(compiled(X), X * k)
+
+
+def test_a_function_that_raises_where_it_is_traced_alone_is_named():
+    def f(x):
+        log.append(1)
+        return x * {torch.Tensor: 2.0}[type(x)]
+
+    log = []
+    with pytest.raises(fg.TraceError, match=r"raises KeyError where it is traced .* where it raises none") as caught:
+        fg.jit(f)(X)
+    assert "in f: return x * {" in str(caught.value) and isinstance(caught.value.__cause__, KeyError) and log == [1]
+
+
+def test_what_globals_writes_is_undone_where_the_call_is_refused():
+    space = world("import random\nS = 2.0\ndef f(x):\n    globals()['S'] = 5\n    return x * random.random()")
+    with pytest.raises(fg.ImpureFunctionError, match="draws from random"):
+        fg.jit(space["f"])(X)
+    assert space["S"] == 2.0
+
+
+def test_a_program_that_is_only_asked_for_leaves_what_a_function_wrote_that_raises_undone():
+    def f(x):
+        log.append(1)
+        raise ValueError("none")
+
+    log = []
+    with pytest.raises(ValueError, match="none"):
+        fg.jit(f).program(X)
+    assert log == []
 
 
 @pytest.mark.parametrize("statement", ["config['n'] += 1", "del config['n']", "config['t'] = x"])
@@ -318,3 +373,10 @@ def test_bytes_that_change_are_named():
 def test_what_cannot_be_watched_is_named(source, words):
     with pytest.warns(fg.UnwatchedStateWarning, match=words):
         assert torch.equal(fg.jit(world(source)["f"], backend="aten")(X), X * 2)
+
+
+def test_what_cannot_be_watched_is_named_of_each_partial():
+    for _ in range(2):
+        space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")
+        with pytest.warns(fg.UnwatchedStateWarning, match=r"calls globals\(\)"):
+            assert torch.equal(fg.jit(space["f"], backend="aten")(X), X * 2)

@@ -111,6 +111,8 @@ class Facts(Shown):
     """The numbers of Python state that are inputs, and where they live."""
     also: tuple[tuple[Place, Source], ...] = ()
     """Further places in which inputs live: each must hold the tensor that is read from the first."""
+    apart: frozenset[int] = frozenset()
+    """The identities of tensors that were met and are no inputs, where code compares objects: no input is one of them."""
     backward_calls: tuple[BackwardCall, ...] = ()
     """What goes on through the histories of inputs, in order."""
     result_gradients: tuple[Out, ...] = ()

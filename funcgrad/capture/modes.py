@@ -239,7 +239,7 @@ class Lifter(TorchFunctionMode):
                 self._trace.forgotten.used((*args, *kwargs.values()), out)
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
-            return original if out is not None and args and out is args[0] and is_traced(original) else out
+            return original if isinstance(out, Tensor) and args and out is args[0] else out  # one object, whoever asks (x += 1, x is y)
         except (RuntimeError, TypeError) as error:
             if func in READS:
                 self._trace.refused = error

@@ -161,7 +161,8 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments))
         also, others = self._other_places(facts)
-        return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also)
+        apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
+        return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
 
     def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
         """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no inputs."""

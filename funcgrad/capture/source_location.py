@@ -10,10 +10,13 @@ import traceback
 import torch
 
 from ..errors import FuncgradError
+from ..state.names import LIBRARIES, package
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
+_OURS = LIBRARIES | {"sympy", "mpmath"}
+"""Packages whose code runs while a program is made, whatever the function does."""
 _FLOATS = os.path.join("capture", "floats.py")
 """Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too."""
 
@@ -59,3 +62,10 @@ def is_defect(error: BaseException) -> bool:
         return False
     files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
     return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_FLOATS)
+
+
+def is_of_function(error: BaseException) -> bool:
+    """Whether an error is the function's own, or PyTorch's in it: it came out of the caller's code, and is not what a trace refuses."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = any(package(frame.f_globals.get("__name__", "torch")) not in _OURS for frame in frames)
+    return own and not isinstance(error, FuncgradError) and not is_defect(error)

@@ -147,6 +147,9 @@ def _print_reads(
         else:
             constants[f"tensor_{name}"] = captured.tensor
             lines.append(f"{name} = tensor_{name}")
+    if facts.apart:
+        inputs = [*(leaf_names[slot] for slot, _, _ in facts.inputs if slot in leaf_names), *captured_names]
+        lines.append(f"if not {constant(facts.apart)}.isdisjoint(map(id, ({', '.join(inputs)},))): {otherwise}")
     return [
         *lines,
         *(f"if {place.expression(constant)} is not {name_of.get(slot) or leaf_names[slot]}: {otherwise}" for place, slot in facts.also),

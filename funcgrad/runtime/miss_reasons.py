@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from attrs import evolve
 from torch import Tensor
@@ -77,6 +77,9 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     for guard in program.facts.state.guards:
         if not guard.holds():
             yield Difference(str(guard.place), guard.explain(), "state", guard.place if type(guard.value) in (float, int) else None)
+    for name, tensor in tensors.items():
+        if id(tensor) in program.facts.apart:
+            yield Difference(name, "is one object with a tensor that the function read elsewhere, and did not compute with")
     for place, slot in program.facts.also:
         if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
@@ -152,8 +155,11 @@ def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Pla
 _Varying = tuple[set[str], dict[str, frozenset[int]], list[Place], list[Place]]
 _OTHER_INTS = 2
 """So many other values an int of Python state has had when it becomes a symbol."""
-_REPLACED = ("item", "slot", "cell")
-"""Kinds of places in which something else can stand for a number while a function is traced."""
+
+
+def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
+    """Whether a place holds a number of this type, and something else can stand there for it while a function is traced."""
+    return place is not None and place.is_writable and type(place.read()) is kind
 
 
 def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool, kinds: Collection[type]) -> _Varying | None:
@@ -170,9 +176,9 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
         place = difference.place
         if difference.where in numbers:
             found.add(difference.where)
-        elif place is not None and place.kind in _REPLACED and type(place.read()) is float:
+        elif _may_hold(place, float):
             places.append(place)
-        elif place is not None and place.kind in _REPLACED and type(place.read()) is int:
+        elif _may_hold(place, int):
             ints.append(place)
         elif difference.where not in own and difference.about != "sizes" and not (difference.about and dims.get(difference.where)):
             return None

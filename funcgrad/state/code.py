@@ -55,6 +55,8 @@ class Mentions:
     uses: Mapping[str, frozenset[Use]] = {}
     used: frozenset[str] = frozenset()
     """Names with which more is done than to look at a class (``isinstance``, ``except``, ``super``, an attribute of it)."""
+    compared: frozenset[str] = frozenset()
+    """Instructions that compare objects by identity (``is``, but for ``is None``, ``in``)."""
     types: frozenset[str] = frozenset()
     """``type``, where code asks for the type of what may be a number, and does more with it than to read an attribute of it."""
 
@@ -74,6 +76,11 @@ class Mentions:
         return bool((self.globals | self.attributes) & _SETS_BY_NAME)
 
     @property
+    def compares_objects(self) -> bool:
+        """Whether it may decide anything that two objects are one."""
+        return bool(self.compared) or "id" in self.globals
+
+    @property
     def unseen(self) -> frozenset[str]:
         return self.globals & UNSEEN
 
@@ -85,7 +92,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
         for name, own in part.uses.items():
             uses.setdefault(name, set()).update(own)
     merged = {name: frozenset(own) for name, own in uses.items()}
-    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned", "used", "types")
+    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned", "used", "compared", "types")
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
@@ -93,12 +100,15 @@ def together(parts: Sequence[Mentions]) -> Mentions:
 def mentions(code: types.CodeType) -> Mentions:
     """What a code object mentions."""
     steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_OPERATION]
-    found: dict[str, set[str]] = {name: set() for name in ("globals", "imports", "attributes", "stored", "assigned", "used", "types")}
+    kinds = ("globals", "imports", "attributes", "stored", "assigned", "used", "compared", "types")
+    found: dict[str, set[str]] = {name: set() for name in kinds}
     uses: dict[str, set[Use]] = {}
     for at, step in enumerate(steps):
         kind = _kind(step.opname)
         if kind is not None:
             found[kind].add(step.argval)
+        if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in _CONSTANT:
+            found["compared"].add(step.opname)
         if step.argval == "type" and step.opname in _GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
             found["types"].add("type")
         if step.opname in _GLOBAL | _ATTRIBUTE | _CELL:
@@ -176,7 +186,7 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
     rest = _Ahead(steps, at + 1)
     if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | _ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
-    if steps[at].argval == "type" and rest.ops(1) == "CALL":
+    if steps[at].argval == "type" and rest.is_call_of_one(1):
         rest = rest.after(2)
     if steps[at].argval in ("type", "__class__"):  # compared with what is loaded next, maybe an attribute
         return rest.ops(0) in _ATTRIBUTE or any(rest.ops(i) in ("IS_OP", "COMPARE_OP") for i in (1, 2))
@@ -190,7 +200,7 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
 
 def _reads_of_type(rest: _Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
-    return rest.ops(0).startswith("LOAD_") and rest.ops(1) == "CALL" and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
+    return rest.ops(0).startswith("LOAD_") and rest.is_call_of_one(1) and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
 
 
 @frozen
@@ -210,6 +220,10 @@ class _Ahead:
     def value(self, i: int) -> object:
         step = self.at(i)
         return None if step is None else step.argval
+
+    def is_call_of_one(self, i: int) -> bool:
+        """Whether a function is called with one argument: ``type(x)``, and not the ``x()`` of ``type(x())``."""
+        return self.ops(i) == "CALL" and self.value(i) == 1
 
     def after(self, n: int) -> _Ahead:
         return _Ahead(self.steps, self.start + n)

@@ -162,6 +162,11 @@ class Place:
     def _held(self) -> Any:
         return self.owner.read() if isinstance(self.owner, Place) else self.owner
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether another value can be put there; what a tuple holds stays."""
+        return self.kind in ("item", "slot", "cell") and not isinstance(self._held(), tuple)
+
     def write(self, value: Any) -> None:
         """Put a value there; ``MISSING`` takes away what is there."""
         if value is MISSING:

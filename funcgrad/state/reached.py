@@ -272,7 +272,8 @@ class Reached(Found):
             self._members_of(kind, new)
         for kind in list(self.classes if self._makes_by_type else self._direct):
             self._made(kind)
-        for variable in said.stored:
+        by_name = said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
+        for variable in sorted(said.stored.union(s for s in by_name if s.isidentifier() and not s.startswith("__"))):
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
         for variable in sorted(said.globals):

@@ -8,6 +8,7 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import sys
 import types
@@ -256,6 +257,8 @@ _warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 def _warn_once(root: Any, message: str) -> None:
     """A warning that comes once for each function."""
+    while isinstance(root, functools.partial):  # one type, whatever it calls
+        root = root.func
     function = getattr(root, "__func__", root)
     said = _warned.setdefault(function if isinstance(function, types.FunctionType) else type(function), set())
     if message not in said:

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 from attrs import evolve, frozen
 from torch import Tensor
@@ -24,8 +24,9 @@ from ..backends.peak import predicted_peak
 from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
+from ..capture.source_location import is_of_function, user_line_of
 from ..capture.trace import active_trace
-from ..errors import RecompileWarning, RetraceError
+from ..errors import RecompileWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..layers.stack import outer_signature, with_subclasses
@@ -225,13 +226,34 @@ class Compiled:
                 with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
                     if self._cache.misses != known:
                         continue  # another thread has made one
-                    with outside_levels():
-                        program = self._compile_and_keep(take_apart(self._definition, self._options.static_argnums, args, kwargs))
-                compiled += 1
+                    made = self._program_or_error(args, kwargs)
+                if isinstance(made, Exception):
+                    return self._raise(made, args, kwargs)
+                compiled, program = compiled + 1, made
                 result = program.run(args, kwargs)
             if result is not MISS:
                 return result
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
+
+    def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | Exception:
+        """A program for a call; or what the function itself raised while it was traced."""
+        with outside_levels():
+            inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+            try:
+                return self._compile_and_keep(inputs)
+            except Exception as error:
+                if self._definition.replays and not self._at_level and is_of_function(error):
+                    return error
+                raise
+
+    def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before."""
+        self._definition(*args, **kwargs)
+        raise TraceError(
+            f"the function raises {type(error).__name__} where it is traced ({error}), and has run in eager PyTorch, where it raises none",
+            where=user_line_of(error),
+            fix="let it not depend on what a traced tensor lacks: its type, its memory, attributes of its own",
+        ) from error
 
     def _compile_and_keep(self, inputs: Inputs) -> Program:
         nearest = "; ".join(self._nearest(inputs) or ["it has not been compiled yet"])
