@@ -169,6 +169,7 @@ SCRIPTS = {
     "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: 2.0}[len(log)]", "call(); call(); call()"),
     "an exception after a write to a tensor": ("W = torch.ones(3); k = 2\ndef f(x):\n    W.add_(x)\n    assert k == 2, 'another k'\n    return x * W", "call(); k = 3; call(); k = 2; call()"),
     "an exception of PyTorch's": ("W = torch.ones(3); n = [3]\ndef f(x):\n    W.add_(x); n[0] += 1\n    return W.view(n[0])", "call(); call()"),
+    "an exception of an attribute that lacks": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    return x * c.later", "call(); call(); c.later = 2; call()"),
     "an exception of a draw": ("k = 2\ndef f(x):\n    r = torch.rand(3)\n    if k > 2: raise ValueError('no')\n    return x * r", "call(); k = 3; call(); k = 2; call()"),
     "an exception in a cached function": ("n = 0\n@functools.cache\ndef g(k):\n    global n\n    n += 1\n    return 2\ndef f(x):\n    g(1)\n    raise KeyError(n)", "call(); call(); g(1)"),
     "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),

@@ -17,8 +17,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 _OURS = LIBRARIES | {"sympy", "mpmath"}
 """Packages whose code runs while a program is made, whatever the function does."""
-_FLOATS = os.path.join("capture", "floats.py")
-"""Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too."""
+_PASSED_ON = os.path.join("capture", "floats.py"), os.path.join("state", "hooks.py")
+"""Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too; and an attribute that lacks."""
 
 
 def is_user_file(filename: str) -> bool:
@@ -61,7 +61,7 @@ def is_defect(error: BaseException) -> bool:
     if isinstance(error, FuncgradError):
         return False
     files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
-    return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_FLOATS)
+    return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_PASSED_ON)
 
 
 def is_of_function(error: BaseException) -> bool:
