@@ -682,3 +682,19 @@ def test_a_gradient_that_is_set_when_the_sizes_have_changed_is_refused():
 
     with pytest.raises(fg.MutationError, match="that it made the gradient of"):
         fg.jit(f)(leaf(False), values())
+
+
+def test_a_gradient_that_is_set_of_what_was_a_leaf_is_set():
+    """What requires grad was written to it, so it is a leaf no more."""
+
+    def f(x, y):
+        x.copy_(y.mean())
+        x.grad = x.detach() * 2
+        return ()
+
+    case = Case(lambda: (torch.ones(3), torch.ones(3, requires_grad=True)), f)
+    compiled = fg.jit(f)
+    assert difference(run(case, lambda f: f), run(case, lambda f: compiled)) is None
+    x = torch.ones(3)
+    compiled(x, leaf())
+    torch.testing.assert_close(x.grad, 2 * leaf().mean().expand(3))

@@ -270,7 +270,7 @@ class Lifter(TorchFunctionMode):
                 where=user_line(),
                 fix="ask for the gradient before",
             )
-        if not real.is_leaf and not reads:
+        if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
             self._trace.given_gradient.append(real)
         else:
             self._trace.asked_for_gradient.append(real)
