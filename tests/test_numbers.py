@@ -202,7 +202,7 @@ def test_a_failing_call_gives_up_nothing() -> None:
     assert compiled.cache_info().misses == 2
 
 
-@pytest.mark.parametrize("place", ["funcgrad.transforms.compiled.tag_joint", "funcgrad.capture.recorder.Recorder._that_fit"])
+@pytest.mark.parametrize("place", ["funcgrad.executable.tag_joint", "funcgrad.capture.recorder.Recorder._that_fit"])
 def test_a_defect_is_not_taken_for_a_function_without_symbols(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = fg.jit(lambda x, v: x * v)
     compiled(X, 0.1)
