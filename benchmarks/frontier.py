@@ -20,7 +20,8 @@ from torch import Tensor
 
 import funcgrad as fg
 
-from .measure import interleaved_medians, peak_bytes
+from .measure import interleaved_medians
+from .peaks import peak_bytes
 
 BUDGETS = tuple(k / 10 for k in range(1, 11))
 

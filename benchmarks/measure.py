@@ -1,4 +1,4 @@
-"""How things are measured: calls interleaved between the contestants, medians; memory from the profiler's allocation events."""
+"""How calls are timed: interleaved between the contestants, medians. It knows nothing of a checkout, so that two can be compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from funcgrad.backends import peak
 
 
 def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, calls: int = 1) -> dict[str, float]:
@@ -58,9 +56,3 @@ def seconds_of(call: Callable[[], Any], calls: int) -> float:
     for _ in range(calls):
         call()
     return (time.perf_counter() - start) / calls
-
-
-def peak_bytes(call: Callable[[], Any]) -> int:
-    """``peak.peak_bytes`` of a call that is not the first."""
-    call()
-    return peak.peak_bytes(call)

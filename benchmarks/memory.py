@@ -12,7 +12,8 @@ import funcgrad as fg
 from funcgrad.trees import flatten
 
 from .contestants import eager, funcgrad_function
-from .measure import interleaved_medians, peak_bytes
+from .measure import interleaved_medians
+from .peaks import peak_bytes
 from .steady import ALL
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
