@@ -111,12 +111,13 @@ def statements_of(layers: Sequence[Layer], outer: Signature, bumps_inside: bool 
     """All that happens in a call with these layers, outermost first. ``bumps_inside``: the kernel moves version counters itself."""
     found: dict[Moment, list[Statement]] = {moment: [] for moment in Moment}
     quiet = {slot for layer in layers for slot in layer.version_bumps}
+    writes: list[Statement] = []
     for layer in layers:
+        own: list[Statement] = []
         for moment, statement in _of_layer(layer, outer, quiet):
-            if moment is not Moment.WRITES:
-                found[moment].append(statement)
-    for layer in reversed(layers):
-        found[Moment.WRITES] += [s for moment, s in _of_layer(layer, outer, quiet) if moment is Moment.WRITES]
+            (own if moment is Moment.WRITES else found[moment]).append(statement)
+        writes = own + writes  # from inside
+    found[Moment.WRITES] = writes
     if quiet and not bumps_inside:
         found[Moment.VERSIONS].append(Bump(_sorted(quiet)))
     for moment in (Moment.RETURNED, Moment.WRITTEN):
