@@ -4,7 +4,8 @@ A word ``("vmap", "grad")`` is ``vmap(grad(f))``. Compiled at position 1 it is `
 ``vmap(grad(compiled f))``. The oracle is the same word in eager torch.func, in float64: both give the same numbers, and leave the same
 in what is written to, or both raise. A second call runs programs of the first one, and makes none.
 
-``python -m tests.laws.words LENGTH [CASES [SEED]]`` runs all words up to a length, or so many random ones of that length.
+``python -m tests.laws.words LENGTH [CASES [SEED]]`` runs all words up to a length, or so many random ones of that length;
+``python -m tests.laws.words LENGTH PART/PARTS`` of all words of that length that part.
 """
 
 from __future__ import annotations
@@ -176,10 +177,12 @@ def cases(length: int) -> Iterator[tuple[tuple[str, ...], str, int]]:
                     yield word, name, at
 
 
-def main(length: int, some: int | None = None, seed: int = 0) -> int:
-    chosen = list(cases(length))
-    if some is not None:
-        chosen = sorted(random.Random(seed).sample([case for case in chosen if len(case[0]) == length], some))
+def main(length: str, which: str = "", seed: str = "0") -> int:
+    chosen = list(cases(int(length)))
+    if which:
+        chosen = [case for case in chosen if len(case[0]) == int(length)]
+        part, _, parts = which.partition("/")
+        chosen = chosen[int(part) - 1 :: int(parts)] if parts else sorted(random.Random(int(seed)).sample(chosen, int(part)))
     differs(("grad",), "smooth", 0)
     gc.freeze()  # what the first case has imported, no collection needs to walk again
     kinds: Counter[str] = Counter()
@@ -195,4 +198,4 @@ def main(length: int, some: int | None = None, seed: int = 0) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(*sys.argv[1:]))
