@@ -144,6 +144,10 @@ class RecompileWarning(UserWarning):
     """A function compiles again and again since one value of Python state is another in each call."""
 
 
+class ReadsWarning(UserWarning):
+    """Python reads values of tensors, and a function took more paths by what they are than programs are made for."""
+
+
 class UnrolledLoopWarning(UserWarning):
     """A function runs a loop of more than 50 steps in Python: a trace unrolls it, and all of the copies of its body are compiled."""
 

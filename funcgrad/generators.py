@@ -41,6 +41,16 @@ def state_of(of: Drawn) -> Tensor:
     return _get(_generator(of))
 
 
+def set_state_of(of: Drawn, state: Tensor) -> None:
+    """Set it to a state."""
+    _set(_generator(of), state)
+
+
+def default_devices() -> list[torch.device]:
+    """The devices that have a default generator."""
+    return [_CPU, *(generator.device for generator in torch.cuda.default_generators)]
+
+
 def _generator(of: Drawn) -> torch.Generator:
     own = _drawing.get()
     if own is not None:
@@ -66,12 +76,8 @@ def own_draws(states: Mapping[Drawn, Tensor] | None = None, passing: Mapping[Dra
     """Inside, random operators draw from generators of their own, which begin in these states, as they would from others. States
     with the marks in ``passing`` they are to pass; those they did not are ``not_passed``."""
     own = OwnDraws(states or {}, passing or {})
-    token = _drawing.set(own)
-    try:
-        with modes_entered(), own:
-            yield own
-    finally:
-        _drawing.reset(token)
+    with own.entered():
+        yield own
 
 
 class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -87,6 +93,16 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for of, state in states.items():
             _set(self.generator(of), state)
             self._pass(of)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Inside, random operators draw from these generators."""
+        token = _drawing.set(self)
+        try:
+            with modes_entered(), self:
+                yield
+        finally:
+            _drawing.reset(token)
 
     def generator(self, of: Drawn) -> torch.Generator:
         """The one that is drawn from on a device, or instead of one that is named: that begins as that one is."""

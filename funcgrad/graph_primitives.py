@@ -43,6 +43,22 @@ def require_true(condition: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
+Path = tuple[Any, ...]
+"""What Python reads first, in this order."""
+
+
+@frozen
+class Read:
+    """What Python read: the value of a tensor, or the sizes of the results of an operator."""
+
+    value: Any
+    where: str | None
+    during: str
+
+    def __str__(self) -> str:
+        return f"{self.value!r} at {self.where}"
+
+
 class PathMiss(Exception):  # noqa: N818 another path of the program is asked for: no error
     """What Python read of a value while a program was made is another now: ``read`` is the number of the read."""
 
@@ -52,11 +68,41 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
 
 
 def expect(value: Any, read: int, expected: Any) -> None:
-    """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it was. Numbers are told
-    apart by how they are written: 0.0 is not -0.0, and nan is nan."""
-    now = value.item() if isinstance(value, Tensor) else value
-    if type(now) is not type(expected) or repr(now) != repr(expected):
+    """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it was."""
+    now = value.tolist() if isinstance(value, Tensor) else value
+    if not is_same_value(now, expected):
         raise PathMiss(read, now)
+
+
+def is_same_value(a: Any, b: Any) -> bool:
+    """Whether two values that were read are one: 0.0 is not -0.0, and nan is nan."""
+    return type(a) is type(b) and (a is b or repr(a) == repr(b))
+
+
+@frozen(eq=False, repr=False)
+class Sized:
+    """An operator whose results have other sizes for other values, called where Python went on by their sizes: raises ``PathMiss`` where
+    they are not ``sizes``, before anybody sees them."""
+
+    op: Any
+    read: int
+    sizes: tuple[tuple[int, ...], ...]
+
+    @property
+    def __name__(self) -> str:
+        return str(self.op.__name__)
+
+    __module__ = "funcgrad"  # fx asks a call's target for it
+
+    def __repr__(self) -> str:
+        return f"{self.op} of sizes {', '.join(map(str, self.sizes))}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.op(*args, **kwargs)
+        now = tuple(tuple(t.shape) for t in (found if isinstance(found, (list, tuple)) else (found,)))
+        if now != self.sizes:
+            raise PathMiss(self.read, now)
+        return found
 
 
 CHECKS = (require_false, require_true, expect)

@@ -24,7 +24,8 @@ from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
 from .draw import Box, Drawing
 from .errors import GraphError
-from .graph_primitives import CHECKS, Opaque, getitem
+from .generators import Drawn
+from .graph_primitives import CHECKS, Opaque, Sized, expect, getitem
 from .show import Code, Doc, Shown, Table, elided
 from .sizes import hint
 from .slots import Signature, Slot
@@ -227,6 +228,13 @@ def is_random(node: Node) -> bool:
     return any(is_random(n) for body in bodies_of(node) for n in body.fx.nodes)
 
 
+def drawn_from(node: Node) -> list[Drawn]:
+    """What a node that draws draws from: the generator that it names, or the default ones of devices."""
+    arguments: tuple[Any, ...] = (*node.args, *node.kwargs.values())
+    named: list[Drawn] = [v for v in arguments if isinstance(v, torch.Generator)]
+    return named or list(dict.fromkeys(t.device for t in tensors_in(value_of(node))))
+
+
 def bodies_of(node: Node) -> list[Graph]:
     """The graphs that control flow runs: the branches of ``torch.cond``, the body of a loop; none for any other node."""
     args: tuple[Any, ...] = node.args
@@ -239,9 +247,14 @@ def has_effect(node: Node) -> bool:
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, Opaque) or is_random(node):
+    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, (Opaque, Sized)) or is_random(node):
         return True
     return any(has_effect(n) for body in bodies_of(node) for n in body.fx.nodes)
+
+
+def is_path_check(node: Node) -> bool:
+    """Whether a call says that the program is for this call: it may raise ``PathMiss``."""
+    return node.target is expect or isinstance(node.target, Sized)
 
 
 def is_getitem(node: Node) -> bool:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from attrs import frozen
 
-from .graph_primitives import guard_holds
-from .graphs import Graph, pass_of
+from .generators import Drawn
+from .graph_primitives import Read, guard_holds
+from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
 from .show import Doc, Shown, Table
 from .sizes import Sizes
-from .slots import Signature, Slot, of_backward, outer_slot
+from .slots import Seed, Signature, Slot, of_backward, outer_slot
 from .subclasses import Wrapping
 from .tags import tags_of
+from .torch_private import generator_id
 from .trees import LEAF, Node, Tree
+
+_CPU = torch.device("cpu")
+"""Where the key of a call is drawn."""
 
 
 @frozen(eq=False)
@@ -74,6 +81,9 @@ class Joint(Shown):
     is_split: bool = False
     """Whether the two passes run as two programs, the caller's code in between."""
 
+    reads: tuple[Read, ...] = ()
+    """What Python read of values: checks in the graph say by its number which of them is another now."""
+
     @staticmethod
     def of(graph: Graph, is_split: bool = False) -> Joint:
         """A graph that no function was traced for. All of its results are given, but for gradients where it ``is_split``."""
@@ -84,6 +94,17 @@ class Joint(Shown):
     @property
     def signature(self) -> Signature:
         return self.graph.signature
+
+    @property
+    def drawn_before_checks(self) -> list[Drawn]:
+        """What random numbers are drawn from before the last check of what Python read."""
+        checks = [i for i, node in enumerate(self.graph.fx.nodes) if is_path_check(node)]
+        drawing = filter(is_random, itertools.islice(self.graph.fx.nodes, max(checks, default=0)))
+        has_key = checks and any(isinstance(slot, Seed) for slot in self.signature.ins)
+        found: dict[object, Drawn] = {_CPU: _CPU} if has_key else {}
+        for node in drawing:
+            found |= {generator_id(of) if isinstance(of, torch.Generator) else of: of for of in drawn_from(node)}
+        return list(found.values())
 
     def inner_outs(self, outer: Slot) -> list[Slot]:
         """What the graph returns for an output: its inner tensors, if it is a wrapper subclass."""

@@ -30,6 +30,15 @@ def level_of_call() -> int:
     return _level.get()
 
 
+def below_levels(value: Tensor) -> Tensor | None:
+    """The numbers of a tensor, whatever levels differentiate it; None where a vmap has others of them for each sample."""
+    while is_transform_wrapper(value):
+        if not is_tracked_wrapper(value):
+            return None
+        value = wrapped_value(value)
+    return value
+
+
 def write_below(target: Tensor, value: Tensor) -> None:
     """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform, which eager torch.func
     refuses. Raises ``MutationError`` where they are others in each sample of a batch."""

@@ -21,6 +21,7 @@ from .errors import OptionError
 
 Randomness = Literal["eager", "philox"]
 Numerics = Literal["fast", "eager"]
+Reading = Literal["guard", "error"]
 
 
 def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
@@ -82,6 +83,9 @@ class Options:
     values with which the function, and its compilation, take the same branches (``isinstance(x, float)`` is False inside the function,
     ``isinstance(x.shape[0], int)`` too). ``True``: sizes are symbols from the first call on. ``False``: one program for each set of values.
     Sizes of 0 and 1 are never symbols, nor are those of captured tensors, of inputs that share memory, or with a ``memory_budget``.
+    reads: ``"guard"``: what Python reads of values of tensors (``if x.any():``, ``x.item()``, the size of ``x[mask]``) is checked inside
+    the program, and another value is another program: one for each path through the function, 16 at most (then a ``ReadsWarning``, and
+    calls that take other paths run in eager PyTorch). ``"error"``: reading raises, as in JAX.
     backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
     called outside of it), ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an
     ``AutocastWarning`` where autocast is on when a gradient is compiled.
@@ -104,12 +108,14 @@ class Options:
     donate_argnums: tuple[int, ...] = field(default=(), converter=_positions)
     rng: Randomness = "eager"
     numerics: Numerics = "fast"
+    reads: Reading = "guard"
 
     def __attrs_post_init__(self) -> None:
         _check("backend", self.backend, now=("auto", "c", "triton", "aten"))
         _check("dynamic", self.dynamic, now=(None, True, False))
         _check("rng", self.rng, now=("eager", "philox"))
         _check("numerics", self.numerics, now=("fast", "eager"))
+        _check("reads", self.reads, now=("guard", "error"))
         if self.numerics == "eager" and self.backend in ("c", "triton"):
             raise OptionError(
                 f'numerics="eager" runs the kernels of eager PyTorch, backend="{self.backend}" its own', fix="leave one of the two out"

@@ -211,24 +211,25 @@ def chooses(x: Tensor) -> Tensor:
 
 
 CONTROL, SHAPE = fg.DataDependentControlFlowError, fg.DataDependentShapeError
-row("if", CONTROL, "asked for the value", branches, numbers, fixed=chooses)
+NO_READS = {"reads": "error"}
+row("if", CONTROL, "asked for the value", branches, numbers, fixed=chooses, options=NO_READS)
 row("if, in a gradient", CONTROL, "asked for the value", lambda x: branches(x).sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum())
+    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum(), options=NO_READS)
 row("item()", CONTROL, "asked for the value", lambda x: x * x.max().item(), numbers, fixed=lambda x, m: x * m,
-    fixed_args=lambda: (*numbers(), 2.5))
-row("tolist()", CONTROL, "asked for the value", lambda x: x * x.tolist()[0], numbers, fixed=lambda x, m: x * m, fixed_args=lambda: (*numbers(), 0.5))
+    fixed_args=lambda: (*numbers(), 2.5), options=NO_READS)
+row("tolist()", CONTROL, "asked for the value", lambda x: x * x.tolist()[0], numbers, fixed=lambda x, m: x * m, fixed_args=lambda: (*numbers(), 0.5), options=NO_READS)
 row("a number in a text", CONTROL, "asked for the value", lambda x: (x * 2, f"{x.max():.2f}"), numbers, fixed=lambda x, text: (x * 2, text),
-    fixed_args=lambda: (*numbers(), "2.50"))
+    fixed_args=lambda: (*numbers(), "2.50"), options=NO_READS)
 row("numpy()", CONTROL, "NumPy", lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
 row("the size of a storage", CONTROL, "how large the storage", lambda x: x * x.untyped_storage().nbytes(), numbers,
     fixed=lambda x: x * (x.numel() * x.element_size()))
 row("an element of a storage", CONTROL, "the storage of a tensor", lambda x: x * x.untyped_storage()[0], numbers, fixed=lambda x: x * x[0])
 row("DLPack", CONTROL, "DLPack", lambda x: torch.from_dlpack(x) * 2, numbers, fixed=lambda x: x * 2)
-row("a mask", SHAPE, "depends on tensor values", lambda x: x[x > 0].sum(), numbers, fixed=lambda x: torch.where(x > 0, x, 0).sum())
+row("a mask", SHAPE, "depends on tensor values", lambda x: x[x > 0].sum(), numbers, fixed=lambda x: torch.where(x > 0, x, 0).sum(), options=NO_READS)
 row("nonzero", SHAPE, "depends on tensor values", lambda x: x[x.nonzero()[:, 0]].sum(), numbers, fixed=lambda x, at: x[at].sum(),
-    fixed_args=lambda: (*numbers(), torch.arange(3)))
+    fixed_args=lambda: (*numbers(), torch.arange(3)), options=NO_READS)
 row("least squares", SHAPE, "linalg_lstsq", lambda a, b: torch.linalg.lstsq(a, b).solution, lambda: (torch.eye(3), torch.ones(3, 1)),
-    fixed=lambda a, b: torch.linalg.pinv(a) @ b)
+    fixed=lambda a, b: torch.linalg.pinv(a) @ b, options=NO_READS)
 
 
 # ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -274,9 +274,9 @@ def list_of_a_tensor(x):
 )
 def test_value_of_a_tensor(f, fault, transform, x):
     try:
-        transform(f)(x)
+        transform(f, reads="error")(x)
     except fg.FuncgradError as error:
-        fails(fg.DataDependentControlFlowError, RuntimeError, lambda: transform(f)(x))
+        fails(fg.DataDependentControlFlowError, RuntimeError, lambda: transform(f, reads="error")(x))
         assert error.where.startswith(line_of(f, fault) + ": ")
         assert fault in error.where  # the line itself is shown
         assert "torch.where" in error.fix and "torch.cond" in error.fix
@@ -285,7 +285,8 @@ def test_value_of_a_tensor(f, fault, transform, x):
 
 
 def test_value_of_a_tensor_deep_inside_names_the_innermost_line(x):
-    error = fails(fg.DataDependentControlFlowError, RuntimeError, lambda: fg.grad_compiled(lambda x: tensor_decides(x.sin()))(x))
+    compiled = fg.grad_compiled(lambda x: tensor_decides(x.sin()), reads="error")
+    error = fails(fg.DataDependentControlFlowError, RuntimeError, lambda: compiled(x))
     assert error.where.startswith(line_of(tensor_decides, "if x.sum() > 0"))
 
 
@@ -304,7 +305,7 @@ def solves_by_least_squares(a, b):
 
 
 def test_size_that_depends_on_values():
-    call = lambda: fg.jit(solves_by_least_squares)(torch.eye(3), torch.ones(3, 1))  # noqa: E731
+    call = lambda: fg.jit(solves_by_least_squares, reads="error")(torch.eye(3), torch.ones(3, 1))  # noqa: E731
     error = fails(fg.DataDependentShapeError, RuntimeError, call, "linalg_lstsq")
     assert error.where.startswith(line_of(solves_by_least_squares, "lstsq("))
     assert "pinv" in error.fix
@@ -312,13 +313,9 @@ def test_size_that_depends_on_values():
 
 @pytest.mark.parametrize("f", [lambda x: x[x > 1].sum(), lambda x: x.masked_select(x > 1).sum(), lambda x: x.sum() * x.unique().shape[0]])
 def test_size_that_depends_on_values_in_a_gradient(f, x):
-    """A gradient that works is as good as the error."""
-    try:
-        found = fg.grad_compiled(f)(x)
-    except fg.DataDependentShapeError as error:
-        assert error.where.startswith(HERE)
-    else:
-        assert torch.equal(found, torch.func.grad(f)(x))
+    assert torch.equal(fg.grad_compiled(f)(x), torch.func.grad(f)(x))
+    error = fails(fg.DataDependentShapeError, RuntimeError, lambda: fg.grad_compiled(f, reads="error")(x))
+    assert error.where.startswith(HERE)
 
 
 # ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -563,7 +560,7 @@ def writes_then_writes_a_parameter(x, log):
 )
 def test_nothing_is_written_by_a_call_that_fails_later(f, kind, x):
     log = torch.zeros(2, 3)
-    refuses(kind, lambda: fg.jit(f)(x, log), x, log, PARAMETER)
+    refuses(kind, lambda: fg.jit(f, reads="error")(x, log), x, log, PARAMETER)
 
 
 def test_a_function_that_raises_has_written_what_it_wrote_before(x):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
-from funcgrad.capture.known import Known
+from funcgrad.capture import tape
 from funcgrad.capture.trace import Trace
 
 X = torch.tensor([[0.3, -1.2, 0.7], [1.1, 0.4, -0.6]])
@@ -378,7 +378,7 @@ def test_an_incoming_gradient_is_not_known():
     """Of two halves it comes in; a gradient begins with ones, which are known."""
     f = lambda x: ReadsItsGradient.apply(x)  # noqa: E731
     with pytest.raises(fg.DataDependentControlFlowError):
-        fg.jit(f)(X.clone().requires_grad_()).sum().backward()
+        fg.jit(f, reads="error")(X.clone().requires_grad_()).sum().backward()
     assert torch.equal(fg.grad_compiled(lambda x: f(x).sum())(X), torch.full((2, 3), 3.0))
 
 
@@ -396,7 +396,7 @@ def test_an_incoming_gradient_of_a_subclass_is_not_known():
     """It is made like the result it is for, whose looks are known."""
     x = TwoTensor(X.clone(), X.clone()).requires_grad_()
     with pytest.raises(fg.DataDependentControlFlowError):
-        fg.jit(ReadsAPartOfItsGradient.apply)(x).sum().backward()
+        fg.jit(ReadsAPartOfItsGradient.apply, reads="error")(x).sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -590,14 +590,15 @@ def test_the_tape_is_let_go_of():
         patch.setattr(Trace, "run", run)
         fg.jit(by_a_mask)(X)
     assert len(traces) >= 2
-    assert not any(trace.known._calls or trace.known._values or trace.known._found for trace in traces)
+    tapes = [trace.reads.tape for trace in traces]
+    assert not any(t._calls or t._constants or t._now or t._given or t._draws for t in tapes)
+    assert not any(trace.reads._found for trace in traces)
 
 
 def test_nothing_is_computed_before_python_asks():
-    """Nor is anything noted of what depends on an input."""
     ran = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Known, "_run", lambda self, call: ran.append(call))
+        patch.setattr(tape, "_run", lambda *call: ran.append(call))
         agrees(lambda x: x.sin() * torch.ones(3).cumsum(0) + torch.arange(3).float().exp())
     assert not ran
 
@@ -643,7 +644,7 @@ MODULE = Masked()
 def test_what_depends_on_an_input_or_a_draw_is_refused(f, rng):
     for transform in (fg.jit, lambda f, **options: fg.grad_compiled(lambda x: f(x).sum(), **options)):
         with pytest.raises(fg.DataDependentControlFlowError) as caught:
-            transform(f, rng=rng)(X)
+            transform(f, rng=rng, reads="error")(X)
         assert caught.value.where.startswith("test_known_values.py:")
 
 
@@ -659,7 +660,7 @@ def test_a_refusal_the_function_swallows(read):
         return x * 3
 
     with pytest.raises(fg.DataDependentControlFlowError):
-        fg.jit(f)(X)
+        fg.jit(f, reads="error")(X)
 
 
 @pytest.mark.parametrize(
@@ -674,7 +675,7 @@ def test_a_refusal_the_function_swallows(read):
 )
 def test_sizes_that_depend_on_an_input_or_a_draw_are_refused(f):
     with pytest.raises(fg.DataDependentShapeError):
-        fg.jit(f)(X)
+        fg.jit(f, reads="error")(X)
 
 
 @torch.library.custom_op("known_values::now", mutates_args=())
@@ -690,7 +691,7 @@ def _now(like):
 def test_a_custom_operator_is_not_known():
     """It may answer otherwise each time it is called."""
     with pytest.raises(fg.DataDependentControlFlowError):
-        fg.jit(lambda x: x * now(torch.ones(2)).sum().item())(X)
+        fg.jit(lambda x: x * now(torch.ones(2)).sum().item(), reads="error")(X)
 
 
 # ── as libraries do it ───────────────────────────────────────────────────────────────────────────────────────────

@@ -60,7 +60,7 @@ def named_error(error: Exception) -> FuncgradError | None:
             "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
             where=where,
             fix="write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` "
-            "for a choice between computations, or pass the value as a Python argument",
+            'for a choice between computations, or pass the value as a Python argument; or leave out reads="error"',
         )
     if (isinstance(error, RuntimeError) and ".numpy() is not supported" in text) or "Can't call numpy()" in text:
         return DataDependentControlFlowError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from attrs import evolve, frozen
 
+from ..graph_primitives import Path, Read
 from ..show import Doc, Shown, Table, in_bytes
 from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Slot, Stored
 from ..slots import State as StateSlot
@@ -119,6 +120,8 @@ class Facts(Shown):
     """What the function made, returns, and has set the ``.grad`` of."""
     generators: tuple[torch.Generator, ...] = ()
     """Those it names that are no default ones."""
+    reads: tuple[Read, ...] | None = None
+    """The values of tensors that Python reads; None where it may read none."""
 
     @property
     def given(self) -> tuple[NewMemory | NewGradient | Stored, ...]:
@@ -135,6 +138,11 @@ class Facts(Shown):
     def returned(self) -> tuple[OutputFact, ...]:
         """The outputs that are leaves of the function's result."""
         return self.outputs[: len(self.outputs) - len(self.given)]
+
+    @property
+    def path(self) -> Path | None:
+        """What Python reads of values, in order."""
+        return None if self.reads is None else tuple(read.value for read in self.reads)
 
     @property
     def symbols(self) -> frozenset[str]:

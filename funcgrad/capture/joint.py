@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
-from ..graphs import Graph, bodies_of, has_effect, pass_of, storages, value_of
+from ..graphs import Graph, ancestors, as_needed, bodies_of, copy_nodes, has_effect, is_path_check, pass_of, storages, value_of
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
@@ -34,7 +35,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     ``with_backward``: trace the gradients of all inputs that require grad, too, given a cotangent for each output that has a
     history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
     """
-    trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng)
+    trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng, path=inner.facts.path)
     trace.watch = watch
     trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
@@ -65,6 +66,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
     )
     simplify(graph)
+    if trace.reads.done:
+        graph = reads_first(graph, with_backward)
     warn_of_unrolled(graph)
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
@@ -73,8 +76,9 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     by_value = frozenset(floats.by_value)
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
     return Joint(
-        graph, returned, guards, floats.names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward
-    )
+        graph, returned, guards, floats.names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward,
+        tuple(trace.reads.done),
+    )  # fmt: skip
 
 
 def _constant(value: Any, inner: Inner) -> Slot | Constant:
@@ -148,6 +152,22 @@ def _keep_first_values(trace: Trace, outs: dict[Slot, Any]) -> None:
             tag(copy, Tag.MUST_SAVE, f"{slot} is written to in forward, and backward needs what it held before")
             for user in late:
                 user.replace_input_with(node, copy)
+
+
+def reads_first(graph: Graph, is_split: bool) -> Graph:
+    """The same calls, first the checks of what Python read, with all they need: a call that takes another path is told so before anything
+    else is computed. One that waits for a draw, or another effect, stays in its place. Where the passes run apart, all are in forward: what
+    backward reads is known there, but for what comes in later, which nobody reads."""
+    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
+    known = set(nodes)
+    before = {n: [i for i in n.all_input_nodes if i in known] for n in nodes}
+    checks = [n for n in nodes if is_path_check(n)]
+    for node in ancestors(checks) if is_split else ():
+        node.meta["pass"] = "forward"
+    first = list(itertools.takewhile(lambda n: not any(has_effect(a) and not is_path_check(a) for a in ancestors([n])), checks))
+    pairs = list(zip(graph.signature.outs, graph.results, strict=True))
+    slots = list(zip(graph.signature.ins, graph.placeholders, strict=True))
+    return copy_nodes(graph, as_needed((*first, *nodes), before), slots, pairs, graph.name)
 
 
 def simplify(graph: Graph) -> None:

@@ -16,8 +16,6 @@ from ..subclasses import inner_tensors, is_traced
 from ..torch_private import (
     CUSTOM_FUNCTION,
     TRACER_SLOT,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FunctionalTensor,
     NoReplays,
@@ -41,9 +39,9 @@ from ..trees import flatten
 from .captures import GradientsMatter, RestartTrace, require_dense_results
 from .control_calls import CALLS
 from .ints import without_ints
-from .known import BY_MASK, READS, TAKES_DATA
 from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
 from .questions import QUESTIONS, refuse_unknowable
+from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .source_location import asked_by_us, user_line
 from .storage_mutation import GIVES, call_with_out, give_data
 from .storages import STORAGES, require_memory_in_place, storage_of
@@ -126,26 +124,22 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             drawn = trace.draws(func, args, kwargs)
             if drawn is not NotImplemented:
                 return drawn
-            if func in BY_MASK and (out := trace.known.by_places(func, args)) is not NotImplemented:
+            if func in BY_MASK and (out := trace.reads.by_places(func, args)) is not NotImplemented:
                 return out
-            out = trace.on_fakes(func, args, kwargs)
-        except DataDependentOutputException as error:
-            out = trace.known.answer(func, args, kwargs)
-            if out is NotImplemented:
-                trace.refused = error
-                raise
-            return out
-        except DynamicOutputShapeException as error:
-            if func not in FAKE_RESULTS:
-                out = trace.known.sized(func, args, kwargs)
-                if out is NotImplemented:
-                    trace.refused = error
-                    raise
-                return out
-            with trace.fakes:
-                out = FAKE_RESULTS[func](*args, **kwargs)
+            if func in FAKE_RESULTS:
+                with trace.fakes:
+                    out = FAKE_RESULTS[func](*args, **kwargs)
+            elif asks_for_value(func):
+                return trace.reads.answer(func, args, kwargs)
+            elif makes_sizes(func, args, kwargs):
+                return trace.reads.sized(func, args, kwargs)
+            else:
+                out = trace.on_fakes(func, args, kwargs)
+        except READS_LATER as error:
+            trace.refused = error
+            raise
         require_dense_results(func, tensors_in(out))
-        trace.known.note(func, args, kwargs, out)
+        trace.reads.tape.note(func, args, kwargs, out)
         if trace.graph is not None:
             trace.record(func, args, kwargs, out)
         return out
@@ -224,10 +218,10 @@ class Lifter(TorchFunctionMode):
             return give_data(self._trace, original, *args)
         if func in GIVES and isinstance(args[0], FunctionalTensor):
             return GIVES[func](self._trace, original, *args, **kwargs)
-        if func in READS and (found := self._trace.known.read(func, *args, **kwargs)) is not NotImplemented:
+        if func in READS and (found := self._trace.reads.read(func, *args, **kwargs)) is not NotImplemented:
             return found
         if func in TAKES_DATA:
-            args = self._trace.known.with_data(func, args)
+            args = self._trace.reads.with_data(func, args)
         self._trace.checks = VALUE_CHECKS.get(func)
         try:
             if kwargs.get("out") is not None:

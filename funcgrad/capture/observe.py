@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
 from ..errors import MutationError, UnresolvedCaptureWarning
+from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
@@ -46,6 +47,7 @@ from .memory import history, neighbours, overlaps, same_objects
 from .onward import Passes, calls_of
 from .outputs import look_at_outputs, results_by_slot
 from .questions import require_bare
+from .reads import READS_LATER
 from .results import hidden_tensor, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
@@ -61,6 +63,7 @@ def observe(
     rng: Randomness,
     replays: bool = True,
     at_level: int = 0,
+    path: Path | None = None,
 ) -> tuple[Facts, Watch]:
     """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is recorded.
 
@@ -68,12 +71,12 @@ def observe(
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
     ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each call (else it has happened).
-    ``at_level``: see ``Trace``.
+    ``at_level``, ``path``: see ``Trace``.
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
     """
     known: list[Tensor] = []
     while True:
-        dry = _DryRun(inputs, grad, known, out_slot, splits, rng, replays)
+        dry = _DryRun(inputs, grad, known, out_slot, splits, rng, replays, path)
         dry.trace.at_level = at_level
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
@@ -95,13 +98,14 @@ class _DryRun:
         splits: bool,
         rng: Randomness,
         replays: bool,
+        path: Path | None,
     ) -> None:
         self._inputs, self._grad, self._out_slot, self._splits, self._replays = inputs, grad, out_slot, splits, replays
         self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
-        self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet)
+        self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet, path=path)
         self.trace.heedless = not grad and (splits or replays)  # what a pullback runs again knows the answers
         self.trace.tracks = not splits
         self._passes = Passes()
@@ -278,11 +282,14 @@ class _DryRun:
         roots = [v for v in dict.fromkeys([*leaves, *written]) if has_history(v)]
         if roots and (python_node_below(roots) or not sources):
             seeds = [torch.ones_like(v) for v in roots]
-            self.trace.known.forget([from_functional(inner) for seed in seeds for inner in inner_tensors(seed)])
+            self.trace.reads.tape.forget([from_functional(inner) for seed in seeds for inner in inner_tensors(seed)])
+            refused = self.trace.refused
             try:
                 with self.watch, self.trace.backward_pass():
                     torch.autograd.backward(roots, seeds)
             except RuntimeError as error:
+                if self.trace.reads.allowed and isinstance(error, READS_LATER):
+                    self.trace.refused = refused  # of the gradients that come in, which are known when backward is compiled
                 return error
         return None
 
@@ -355,7 +362,10 @@ class _DryRun:
         guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
         asked = (*facts.asked, *asked)
         generators = tuple(self.trace.draws.named.values())
-        return evolve(facts, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients, generators=generators)
+        reads = tuple(self.trace.reads.done) if self.trace.reads.allowed else None
+        return evolve(
+            facts, reads=reads, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients, generators=generators
+        )
 
 
 def _require_unhooked(trace: Trace, leaves: Sequence[Any]) -> None:

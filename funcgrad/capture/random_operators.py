@@ -168,7 +168,7 @@ class Draws:
     def _call(self, op: Any, *args: Any) -> Tensor:
         with outside_transforms(), self._trace.functional:
             out: Tensor = op(*args)
-        self._trace.known.forget([out])
+        self._trace.reads.tape.forget([out])
         return out
 
     def _refuse(self, what: str, fix: str) -> NoReturn:

@@ -85,7 +85,7 @@ class Recorder:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
-        meta = {"pass": self.current_pass, "where": self._line()}
+        meta = {"pass": self.current_pass, "where": self.line()}
         name = op.__name__.split(".")[0].strip("_") or "call"
         node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
         node.meta = {"val": out, **meta}
@@ -186,7 +186,7 @@ class Recorder:
             self._scalars[symbol] = node
         return self._scalars[symbol]
 
-    def _line(self) -> str | None:
+    def line(self) -> str | None:
         """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
         number = running_sequence_number()
         if number is not None and number in self._lines:
@@ -217,8 +217,16 @@ class Recorder:
 
     def _require(self, check: Callable[..., None], condition: Tensor, message: str) -> None:
         if self.graph is not None:
-            node = self.graph.create_node("call_function", check, (self.node(condition), message), {}, name=check.__name__)
-            node.meta = {"val": None, "pass": self.current_pass, "where": user_line()}
+            self.call(check, (self.node(condition), message), {}, None)
+
+    def call(self, target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> fx.Node:
+        """The node of a call whose result is no tensor."""
+        assert self.graph is not None
+        node_args = tuple(a if isinstance(a, fx.Node) else self._argument(a, target) for a in args)
+        named = {k: self._argument(v, target) for k, v in kwargs.items()}
+        node = self.graph.create_node("call_function", target, node_args, named, name=target.__name__.split(".")[0])
+        node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
+        return node
 
     def inner_graph(self, name: str, fakes: Sequence[Tensor], run: Callable[[], list[Tensor]]) -> tuple[Graph | None, list[Tensor]]:
         """What ``run`` records, as a graph of its own that takes these fakes (None where nothing is recorded); and the fakes it returns."""

@@ -215,7 +215,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "seed": draws.seed,
         "attribute": attribute,
         **fast_path_replacements(),
-        **steps_of_optimisers(lambda count: trace.known.real(count) is not None),
+        **steps_of_optimisers(lambda count: trace.reads.real(count) is not None),
         "generator seed": draws.seed_one,
         "generator set": draws.seed,
         "generator copy": draws.clone,

@@ -8,6 +8,7 @@ replaced by an input of the trace) · autograd · functionalisation · ``Tracer`
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, fx
 
 from ..autograd_state import renew_history
-from ..errors import FuncgradError, GraphError, TraceError, UnsupportedTensorError
-from ..graphs import type_text, written_copies
+from ..errors import FuncgradError, GraphError, TraceError
+from ..graph_primitives import Path
+from ..graphs import type_text
+from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
@@ -27,38 +30,32 @@ from ..tags import Tag, tag
 from ..torch_private import (
     FakeTensor,
     FunctionalTensor,
-    arguments_by_name,
     from_functional,
-    functional_form,
-    is_torchs_own,
     is_transform_wrapper,
     is_zero_tensor,
     make_functional_mode,
     outside_transforms,
     replace_value,
-    returns_nothing,
     storage_id,
     to_functional,
     view_kind,
     without_function_modes,
     without_modes,
     writes_inputs,
-    written_by,
 )
 from .autocast import backward_under
-from .captures import Lifted, detached, require_dense, require_traceable
+from .captures import Lifted, detached, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
-from .known import Known
 from .modes import Lifter, Tracer
 from .questions import Questions
 from .random_operators import Draws
+from .reads import Reads
 from .recorder import Recorder
-from .scattered import strided
 from .source_location import is_defect, user_line
 from .stale_grad_metadata import Forgotten
-from .storages import require_data_alone
 from .torch_patches import replacements_of, replacing
+from .unfunctional import unfunctional
 from .views import Lineage
 from .writes import Writes
 
@@ -83,15 +80,19 @@ class Trace(Recorder):
         backward_autocast: BackwardAutocast,
         rng: Randomness,
         stand_in_for: Callable[[Tensor], Tensor] | None = None,
+        path: Path | None = None,
     ) -> None:
-        """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error."""
+        """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error. ``path``: what
+        Python reads first of values; None where it may not read any."""
         super().__init__(record=record)
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
-        self.functional = make_functional_mode(self._unfunctional, self.writes.before, self.lineage.note, self.writes.after, self._outer)
+        self.functional = make_functional_mode(
+            functools.partial(unfunctional, self), self.writes.before, self.lineage.note, self.writes.after, self._outer
+        )
         self.tracer = Tracer(self)
-        self.known = Known(self)
+        self.reads = Reads(self, path)
         self.draws = Draws(self, rng, first_run=stand_in_for is not None)
         self._stand_in_for = stand_in_for
         self.captured: dict[int, Lifted] = {}
@@ -135,7 +136,7 @@ class Trace(Recorder):
         entered = parts(slot, functional)
         for own, inner in entered:
             fake = from_functional(inner)
-            self.known.forget(fake)  # it may have been made like another tensor
+            self.reads.tape.forget(fake)  # it may have been made like another tensor
             self._placeholder(own, fake)
         return [own for own, _ in entered]
 
@@ -155,6 +156,7 @@ class Trace(Recorder):
         with without_function_modes(), outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
             with without_modes():
                 fake = self.fakes.from_tensor(detached(real), static_shapes=True)
+            self._give(fake, real)
             with self.fakes, self.functional, torch.no_grad():
                 return to_functional(fake)
 
@@ -162,8 +164,15 @@ class Trace(Recorder):
         require_traceable(real, None)
         with without_function_modes(), outside_transforms(), without_modes():
             fake = self.symbols.tensor(str(slot), detached(real), dims)
+        self._give(fake, real)
         with self.fakes, self.functional, torch.no_grad():
             return to_functional(fake)
+
+    def _give(self, fake: Tensor, real: Tensor) -> None:
+        """What Python reads of a fake is read of the real tensor; of one of a vmap's, which is another one in each sample, of none."""
+        value = below_levels(real)
+        if value is not None:
+            self.reads.tape.give(fake, value)
 
     def bind(self, real: Tensor, functional: Tensor, where: str | None = None) -> None:
         """From now on ``functional`` stands for ``real``, wherever the function meets it."""
@@ -332,7 +341,7 @@ class Trace(Recorder):
                 raise
             raise named from error
         finally:
-            self.known.release()
+            self.reads.release()
             _active.reset(token)
 
     def written(self) -> Written:
@@ -390,61 +399,3 @@ class Trace(Recorder):
         elif writes_inputs(op):
             self.writes.note(op, args, kwargs)
         return out
-
-    def _unfunctional(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
-        one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
-        require_data_alone(op)
-        require_dense(op)
-        self.draws.require_order(op, args)
-        order = self.draws.order_of(op, args)
-        if order is not None:
-            self.writes.note(op, args, kwargs)
-            with self.functional:
-                target, p = args[0].permute(order), args[1] if len(args) > 1 else 0.5
-                op(target, p.expand_as(args[0]).permute(order) if isinstance(p, Tensor) else p, **kwargs)
-            return args[0]
-        form = functional_form(op)
-        if form is not None:
-            with self.functional:
-                return args[0].copy_(form(**arguments_by_name(op, args, kwargs)))
-        if op.namespace == "profiler":
-            with without_modes():
-                return op(*args, **kwargs)
-        if op is torch.ops.aten.as_strided.default and is_traced(args[0]):
-            with self.functional:
-                look = strided(self.lineage, self.reals if self.graph is None else None, op, args, kwargs)
-            return NotImplemented if look is None else look
-        if self.writes.scatters(op, args, kwargs):
-            with self.functional:
-                return self.writes.scatter(op, args, kwargs)
-        if writes_inputs(op) and not is_torchs_own(op):
-            return self._custom_write(op, args, kwargs)
-        if not returns_nothing(op) or writes_inputs(op):
-            return NotImplemented
-        if self.graph is not None:
-            values = [self.node(from_functional(a)) if isinstance(a, Tensor) else a for a in args]
-            node = self.graph.create_node("call_function", op, tuple(values), dict(kwargs), name="check")
-            node.meta = {"val": None, "pass": self.current_pass, "where": self._line()}
-        return None
-
-    def _custom_write(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.writes.note(op, args, kwargs)
-        places: dict[int | str, Any] = dict(enumerate(args))
-        places.update(kwargs)
-        tensors = {id(t) for t in written_by(op, args, kwargs)}
-        written = tuple(place for place, value in places.items() if id(value) in tensors)
-        if len(written) != len(tensors):
-            raise UnsupportedTensorError(f"{op} writes to tensors in a list", where=user_line(), fix="give it one argument per tensor")
-        plain = [from_functional(a) if isinstance(a, Tensor) else a for a in args]
-        named = {k: from_functional(v) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
-        with without_modes(), self.fakes:
-            values = written_copies(op, written, plain, named)
-        if self.graph is not None:
-            self.record(written_copies, (op, written, plain, named), {}, values)
-        n = len(values) - len(written)
-        for place, value in zip(written, values[n:], strict=True):
-            replace_value(places[place], value)
-        with self.functional:
-            outs = [to_functional(value) for value in values[:n]]
-        return outs[0] if n == 1 else tuple(outs) if n else None

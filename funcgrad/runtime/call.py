@@ -5,6 +5,7 @@ puts the result together. Ten leaves cost some 12 µs this way; generic tree wal
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import math
 import re
@@ -20,9 +21,9 @@ from ..capture.facts import Facts
 from ..joint import Constant, Joint
 from ..layers.layer import Layer
 from ..layers.printing import print_statements
-from ..layers.statements import statements_of
+from ..layers.statements import Bump, Do, Run, Statement, statements_of
 from ..show import elided
-from ..slots import Arg, Slot
+from ..slots import Arg, Base, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
 from ..state.guards import Place
@@ -31,6 +32,7 @@ from ..state.state import print_guards as print_state
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .captured import CapturedCall
 from .key import print_guards, symbol_values
+from .tentative import Tentative
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -87,6 +89,7 @@ def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, ker
     if found.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
+    layered = _tentative(layered, statements, joint, variables, constants)
     layered += print_effects(facts.state.effects, variables, constants, constant)
     lines += layered
     if not found.is_pure:
@@ -100,6 +103,24 @@ def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, ker
     lines.append(f"return {print_unflatten(joint.returned.tree, iter(results), constants)}")
     text = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     return Source("call", "python", text, constants)
+
+
+def _tentative(
+    lines: list[str], statements: Sequence[Statement], joint: Joint, variables: Mapping[Slot, str], constants: dict[str, Any]
+) -> list[str]:
+    """The lines of the kernel and what is around it, so that nothing has happened where the program turns out to be for another call."""
+    if not joint.reads:
+        return lines
+    before = list(itertools.takewhile(lambda s: not isinstance(s, Run), statements))
+    touched = [slot for s in before if isinstance(s, Bump) for slot in s.slots]
+    touched += [s.effect.target for s in before if isinstance(s, Do)]
+    outer = dict.fromkeys(of for slot in touched for of in (slot.of if isinstance(slot, Base) else (slot,)))
+    drawn = joint.drawn_before_checks
+    if not (outer or drawn):
+        return lines
+    constants.update(Tentative=Tentative, drawn=tuple(drawn))
+    tensors = "".join(f"{variables[slot]}, " for slot in outer)
+    return [f"with Tentative(({tensors.rstrip()}), drawn):", *(f"    {line}" for line in lines)]
 
 
 def _comment(condition: str, joint: Joint) -> str:
@@ -207,7 +228,7 @@ class _Names:
     def __init__(self, taken: Iterable[str]) -> None:
         own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept with_history_of with_dead_end"
-        own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of"
+        own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of Tentative drawn"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}
 

@@ -15,7 +15,7 @@ from ..capture.inner import Inner
 from ..errors import TraceError, UnsupportedTransformError
 from ..executable import Executable
 from ..generators import Drawn
-from ..graphs import Graph, has_effect, is_random, is_view, pass_of, restrict, storage_map, tensors_in, value_of
+from ..graphs import Graph, drawn_from, has_effect, is_random, is_view, pass_of, restrict, storage_map, value_of
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -112,9 +112,11 @@ def _draws(graph: Graph, inner: Inner) -> tuple[Drawn, ...]:
     outside = {generator_id(g) for g in inner.facts.generators}
     found: dict[object, Drawn] = {}
     for node in filter(is_random, graph.fx.nodes):
-        named = [v for v in (*node.args, *node.kwargs.values()) if isinstance(v, torch.Generator)]
-        found |= {generator_id(g): g for g in named if generator_id(g) in outside}
-        found |= {} if named else {t.device: t.device for t in tensors_in(value_of(node))}
+        for of in drawn_from(node):
+            if not isinstance(of, torch.Generator):
+                found[of] = of
+            elif generator_id(of) in outside:
+                found[generator_id(of)] = of
     return tuple(found.values())
 
 

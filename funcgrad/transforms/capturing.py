@@ -16,8 +16,10 @@ from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.joint import BackwardError, capture
 from ..capture.observe import observe
+from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
+from ..graph_primitives import Path
 from ..joint import Joint
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_below
 from ..levels import level_of_call
@@ -35,10 +37,11 @@ _AUTOCAST_UNSAID = (
 )
 
 
-def capture_call(definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages) -> CapturedCall:
-    """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes."""
+def capture_call(definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path = ()) -> CapturedCall:
+    """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes. ``path``: what Python reads first of the
+    values of tensors, whatever they are now."""
     with stages("observe"):
-        definition, grad, facts, watch = _observed(definition, inputs, options, at_level)
+        definition, grad, facts, watch = _observed(definition, inputs, options, at_level, None if options.reads == "error" else path)
         tensors = read_all(facts.captured, dict(inputs.dynamic))
         key = key_of(inputs, list(tensors.items()), facts)
         if inputs.sizes:
@@ -62,13 +65,15 @@ def capture_call(definition: Definition, inputs: Inputs, options: Options, at_le
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 
 
-def _observed(definition: Definition, inputs: Inputs, options: Options, at_level: bool) -> tuple[Definition, bool, Facts, Watch]:
+def _observed(
+    definition: Definition, inputs: Inputs, options: Options, at_level: bool, path: Path | None
+) -> tuple[Definition, bool, Facts, Watch]:
     """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python state."""
     level = level_of_call() if at_level else 0
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
         out_slot, splits = definition.out_slot, definition.splits
-        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, options.rng, replays, level)
+        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, options.rng, replays, level, path)
 
     try:
         return observed(definition, torch.is_grad_enabled(), definition.replays)
@@ -79,7 +84,8 @@ def _observed(definition: Definition, inputs: Inputs, options: Options, at_level
 def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
     """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
 
-    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch.
+    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch. Where backward
+    reads values that come in then, the forward pass alone, too: backward is compiled when they are there.
     """
     if not (inner.splits and inner.facts.differentiable):
         return capture(inner, reals, grad, False, watch), None
@@ -87,4 +93,6 @@ def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tupl
         return capture(inner, reals, True, True, watch), None
     except BackwardError as error:
         assert isinstance(error.__cause__, RuntimeError)
+        if inner.facts.reads is not None and isinstance(error.__cause__, READS_LATER):
+            return capture(inner, reals, True, False, watch), None
         return capture(inner, reals, True, False, watch), named_error(error.__cause__) or error.__cause__

@@ -13,6 +13,7 @@ from ..backends.peak import predicted_peak
 from ..capture.inputs import Inputs
 from ..capture.trace import active_trace
 from ..errors import PartitionError
+from ..graph_primitives import Path
 from ..options import Options, log
 from ..runtime.program import Program
 from ..torch_private import broadcast_dims, map_over, mapped_leaves
@@ -67,7 +68,7 @@ class Fitting(Compiled):
         super().__init__(make(None), options)
         self._make = make
 
-    def _compile(self, inputs: Inputs) -> Program:
+    def _compile(self, inputs: Inputs, path: Path) -> Program:
         limit = _limit(self._options.memory_budget, [t.device for _, t in inputs.tensors])
         most = max((max(t.shape, default=1) for _, t in inputs.tensors), default=1)
         chunk: int | None = None
@@ -75,7 +76,7 @@ class Fitting(Compiled):
             own = Compiled(self._make(chunk), self._options)
             own._effects = self._effects
             try:
-                program = own._compile(inputs)
+                program = own._compile(inputs, path)
                 peak = predicted_peak(program.schedule)
                 if peak <= limit or chunk == 1:
                     return program

@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -26,9 +26,10 @@ from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
 from ..capture.trace import active_trace
-from ..errors import RecompileWarning, RetraceError, TraceError
+from ..errors import ReadsWarning, RecompileWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
+from ..graph_primitives import Path, PathMiss, Read
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
@@ -62,6 +63,14 @@ _CHANGES = 3
 _CHANGES_AGAIN = (
     "{} compiles for the {}th time, since a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a "
     "symbol, keep it in a tensor, or let what depends on it be done outside."
+)
+
+_PATHS = 16
+"""So many paths through a function, by values that Python reads, have programs; calls that take others run in eager PyTorch."""
+
+_TOO_MANY_PATHS = (
+    "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. Compute with tensors "
+    "there (torch.where, torch.cond), or let the value be a Python argument."
 )
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
@@ -101,6 +110,7 @@ class Compiled:
         self._lock = threading.RLock()
         self._effects = threading.RLock()
         self._changes: Counter[str] = Counter()
+        self._is_warned_of_paths = False
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
@@ -220,27 +230,36 @@ class Compiled:
             return call_under_legacy_vmap(self, args, kwargs)
         compiled = 0
         while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
-            known = self._cache.misses
-            result = self._cache.find(args, kwargs)
+            known, met = self._cache.misses, list[Path]()
+            result = self._cache.find(args, kwargs, met)
             if result is MISS:
                 with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
                     if self._cache.misses != known:
                         continue  # another thread has made one
-                    made = self._program_or_error(args, kwargs)
+                    made = self._program_or_error(args, kwargs, *met)
+                if made is None:
+                    return self._definition(*args, **kwargs)
                 if isinstance(made, Exception):
                     return self._raise(made, args, kwargs)
-                compiled, program = compiled + 1, made
-                result = program.run(args, kwargs)
+                program = made
+                try:
+                    result = program.run(args, kwargs)
+                except PathMiss:  # kernels round otherwise than what the path was found with: what they read is known now
+                    continue
+                compiled += 1
             if result is not MISS:
                 return result
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
-    def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | Exception:
-        """A program for a call; or what the function itself raised while it was traced."""
+    def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Program | Exception | None:
+        """A program for a call in which Python reads ``path`` first; or what the function itself raised while it was traced; None where
+        there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
+            if path and self._has_too_many_paths(inputs):
+                return None
             try:
-                return self._compile_and_keep(inputs)
+                return self._compile_and_keep(inputs, path)
             except Exception as error:
                 if self._definition.replays and not self._at_level and is_of_function(error):
                     return error
@@ -255,8 +274,22 @@ class Compiled:
             fix="let it not depend on what a traced tensor lacks: its type, its memory, attributes of its own",
         ) from error
 
-    def _compile_and_keep(self, inputs: Inputs) -> Program:
-        nearest = "; ".join(self._nearest(inputs) or ["it has not been compiled yet"])
+    def _has_too_many_paths(self, inputs: Inputs) -> bool:
+        """Whether programs are there for as many paths as may be; says so once."""
+        paths = [program.joint.reads for program in self._cache.programs if program.joint.reads and not why_not(program, inputs)]
+        if len(paths) < _PATHS:
+            return False
+        if not self._is_warned_of_paths:
+            self._is_warned_of_paths = True
+            lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if _differs(read, paths))
+            warnings.warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning, stacklevel=2)
+        return True
+
+    def _compile_and_keep(self, inputs: Inputs, path: Path = ()) -> Program:
+        if path:
+            nearest = f"Python reads {path[-1]!r} of a value, which is another path"
+        else:
+            nearest = "; ".join(self._nearest(inputs) or ["it has not been compiled yet"])
         if _no_retrace.get():
             raise RetraceError(
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
@@ -264,7 +297,7 @@ class Compiled:
         log(1, f"compiling {self.__name__}: {nearest}")
         self._note_change(inputs)
         with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
-            program = self._compile_with_symbols(inputs)
+            program = self._compile_with_symbols(inputs, path)
         self._cache.add(program)
         log(2, program.key)
         log(3, program.joint)
@@ -285,12 +318,12 @@ class Compiled:
             if self._changes[name] == _CHANGES:
                 warnings.warn(_CHANGES_AGAIN.format(self.__name__, _CHANGES + 1, reason), RecompileWarning, stacklevel=2)
 
-    def _compile_with_symbols(self, inputs: Inputs) -> Program:
+    def _compile_with_symbols(self, inputs: Inputs, path: Path) -> Program:
         """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
         work on symbols, with their values."""
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
-            return self._compile(inputs)
+            return self._compile(inputs, path)
         sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
         start = with_sizes_as_symbols(inputs) if dynamic and sizes else inputs
         symbolic = with_symbols(start, programs, sizes, ints=not self._definition.replays)
@@ -300,7 +333,7 @@ class Compiled:
         for kept in _fewer(symbols):
             attempt = without_symbols(symbolic, symbols_in(symbolic) - kept)
             try:
-                program = self._compile(attempt)
+                program = self._compile(attempt, path)
             except (NotSymbolicError, SizeError) as error:
                 if not kept:
                     raise
@@ -313,11 +346,11 @@ class Compiled:
 
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _compile(self, inputs: Inputs) -> Program:
+    def _compile(self, inputs: Inputs, path: Path) -> Program:
         """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels; both, a flat function."""
         stages = Stages(self.__name__)
         with stages.progress():
-            found = capture_call(self._definition, inputs, self._options, self._at_level, stages)
+            found = capture_call(self._definition, inputs, self._options, self._at_level, stages, path)
             parts = partition_joint(found.joint, self._options, stages, definition_line(self._definition.root))
             made = parts.unbuilt if self._at_level else build_all(parts, stages)  # at a level, its kernel is compiled where it is called
             if ENVIRONMENT.verify and made.runnables:
@@ -339,6 +372,11 @@ class Compiled:
             return made.runnables[0]
         product = pullback_of(found, made)
         return differentiable(found, made, Compiled(product, options), product.active)
+
+
+def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
+    """Whether some of the paths are told apart by what is read in the line of this read."""
+    return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
 
 
 _FEW = 8

@@ -1,0 +1,280 @@
+"""Values of tensors that Python reads: ``if x.any():``, ``x.item()``, the size of ``x[mask]``.
+
+A constant (what is computed of no input, no captured tensor and no draw) is the same in every call, and known. Any other value is computed
+for this call, from the tape, and the program that is made is for calls in which Python reads the same: it takes one *path* through the
+function. A check in the graph says at run time whether it is (``expect``, ``Sized``); where not, it raises ``PathMiss`` before anything
+has happened, and another program is found, or made, for what was read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..graph_primitives import Path, Read, Sized, expect
+from ..torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    fake_below,
+    is_operator,
+    outside_transforms,
+    without_function_modes,
+    without_modes,
+)
+from .source_location import user_line
+from .tape import Tape, UnknownValue
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+aten = torch.ops.aten
+
+READS: set[Any] = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__format__}
+"""Methods that read values by no operator."""
+_ARRAYS: set[Any] = {Tensor.numpy, Tensor.__array__}
+_SPLITS: set[Any] = {torch.tensor_split, Tensor.tensor_split}
+_INDEXES: set[Any] = {Tensor.__getitem__, Tensor.__setitem__}
+TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, *_SPLITS, *_INDEXES}
+"""Functions that read tensors among their arguments where no mode hears of it: those in lists, and where to split."""
+BY_MASK = {
+    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.masked_select.default, aten.masked_scatter.default,
+}  # fmt: skip
+"""Operators whose second operand is a mask, or a list of indices that may be masks."""
+_SMALL = 1 << 16
+"""Constants of so many bytes become data of the program; larger ones are computed by it where that is sure to give the same sizes."""
+
+
+READS_LATER = (DataDependentOutputException, DynamicOutputShapeException)
+"""What a trace raises where Python reads a value that is known later: one of a cotangent, or of another call."""
+
+
+def asks_for_value(op: Any) -> bool:
+    """Whether an operator answers with what is no tensor, by values."""
+    return is_operator(op) and _is_tagged(op, torch.Tag.data_dependent_output)
+
+
+def makes_sizes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the sizes of what an operator makes depend on values, in this call of it."""
+    if not is_operator(op) or not _is_tagged(op, torch.Tag.dynamic_output_shape):
+        return False
+    if op is aten.index.Tensor:
+        return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    return op is not aten.repeat_interleave.Tensor or kwargs.get("output_size") is None
+
+
+@functools.cache
+def _is_tagged(op: Any, tag: torch.Tag) -> bool:
+    return tag in op.tags
+
+
+class Reads:
+    """The reads of one run. ``known``: what is read first, in this order, whatever the values are now."""
+
+    def __init__(self, trace: Trace, known: Path | None) -> None:
+        self._trace = trace
+        self.tape = Tape()
+        self.allowed = known is not None
+        self._known = known or ()
+        self.done: list[Read] = []
+        self._found: dict[int, tuple[Any, Sequence[Tensor]]] = {}
+
+    def release(self) -> None:
+        """The run is over: let go of what was noted."""
+        self.tape.release()
+        self._found.clear()
+
+    # ── what Python asks ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def answer(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What an operator says of values (``item``, ``equal``). Raises ``DataDependentOutputException`` where nobody knows."""
+        if self.tape.is_constant([*args, *kwargs.values()]):
+            return self.tape.constant(op, args, kwargs)
+        value = self._read(lambda: self.tape.now(op, args, kwargs))
+        if value is NotImplemented:
+            raise DataDependentOutputException(op)
+        if op is aten._local_scalar_dense.default:
+            self._expect(self._node(args[0]), value)
+        else:
+            self._expect(self._asked(op, args, kwargs, value), value)
+        return value
+
+    @property
+    def _may_read(self) -> bool:
+        """What a body of control flow reads may be another value in each step."""
+        return self.allowed and not (self._trace.bodies.given or self._trace.bodies.searches)
+
+    def _read(self, look: Callable[[], Any]) -> Any:
+        """What is read next: as it is known, or as it is now; ``NotImplemented`` where nobody knows."""
+        i = len(self.done)
+        try:
+            value = NotImplemented if not self._may_read else self._known[i] if i < len(self._known) else look()
+        except UnknownValue:
+            value = NotImplemented
+        if value is NotImplemented:
+            return NotImplemented
+        self.done.append(Read(value, user_line(), self._trace.current_pass))
+        return value
+
+    def read(self, method: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """What a method makes of values. An array may not be written to: the trace would not see it."""
+        real = self.real(tensor, method not in _ARRAYS)
+        if real is None:
+            return NotImplemented
+        with without_modes(), without_function_modes(), outside_transforms():
+            made = method(real.requires_grad_(tensor.requires_grad), *args, **kwargs)  # of which eager PyTorch makes no array
+        if method in _ARRAYS:
+            made.flags.writeable = False
+        return made
+
+    def real(self, value: Any, reads: bool = False) -> Tensor | None:
+        """A real tensor of the values of a constant of the function's; of any other, if it ``reads`` them."""
+        fake = fake_below(value) if isinstance(value, Tensor) else None
+        if fake is None:
+            return None
+        if self.tape.is_constant(fake):
+            return self.tape.constant(torch.clone, [fake], {})  # type: ignore[no-any-return]
+        found = self._read(lambda: self.tape.now(Tensor.tolist, [fake], {})) if reads else NotImplemented
+        if found is NotImplemented:
+            return None
+        self._expect(self._node(fake), found)
+        with without_modes(), without_function_modes(), outside_transforms():
+            return torch.tensor(found, dtype=fake.dtype, device=fake.device).reshape(fake.shape)
+
+    def with_data(self, func: Any, args: Sequence[Any]) -> list[Any]:
+        """The arguments of a function of ``TAKES_DATA``: with real tensors where it reads values."""
+        if func in _SPLITS:
+            return [args[0], *map(self._as_data, args[1:])]
+        if func in _INDEXES:
+            at = args[1]
+            return [args[0], tuple(self._as_data(i) if type(i) is list else i for i in at) if type(at) is tuple else at, *args[2:]]
+        return [a if isinstance(a, Tensor) else self._as_data(a) for a in args]
+
+    def _as_data(self, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._as_data(v) for v in value] if any(isinstance(v, (Tensor, list, tuple)) for v in value) else value
+        real = self.real(value, True)
+        return value if real is None else real
+
+    # ── sizes that depend on values ──────────────────────────────────────────────────────────────────────────────
+
+    def sized(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator whose size depends on values. Raises ``DynamicOutputShapeException`` where nobody knows it."""
+        if self.tape.is_constant([*args, *kwargs.values()]):
+            return self._sized_constant(op, args, kwargs)
+        try:
+            real = self.tape.now(op, args, kwargs) if self._may_read else None
+        except UnknownValue:
+            real = None
+        if real is None:
+            raise DynamicOutputShapeException(op)
+        sizes = self._read(lambda: _sizes(real))
+        reals = [r if tuple(r.shape) == size else _like(r, size) for r, size in zip(_several(real), sizes, strict=True)]
+        outs = self._as_fakes(reals)
+        if _sizes(real) == sizes:
+            self.tape.keep(outs, reals, is_constant=False)
+        out = outs if isinstance(real, (list, tuple)) else outs[0]
+        self.tape.note(op, args, kwargs, out)
+        if self._trace.graph is not None:
+            self._trace.record(Sized(op, len(self.done) - 1, sizes), args, kwargs, out)
+        return out
+
+    def _sized_constant(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        real = self.tape.constant(op, args, kwargs)
+        reals = _several(real)
+        if sum(r.nbytes for r in reals) <= _SMALL or not self.tape.is_exact([*args, *kwargs.values()]):
+            with self._trace.tracer:
+                outs = tuple(aten.lift_fresh.default(r) for r in reals)
+            return outs if isinstance(real, (list, tuple)) else outs[0]
+        outs = self._as_fakes(reals)
+        out = outs if isinstance(real, (list, tuple)) else outs[0]
+        self.tape.note(op, args, kwargs, out)
+        self.tape.keep(outs, reals, is_constant=True)
+        if self._trace.graph is not None:
+            self._trace.record(op, args, kwargs, out)
+        return out
+
+    def _as_fakes(self, reals: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with without_modes():
+            return tuple(self._trace.fakes.from_tensor(r, static_shapes=True) for r in reals)
+
+    def by_places(self, op: Any, args: Sequence[Any]) -> Any:
+        """The result of an operator of ``BY_MASK``, computed with the places where its masks are true: so its size is known, and that of
+        its gradient: one read serves all who ask. ``NotImplemented`` where eager PyTorch's call is as good."""
+        x, masks, *rest = args
+        if not isinstance(masks, Tensor):
+            return self._at_places(op, x, masks, rest) if any(map(self._is_mask, masks)) else NotImplemented
+        if not ((self.allowed and op is aten.masked_select.default) or self.tape.is_constant(masks)):
+            return NotImplemented
+        shape = torch.broadcast_shapes(x.shape, masks.shape) or (1,)  # type: ignore[no-untyped-call]
+        with self._trace.tracer:
+            masks = masks if shape == masks.shape else masks.expand(shape)
+            if op is aten.masked_select.default:
+                return aten.index.Tensor(x.expand(shape), [masks])
+            places, (source,) = self._places(masks) if shape == x.shape else (), rest
+            if not places or places[0].numel() > source.numel():
+                return NotImplemented
+            flat = source if source.is_contiguous() else aten.clone.default(source, memory_format=torch.contiguous_format)
+            return aten.index_put.default(x, places, aten.view.default(flat, [source.numel()])[: places[0].numel()])
+
+    def _at_places(self, op: Any, x: Tensor, given: Sequence[Any], rest: Sequence[Any]) -> Any:
+        if op is aten.index_put.default and not rest[0].dim():
+            return NotImplemented  # one number is put by a choice at each place
+        found: list[Any] = []
+        with self._trace.tracer:
+            for i, at in enumerate(given):
+                d = len(found)
+                if not self._is_mask(at):
+                    found.append(at)
+                elif at.shape == x.shape[d : d + at.dim()]:
+                    found += self._places(at)
+                else:
+                    raise IndexError(
+                        f"The shape of the mask {list(at.shape)} at index {i} does not match the shape of the indexed tensor "
+                        f"{list(x.shape)} at index {d}"
+                    )
+            return op(x, found, *rest)
+
+    def _is_mask(self, index: Any) -> bool:
+        is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) and index.dim() > 0
+        return is_mask and (self.allowed or self.tape.is_constant(index))
+
+    def _places(self, mask: Tensor) -> Sequence[Tensor]:
+        """Where a mask is true, along each dimension: one answer serves all who ask, forward and backward."""
+        graph, places = self._found.get(id(mask), (None, None))
+        if places is None or graph is not self._trace.graph:  # a body of control flow has a graph of its own
+            places = aten.nonzero.default(mask).unbind(1)
+            self._found[id(mask)] = self._trace.graph, places
+        return places
+
+    # ── checks in the graph ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _node(self, fake: Tensor) -> Any:
+        return None if self._trace.graph is None else self._trace.node(fake)
+
+    def _asked(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], answer: Any) -> Any:
+        """The node of an operator that answers with no tensor."""
+        return None if self._trace.graph is None else self._trace.call(op, args, kwargs, answer)
+
+    def _expect(self, node: Any, value: Any) -> None:
+        """The program is for calls in which the last read is this."""
+        if self._trace.graph is not None:
+            self._trace.call(expect, (node, len(self.done) - 1, value), {}, None)
+
+
+def _several(value: Any) -> Sequence[Tensor]:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+def _sizes(found: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(t.shape) for t in _several(found))
+
+
+def _like(real: Tensor, size: Sequence[int]) -> Tensor:
+    """A tensor of another size that lies as a real one does: what a kernel rounds otherwise may be more, or fewer, elements."""
+    order = sorted(range(real.dim()), key=real.stride, reverse=True)
+    made = real.new_empty([size[d] for d in order])
+    return made.permute([order.index(d) for d in range(real.dim())])
