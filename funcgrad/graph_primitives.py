@@ -43,8 +43,18 @@ def require_true(condition: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
+@frozen
+class AnyNumber:
+    """In the place of a number that was read: one that is a symbol of the program."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return f"any {self.kind.__name__}"
+
+
 Path = tuple[Any, ...]
-"""What Python reads first, in this order."""
+"""What Python reads first, in this order: values, sizes of results, ``AnyNumber``; None for what it is now."""
 
 
 @frozen
@@ -74,9 +84,26 @@ def expect(value: Any, read: int, expected: Any) -> None:
         raise PathMiss(read, now)
 
 
+def on_path(holds: Any, read: int, value: Any) -> None:
+    """The same where a number that was read is a symbol: raises ``PathMiss`` where a condition on it does not hold."""
+    if not holds:
+        raise PathMiss(read, value)
+
+
+def item_of(value: Tensor) -> Any:
+    """The number in a tensor, where Python reads it and it is a symbol."""
+    return value.item()
+
+
 def is_same_value(a: Any, b: Any) -> bool:
     """Whether two values that were read are one: 0.0 is not -0.0, and nan is nan."""
+    if isinstance(a, AnyNumber) or isinstance(b, AnyNumber):
+        return _kind(a) is _kind(b)
     return type(a) is type(b) and (a is b or repr(a) == repr(b))
+
+
+def _kind(value: Any) -> type:
+    return value.kind if isinstance(value, AnyNumber) else type(value)
 
 
 @frozen(eq=False, repr=False)
@@ -105,7 +132,7 @@ class Sized:
         return found
 
 
-CHECKS = (require_false, require_true, expect)
+CHECKS = (require_false, require_true, expect, on_path)
 """Calls without a result, that may raise."""
 
 

@@ -25,7 +25,7 @@ from .call_text import type_text as type_text  # noqa: PLC0414
 from .draw import Box, Drawing
 from .errors import GraphError
 from .generators import Drawn
-from .graph_primitives import CHECKS, Opaque, Sized, expect, getitem
+from .graph_primitives import CHECKS, Opaque, Sized, expect, getitem, on_path
 from .show import Code, Doc, Shown, Table, elided
 from .sizes import hint
 from .slots import Signature, Slot
@@ -254,7 +254,7 @@ def has_effect(node: Node) -> bool:
 
 def is_path_check(node: Node) -> bool:
     """Whether a call says that the program is for this call: it may raise ``PathMiss``."""
-    return node.target is expect or isinstance(node.target, Sized)
+    return node.target in (expect, on_path) or isinstance(node.target, Sized)
 
 
 def is_getitem(node: Node) -> bool:

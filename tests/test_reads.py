@@ -289,13 +289,51 @@ def test_a_path_that_is_missed_leaves_no_trace():
 
 
 def test_many_paths_are_too_many():
-    compiled = fg.jit(lambda x: x * len(x.nonzero()) + x.max().item())
+    f = lambda x: x * float(x.max())  # noqa: E731
+    compiled = fg.jit(f)
     with pytest.warns(fg.ReadsWarning, match=r"took more than 16 paths.*test_reads\.py") as caught:
         for i in range(20):
             x = torch.randn(4)
-            assert_rounded(compiled(x), x * len(x.nonzero()) + x.max().item())
+            assert_rounded(compiled(x), f(x))
     assert len(caught) == 1
     assert compiled.cache_info().currsize == 16
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: (x * 2, x.sum().item()),
+        lambda x: x * x.max().item() + x.min().item(),
+        lambda x: x + x.sum().item() ** 2 / (1 + abs(x.max().item())),
+        lambda x: x * (x > 0).sum().item(),
+        lambda x: torch.full((3,), x.sum().item()) + x[0],
+        lambda x: x.clamp(max=x.mean().item()),
+    ],
+)
+def test_numbers_that_are_read_are_symbols_at_their_second_value(f, backend):
+    compiled, own = fg.jit(f, backend=backend), torch.Generator().manual_seed(5)
+    for _ in range(6):
+        x = torch.rand(4, generator=own)
+        leaf, given = x.clone().requires_grad_(), x.clone().requires_grad_()
+        expected, found = f(leaf), compiled(given)
+        assert_rounded(found, expected)
+        pair = [out[0] if isinstance(out, tuple) else out for out in (expected, found)]
+        if pair[0].requires_grad:
+            pair[0].sum().backward()
+            pair[1].sum().backward()
+            assert_rounded(given.grad, leaf.grad)
+    assert compiled.cache_info().misses <= 3
+
+
+def test_what_a_symbol_decides_is_checked():
+    f = lambda x: x * 0.5 if 0.2 < x.max().item() < 0.9 else x * x.max().item()  # noqa: E731
+    compiled = fg.jit(f)
+    for v in (0.1, 0.5, 0.95, 0.3, 0.05, 0.8, 0.0, -0.0, 1.5, float("nan"), float("inf")):
+        x = torch.tensor([v, -1.0]) if v >= 0 or v != v else torch.tensor([v])
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses <= 8
 
 
 def test_what_is_known_by_rounding_alone():

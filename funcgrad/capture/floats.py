@@ -66,6 +66,10 @@ class Floats:
                 return NumberNode(self, f"({python_text(expr)})", value.node.hint, frozenset(map(str, expr.free_symbols)))
         return None
 
+    def own(self, value: Any) -> Any:
+        """A number that came by way of PyTorch as the function is to see it."""
+        return _wrapped(value.node) if isinstance(value.node, NumberNode) else value
+
     def exact(self, value: SymFloat) -> SymFloat:
         """A symbolic float of PyTorch's as one of ours: PyTorch takes real numbers for granted, and puts their terms in another order."""
         node = self.node(value)
@@ -110,6 +114,9 @@ class NumberNode:
 
     def has_hint(self) -> bool:
         return True
+
+    def maybe_as_int(self) -> None:
+        """Known before a program runs, which it is not."""
 
     def bool_(self) -> bool:
         return self.answer("bool({})", bool)  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
+from ..graph_primitives import on_path
 from ..graphs import Graph, ancestors, as_needed, bodies_of, copy_nodes, has_effect, is_path_check, pass_of, storages, value_of
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
@@ -58,6 +60,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
         ran, outs = trace.run(run, (), {})
     finally:
         trace.captured.clear()  # the real tensors: a trace lives until the next garbage collection
+    guards, names = _checked_inside(trace, tuple(trace.symbols.guards()))
     outs = {slot: trace.own(node) if isinstance(node, fx.Node) else node for slot, node in outs.items()}
     trace.graph.output(tuple(outs.values()))
     _keep_first_values(trace, outs)
@@ -72,13 +75,28 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     facts = inner.facts.returned
     leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
     symbols = trace.symbols
-    guards, floats = tuple(symbols.guards()), symbols.floats
-    by_value = frozenset(floats.by_value)
+    by_value = frozenset(symbols.floats.by_value)
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
     return Joint(
-        graph, returned, guards, floats.names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward,
+        graph, returned, guards, names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward,
         tuple(trace.reads.done),
     )  # fmt: skip
+
+
+def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The conditions that hold for arguments, and their symbols. Those on numbers that Python read become checks in the graph."""
+    numbers, names = trace.reads.numbers, trace.symbols.floats.names
+    before: list[str] = []
+    for guard in reversed(guards):  # each goes right after what it is about: in the order in which they were asked
+        free = [symbol for symbol in re.findall(r"[A-Za-z_]\w*", guard) if symbol in names]
+        read = [symbol for symbol in free if symbol in numbers]
+        if read:
+            last = max(read, key=numbers.__getitem__)
+            with trace.right_after(last):  # what is read later counts only where it holds
+                trace.call(on_path, (trace.condition(guard, dict.fromkeys(free)), numbers[last], trace.condition(last, [last])), {}, None)
+        else:
+            before.append(guard)
+    return tuple(reversed(before)), {symbol: name for symbol, name in names.items() if symbol not in numbers}
 
 
 def _constant(value: Any, inner: Inner) -> Slot | Constant:

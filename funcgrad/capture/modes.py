@@ -228,6 +228,8 @@ class Lifter(TorchFunctionMode):
                 out = call_with_out(self._trace, func, given["out"], args, kwargs)
             else:
                 out = REWRITES.get(func, func)(*args, **kwargs)
+            if type(out) is torch.SymFloat or type(out) is torch.SymInt:
+                out = self._trace.symbols.floats.own(out)  # read of a tensor
             self._trace.writes.spread_versions()
             if self._trace.graph is None:
                 self._trace.forgotten.used((*args, *kwargs.values()), out)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..graph_primitives import Path, Read, Sized, expect
+from ..graph_primitives import AnyNumber, Path, Read, Sized, expect, item_of
 from ..torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -25,6 +25,7 @@ from ..torch_private import (
     without_function_modes,
     without_modes,
 )
+from .floats import NotSymbolicError
 from .source_location import user_line
 from .tape import Tape, UnknownValue
 
@@ -80,6 +81,8 @@ class Reads:
         self.allowed = known is not None
         self._known = known or ()
         self.done: list[Read] = []
+        self.numbers: dict[str, int] = {}
+        """The symbols of numbers that were read, and which read each is."""
         self._found: dict[int, tuple[Any, Sequence[Tensor]]] = {}
 
     def release(self) -> None:
@@ -93,13 +96,13 @@ class Reads:
         """What an operator says of values (``item``, ``equal``). Raises ``DataDependentOutputException`` where nobody knows."""
         if self.tape.is_constant([*args, *kwargs.values()]):
             return self.tape.constant(op, args, kwargs)
-        value = self._read(lambda: self.tape.now(op, args, kwargs))
+        is_item = op is aten._local_scalar_dense.default
+        value = self._read(lambda: self._now(op, args, kwargs), is_item)
         if value is NotImplemented:
             raise DataDependentOutputException(op)
-        if op is aten._local_scalar_dense.default:
-            self._expect(self._node(args[0]), value)
-        else:
-            self._expect(self._asked(op, args, kwargs, value), value)
+        if isinstance(value, AnyNumber):
+            return self._symbol(args[0])
+        self._expect(self._node(args[0]) if is_item else self._asked(op, args, kwargs, value), value)
         return value
 
     @property
@@ -107,17 +110,34 @@ class Reads:
         """What a body of control flow reads may be another value in each step."""
         return self.allowed and not (self._trace.bodies.given or self._trace.bodies.searches)
 
-    def _read(self, look: Callable[[], Any]) -> Any:
+    def _read(self, look: Callable[[], Any], is_item: bool = False) -> Any:
         """What is read next: as it is known, or as it is now; ``NotImplemented`` where nobody knows."""
         i = len(self.done)
         try:
-            value = NotImplemented if not self._may_read else self._known[i] if i < len(self._known) else look()
+            if not self._may_read:
+                return NotImplemented
+            known = self._known[i] if i < len(self._known) else None
+            value = look() if known is None else known
         except UnknownValue:
-            value = NotImplemented
-        if value is NotImplemented:
             return NotImplemented
+        if isinstance(value, AnyNumber) and not is_item:
+            raise NotSymbolicError("a text or a list is made of a number that is a symbol")
         self.done.append(Read(value, user_line(), self._trace.current_pass))
         return value
+
+    def _now(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What an operator says of values now. A float that is read after one that is a symbol is a symbol, too."""
+        value = self.tape.now(op, args, kwargs)
+        return AnyNumber(float) if type(value) is float and any(isinstance(v, AnyNumber) for v in self._known) else value
+
+    def _symbol(self, fake: Tensor) -> Any:
+        """The number that was read last as a symbol."""
+        trace, i = self._trace, len(self.done) - 1
+        symbol = trace.symbols.floats.symbol(f"read {i}", self.tape.now(aten._local_scalar_dense.default, (fake,), {}))
+        self.numbers[symbol.node.text] = i
+        if trace.graph is not None:
+            trace.stand_for(symbol, trace.call(item_of, (trace.node(fake),), {}, symbol))
+        return symbol
 
     def read(self, method: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """What a method makes of values. An array may not be written to: the trace would not see it."""
@@ -172,7 +192,8 @@ class Reads:
         if real is None:
             raise DynamicOutputShapeException(op)
         sizes = self._read(lambda: _sizes(real))
-        reals = [r if tuple(r.shape) == size else _like(r, size) for r, size in zip(_several(real), sizes, strict=True)]
+        with without_modes(), without_function_modes(), outside_transforms():
+            reals = [r if tuple(r.shape) == size else _like(r, size) for r, size in zip(_several(real), sizes, strict=True)]
         outs = self._as_fakes(reals)
         if _sizes(real) == sizes:
             self.tape.keep(outs, reals, is_constant=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -185,6 +185,25 @@ class Recorder:
             node.meta = {"val": tensor.meta["val"].shape[dim], "pass": "forward", "where": None}
             self._scalars[symbol] = node
         return self._scalars[symbol]
+
+    def stand_for(self, symbol: Any, node: fx.Node) -> None:
+        """A node computes what a symbol stands for."""
+        self._scalars[symbol.node.text] = node
+
+    @contextlib.contextmanager
+    def right_after(self, symbol: str) -> Iterator[None]:
+        """What is recorded inside follows the node that computes a symbol."""
+        assert self.graph is not None
+        with self.graph.inserting_before(self._scalars[symbol].next):
+            yield
+
+    def condition(self, text: str, symbols: Iterable[str]) -> fx.Node:
+        """The node of a condition over symbols that are there."""
+        assert self.graph is not None
+        nodes = {symbol: self._symbol_node(symbol) for symbol in symbols}
+        node = self.graph.create_node("call_function", scalar, (text,), nodes, name="scalar")
+        node.meta = {"val": True, "pass": self.current_pass, "where": None}
+        return node
 
     def line(self) -> str | None:
         """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""

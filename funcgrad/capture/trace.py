@@ -259,7 +259,7 @@ class Trace(Recorder):
         symbol = self.symbols.floats.symbol(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
-            self._scalars[symbol.node.text] = node
+            self.stand_for(symbol, node)
         return symbol
 
     def lift(self, real: Tensor) -> Tensor:

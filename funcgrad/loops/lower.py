@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from .. import sizes
 from ..errors import GraphError
-from ..graph_primitives import again, scalar, size
+from ..graph_primitives import again, item_of, scalar, size
 from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
 from ..sizes import SizeError
 from ..torch_private import argument_kinds, is_size, is_zero_tensor
@@ -106,7 +106,7 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     if rule is None:
         if bodies_of(node):
             return "it runs bodies of its own, which are compiled as this graph is"
-        return "Python" if node.target in (scalar, size, again) else f"{target_text(node.target)} has no row in the op table"
+        return "Python" if node.target in (scalar, size, again, item_of) else f"{target_text(node.target)} has no row in the op table"
     made = list(tensors_in(out))
     for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):
         is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))

@@ -29,7 +29,7 @@ from ..capture.trace import active_trace
 from ..errors import ReadsWarning, RecompileWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graph_primitives import Path, PathMiss, Read
+from ..graph_primitives import AnyNumber, Path, PathMiss, Read
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
@@ -297,7 +297,7 @@ class Compiled:
         log(1, f"compiling {self.__name__}: {nearest}")
         self._note_change(inputs)
         with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
-            program = self._compile_with_symbols(inputs, path)
+            program = self._compile_on_path(inputs, path)
         self._cache.add(program)
         log(2, program.key)
         log(3, program.joint)
@@ -317,6 +317,21 @@ class Compiled:
             self._changes[name] += 1
             if self._changes[name] == _CHANGES:
                 warnings.warn(_CHANGES_AGAIN.format(self.__name__, _CHANGES + 1, reason), RecompileWarning, stacklevel=2)
+
+    def _compile_on_path(self, inputs: Inputs, path: Path) -> Program:
+        """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if the function can work on
+        it; what it decides is checked in the program."""
+        attempts = [path]
+        if path and type(path[-1]) in (float, int) and self._options.dynamic is not False and self._options.numerics == "fast":
+            attempts.insert(0, (*path[:-1], AnyNumber(type(path[-1]))))
+        if any(isinstance(value, AnyNumber) for value in path):
+            attempts.append(tuple(None if isinstance(value, AnyNumber) else value for value in path))
+        for attempt in attempts[:-1]:
+            try:
+                return self._compile_with_symbols(inputs, attempt)
+            except NotSymbolicError as error:
+                log(1, f"{self.__name__} does not trace with symbols for what Python reads ({error})")
+        return self._compile_with_symbols(inputs, attempts[-1])
 
     def _compile_with_symbols(self, inputs: Inputs, path: Path) -> Program:
         """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
