@@ -200,7 +200,7 @@ class Recorder:
     def condition(self, text: str, symbols: Iterable[str]) -> fx.Node:
         """The node of a condition over symbols that are there."""
         assert self.graph is not None
-        nodes = {symbol: self._symbol_node(symbol) for symbol in symbols}
+        nodes: dict[str, Any] = {symbol: self._symbol_node(symbol) for symbol in symbols}
         node = self.graph.create_node("call_function", scalar, (text,), nodes, name="scalar")
         node.meta = {"val": True, "pass": self.current_pass, "where": None}
         return node

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from attrs import evolve
 from torch import fx
 
-from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, memory_of, nbytes, pass_of, storage_map, value_of
+from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, is_path_check, memory_of, nbytes, pass_of, storage_map, value_of
 from ..loops.groups import ROW
 from ..torch_private import is_pointwise
 
@@ -94,6 +94,11 @@ def _before(calls: list[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
     before = {n: {i for i in n.all_input_nodes if i in known} for n in calls}
     for first, second in itertools.pairwise(effects):
         before[second].add(first)
+    check = None
+    for node in calls:  # on another path a call may fail: it runs when it is known that the program is for this one
+        if check is not None:
+            before[node].add(check)
+        check = node if is_path_check(node) else check
     return before
 
 
