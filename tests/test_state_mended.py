@@ -381,3 +381,22 @@ def test_what_cannot_be_watched_is_named_of_each_partial():
         space = world("S = 2.0\ndef g(k, x): return x * k * globals()['S']\nf = functools.partial(g, 1.0)")
         with pytest.warns(fg.UnwatchedStateWarning, match=r"calls globals\(\)"):
             assert torch.equal(fg.jit(space["f"], backend="aten")(X), X * 2)
+
+
+class Registry(dict):
+    """Whose ``get`` is another one than that of a dict."""
+
+    def get(self, model):
+        return super().get(str(model)) or {}
+
+
+REGISTRY = Registry(a=1.0)
+
+
+def test_a_dict_with_a_get_of_its_own():
+    f = lambda x: x * REGISTRY["a"] + len(REGISTRY.get("b"))  # noqa: E731
+    compiled = fg.jit(f)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), f(x))
+    REGISTRY["a"] = 2.0
+    assert torch.equal(compiled(x), f(x))

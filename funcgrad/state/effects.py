@@ -24,7 +24,7 @@ from ..slots import Stored
 from ..trees import LEAF, Tree, flatten, print_unflatten
 from .caches import keeps_traced
 from .code import Mentions
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, is_plain, same
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, is_plain, keys_of, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .watch import Watch
@@ -191,15 +191,16 @@ class Written:
     def _compare(self, met: Met) -> None:
         container, before = met.container, met.before
         if isinstance(container, dict):
-            names = [*dict.fromkeys([*before, *container])]
+            keys = keys_of(container)
+            names = [*dict.fromkeys([*before, *keys])]
             self._back.append(lambda: _in_order(container, before))
             for key in names:
                 if key in _OF_RNN and isinstance(met.of, torch.nn.RNNBase):
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
                     continue
                 name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
-                self._place(Place("item", container, key, name), before.get(key, MISSING), container.get(key, MISSING), met.of)
-            if met.of is None and [k for k in names if k in container] != [*container]:
+                self._place(Place("item", container, key, name), before.get(key, MISSING), dict.get(container, key, MISSING), met.of)
+            if met.of is None and [k for k in names if dict.__contains__(container, k)] != keys:
                 self._reordered(met)
         elif isinstance(container, np.ndarray):
             if container.tobytes() != before.tobytes():
@@ -350,7 +351,8 @@ def _is_copied(value: Any) -> bool:
 
 def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:
     """Give a dict the order it had; it is never without what other threads may read of it."""
-    if len(container) == len(before) and any(a is not b for a, b in zip(container, before, strict=True)):  # keys may be tensors
+    keys = keys_of(container)
+    if len(keys) == len(before) and any(a is not b for a, b in zip(keys, before, strict=True)):  # keys may be tensors
         for key in before:
             container[key] = container.pop(key)
 

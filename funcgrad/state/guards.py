@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
 
@@ -345,8 +345,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def keys_of(container: dict[Any, Any]) -> list[Any]:
+    """What keys a dict has, in order, whatever a class of the caller's says."""
+    return list(OrderedDict.__iter__(container) if isinstance(container, OrderedDict) else dict.__iter__(container))
+
+
 def copied(container: Any) -> Any:
-    """A shallow copy of a container, to compare with later."""
+    """A shallow copy of a container, to compare with later: of what a dict holds, whatever a class of the caller's makes of it."""
+    if isinstance(container, dict):
+        return {key: dict.__getitem__(container, key) for key in keys_of(container)}
     if isinstance(container, Mapping):
         return dict(container)
     if isinstance(container, np.ndarray):

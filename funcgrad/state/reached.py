@@ -311,6 +311,8 @@ class Reached(Found):
             if own and not is_library(value):
                 self._guard(Guard.of(place, value))
             self.see(value, place.name)
+        elif not own and is_iterator(value):  # it numbers what the package makes
+            self.unwatched[id(value)] = value, place.name
         elif own or not isinstance(value, (*_FUNCTIONS, *_C_FUNCTIONS)):
             self._value(place, value)
         else:
