@@ -107,8 +107,11 @@ class Writes:
             self._scattering = False
         return written[0] if len(op._schema.returns) == 1 else tuple(written) or None
 
-    def run_custom_function(self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is."""
+    def run_custom_function(
+        self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any], dirty: Callable[[Tensor], None]
+    ) -> Any:
+        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is:
+        ``dirty`` is called with each of these that requires grad."""
         self.custom_functions += 1
         try:
             out = apply(*operands, **keywords)
@@ -117,6 +120,7 @@ class Writes:
         for result in tensors_in(out):
             if torch.is_grad_enabled() and result.requires_grad and any(result is operand for operand in operands):
                 self._lineage.wrote(result, True)
+                dirty(result)
         return out
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
