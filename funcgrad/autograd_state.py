@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from .errors import MutationError
 from .torch_private import custom_function_of, set_versions, versions_kept
@@ -222,10 +223,11 @@ def go_on(
                 where="the history of an input of which a leaf is an input, too",
                 fix="compute the one from the other inside of the function, or call .backward() outside",
             )
+        edges = [get_gradient_edge(t) for t in tensors]  # what is written to may have no history to ask for, which it had when it was used
         for tensor in written:
             bump_version(tensor)
         then = versions_of(tuple(before))
-        torch.autograd.backward(tensors, [gradient for _, gradient in pairs], retain_graph=keeps_graph)
+        torch.autograd.backward(edges, [gradient for _, gradient in pairs], retain_graph=keeps_graph)
         is_written = then != versions_of(tuple(before))
     if is_written:
         raise MutationError(

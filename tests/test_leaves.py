@@ -5,7 +5,7 @@ import queue
 import pytest
 import torch
 from closeness import assert_rounded
-from laws.programs import Case, CountBackward, difference, run
+from laws.programs import Case, CountBackward, Double, difference, run
 from torch import nn
 
 import funcgrad as fg
@@ -698,3 +698,76 @@ def test_a_gradient_that_is_set_of_what_was_a_leaf_is_set():
     x = torch.ones(3)
     compiled(x, leaf())
     torch.testing.assert_close(x.grad, 2 * leaf().mean().expand(3))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("n", [0, 4])
+def test_a_gradient_that_is_set_before_what_requires_grad_is_written_stays(n):
+    def f(x, y):
+        x.grad = x.detach() * 2
+        x.mul_(y.sum())
+        return ()
+
+    case, compiled = Case(lambda: (torch.ones(n), leaf() * 1), f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_custom_function_that_writes_takes_the_gradient_of_what_requires_grad():
+    def f(x, y):
+        x.copy_(y)
+        Double.apply(x)
+        return ()
+
+    def make(with_gradient, view=False):
+        x = values()[1:] if view else values()
+        x.grad = x.clone() if with_gradient else None
+        return x, leaf()[: x.numel()]
+
+    compiled = fg.jit(f)
+    for made in ((True,), (False,), (True,), (False, True)):
+        case = Case(lambda made=made: make(*made), f)
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+    x, y = make(True)
+    with torch.no_grad():
+        compiled(x, y)
+    assert x.grad is not None
+    with pytest.raises(fg.MutationError, match="a view, what requires grad, and sets a gradient"):
+        compiled(*make(True, view=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_result_keeps_its_gradient_when_it_comes_to_look_otherwise():
+    def restrided(x):
+        z = x * 2
+        z.grad = z.detach() * 2
+        z.t_()
+        z.grad.add_(z.detach())
+        return z.grad
+
+    def set_to_none(x):
+        z = x * 2
+        z.grad = z.detach() * 2
+        z.unsqueeze_(0)
+        z.grad = None
+        return x * 2 if z.grad is None else x * 3
+
+    def set_again(x):
+        z = x * 2
+        z.grad = z.detach() * 2
+        z.unsqueeze_(0)
+        z.grad = z.detach() * 5
+        z.squeeze_(0)
+        return z.grad * 2
+
+    def given_other_memory(x):
+        z = x.detach().clone().requires_grad_()
+        z.data = x * 2
+        (z * z).sum().backward()
+        return z.grad
+
+    for f in (restrided, set_to_none, set_again, given_other_memory):
+        torch.testing.assert_close(fg.jit(f)(values()), f(values()))

@@ -769,3 +769,51 @@ def test_backward_of_which_some_would_write_is_refused():
     torch.testing.assert_close(buffer, torch.ones(3))
     (a + b).sum().backward()
     torch.testing.assert_close(buffer, torch.full((3,), 9.0))
+
+
+def test_a_write_through_detach_gives_what_it_looks_at_no_history():
+    """What autograd forbids to write to may be written to so."""
+
+    def f(x, part):
+        part.detach().mul_(x.sum())
+        x.add_(x.mean())
+        return ()
+
+    def make():
+        base = (torch.arange(8.0) / 5).requires_grad_() * 1
+        return base[2:6], base.unbind(0)[1]
+
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def of_an_input(z):
+    z.conj().mul_(2j)
+    return torch.view_as_real(z)
+
+
+def of_a_result(z):
+    z = z * 2
+    look = z.conj()
+    look[1:].mul_(2j)
+    return look.resolve_conj(), torch.view_as_real(z), z.real
+
+
+def negated(z):
+    z = z * 2
+    look = z.conj().imag
+    look.add_(3)
+    return torch.view_as_real(z), look * 2
+
+
+@pytest.mark.parametrize("f", [of_an_input, of_a_result, negated])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_write_through_a_conjugated_look(f, transposed):
+    def make():
+        z = torch.complex(torch.arange(6.0), torch.arange(6.0) - 2).view(2, 3)
+        return z.t() if transposed else z
+
+    z, own = make(), make()
+    torch.testing.assert_close((fg.jit(f)(own), own), (f(z), z))

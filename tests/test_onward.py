@@ -298,3 +298,11 @@ def test_the_gradient_that_was_set_of_what_is_no_leaf_outside_stays_as_it_is(own
     refused = Counter()
     assert check(Program(base, (own, "base.view(4, 2)"), statements, ()), refused) is None
     assert not refused
+
+
+@pytest.mark.parametrize("own", ["base.view(2, 4).unbind(0)[1]", "base[2:6]"])
+def test_what_a_custom_function_writes_to_in_that_pass_had_its_history_before(own):
+    statements = ("v0 = CountBackward.apply(x0, x0)", "(v0 * x0.sum()).sum().backward()")
+    refused = Counter()
+    assert check(Program("(torch.arange(8.) / 5).requires_grad_()", (own,), statements, ()), refused) is None
+    assert not refused

@@ -34,6 +34,7 @@ from ..torch_private import (
     running_node_name,
     set_creation_meta,
     unwrap_transform,
+    without_function_modes,
 )
 from ..trees import flatten
 from .captures import GradientsMatter, RestartTrace, require_dense_results
@@ -186,6 +187,9 @@ class Lifter(TorchFunctionMode):
         refuse_unknowable(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
+            found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) and is_traced(original) else None
+            if found is not None:
+                return found
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
@@ -272,6 +276,26 @@ class Lifter(TorchFunctionMode):
             self._trace.asked_for_gradient.append(real)
         if self._trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in self._trace.captured:
             raise RestartTrace(real.grad)
+
+    def _gradient_kept(self, tensor: Tensor, how: str) -> Tensor | None:
+        """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that away."""
+        now, others = self._trace.current(tensor), [tensor, *self._trace.lineage.looks(tensor)]
+        with without_function_modes():
+            for look in (look for look in others if look is not now):
+                if how == "__set__":
+                    look.grad = None
+                elif how == "__get__" and gradient_of(now) is None and (found := gradient_of(look)) is not None:
+                    return found
+        return None
+
+    def takes_gradient(self, tensor: Tensor) -> None:
+        """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires grad."""
+        real = self._trace.reals.get(id(tensor))
+        with without_function_modes():
+            if real is not None and gradient_of(real) is None:
+                self._trace.asked_for_gradient.append(real)
+            elif real is not None:
+                self._ask_for_gradient(tensor, reads=True, retains=False)
 
     def _require_no_hooks(self, inputs: Sequence[Any]) -> None:
         """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""

@@ -239,9 +239,10 @@ class _DryRun:
         """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run starts again."""
         found: dict[Source, Tensor | None] = {}
         given = {id(t) for t in self.trace.given_gradient}
+        known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}  # what was written to since may be no leaf any more
         for slot, real in named:
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
-            now = gradient_of(own.seen) if before is not None or is_leaf(own.seen) or id(real) in given else None
+            now = gradient_of(own.seen) if before is not None or is_leaf(own.seen) or id(real) in known_to_ask else None
             known = None if before is None else self._mirrored.get(id(before))
             if before is not None and known is None and now is not None:
                 raise RestartTrace(before)

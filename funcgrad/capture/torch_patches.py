@@ -205,7 +205,9 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),  # torch's own would be compiled by torch; so would others
         "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),  # on a real tensor, torch's own would be carried out at once
-        "apply": lambda apply, *args, **kwargs: trace.writes.run_custom_function(apply, [*map(operand, args)], kwargs),
+        "apply": lambda apply, *args, **kwargs: trace.writes.run_custom_function(
+            apply, [*map(operand, args)], kwargs, lambda tensor: trace.lifting().takes_gradient(trace.lineage.named(tensor))
+        ),
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask

@@ -269,9 +269,9 @@ class Lineage:
         self._written.append((tensor, tracked))
 
     def written(self, known: Callable[[Tensor], bool]) -> list[tuple[Tensor, bool]]:
-        """The ``known`` tensors that were written to, themselves or through a view; tracked or not."""
-        roots = [(self.path(t, known, True)[0], tracked) for t, tracked in self._written]
-        return [(root, tracked) for root, tracked in roots if known(root)]
+        """The ``known`` tensors that were written to, themselves or through a view; tracked or not. Through ``detach``, none is."""
+        paths = [(*self.path(t, known, True)[:2], tracked) for t, tracked in self._written]
+        return [(root, tracked and not detaches(steps)) for root, steps, tracked in paths if known(root)]
 
     def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
         """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad mode: ``tracked``)."""

@@ -50,6 +50,7 @@ class Writes:
         self._linked: list[dict[int, tuple[Tensor, int]]] = []
         self._scattering = False
         self._written: list[tuple[Tensor, Geometry]] = []
+        self._conjugated: list[Tensor] = []
         self._memory: Mapping[Slot, Tensor] | None = None
         self._counts: dict[Slot, int] = {}
 
@@ -60,12 +61,19 @@ class Writes:
         op, args, kwargs = self._rewritten(op, args, kwargs)
         if writes_inputs(op) and view_kind(op) is None:
             self.note(op, args, kwargs)
-            roots = [root_of(self._lineage, t) for t in written_by(op, args, kwargs) if isinstance(t, FunctionalTensor)]
+            targets = [t for t in written_by(op, args, kwargs) if isinstance(t, FunctionalTensor)]
+            roots = [root_of(self._lineage, t) for t in targets]
             self._written = [(root, Geometry.of(root)) for root in roots if not root.is_contiguous() and is_dense(root)]
+            self._conjugated = [root for t, root in zip(targets, roots, strict=True) if _is_lazy(t) and not _is_lazy(root)]
         return op, args, kwargs
 
     def after(self) -> None:
-        """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are told, the offset."""
+        """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are told, the offset; nor
+        that it went through a conjugated or negated look."""
+        for root in self._conjugated:
+            if _is_lazy(value := from_functional(root)):
+                replace_value(root, value.resolve_conj().resolve_neg())
+        self._conjugated.clear()
         for tensor, place in (*self._placed, *self._written):
             value = from_functional(tensor)
             if self.first_run and (value.stride(), value.storage_offset()) != (place.stride, place.offset):
@@ -107,8 +115,11 @@ class Writes:
             self._scattering = False
         return written[0] if len(op._schema.returns) == 1 else tuple(written) or None
 
-    def run_custom_function(self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is."""
+    def run_custom_function(
+        self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any], dirty: Callable[[Tensor], None]
+    ) -> Any:
+        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is:
+        ``dirty`` is called with each of these that requires grad."""
         self.custom_functions += 1
         try:
             out = apply(*operands, **keywords)
@@ -117,6 +128,7 @@ class Writes:
         for result in tensors_in(out):
             if torch.is_grad_enabled() and result.requires_grad and any(result is operand for operand in operands):
                 self._lineage.wrote(result, True)
+                dirty(result)
         return out
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,6 +173,11 @@ class Writes:
     def in_backward(self, slot: Slot) -> bool:
         """Whether a watched input was written to after the forward pass ended."""
         return self._memory is not None and slot in self._counts and _count(self._memory[slot]) > self._counts[slot]
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether a tensor is conjugated or negated only when it is read."""
+    return tensor.is_conj() or tensor.is_neg()
 
 
 def _count(tensor: Tensor) -> int:
