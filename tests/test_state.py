@@ -347,7 +347,7 @@ def test_nothing_is_left_behind_where_compiling_fails():
         return x.item() if x.numel() == 1 else x.sum().item()
 
     with pytest.raises(fg.DataDependentControlFlowError):
-        fg.jit(f)(X)
+        fg.jit(f, reads="error")(X)
     assert (log, state.n, state.last) == ([], 0, None)
 
 
