@@ -934,6 +934,14 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ExcludeDispatchKeyGuard(_BELOW)  # type: ignore[no-any-return]
 
 
+@contextlib.contextmanager
+def autograd_heard() -> Iterator[None]:
+    """Inside, the caller's Python runs as it does outside of ``below_autograd``; grad mode is off until it says otherwise."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - _BELOW), torch.no_grad():
+        yield
+
+
 def running_node() -> object | None:
     """The node of autograd's graph that a backward pass of this thread runs, or whose hooks."""
     return torch._C._current_autograd_node()
