@@ -41,6 +41,7 @@ from .errors import (
 from .options import Options
 from .runtime.program import Program
 from .stages import StageEvent, watch_compile
+from .transforms.callbacks import opaque, pure_callback
 from .transforms.checkpoint import checkpoint, checkpoint_name
 from .transforms.compiled import Compiled, no_retrace
 from .transforms.custom import custom_jvp, custom_vjp
@@ -112,6 +113,8 @@ __all__ = [
     "jvp_compiled",
     "linearize_compiled",
     "no_retrace",
+    "opaque",
+    "pure_callback",
     "tree_map",
     "value_and_grad_compiled",
     "vjp_compiled",

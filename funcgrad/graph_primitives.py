@@ -152,12 +152,16 @@ class Opaque:
 
     ``writes``: the positions of arguments that it may write to. ``returns``: how its results look, which is checked in each call.
     A program that calls it runs it once for each call in the graph, in the order of the graph, in the pass in which it was recorded.
+    One that ``is_pure`` computes its results and does nothing else: it is dropped where nobody reads them, and keeps no order.
+    ``traced``: the same as a call of a graph, for values that a trace or a transform knows; ``function`` knows real ones alone.
     """
 
     function: Callable[..., Any]
     name: str
     writes: tuple[int, ...] = ()
     returns: tuple[str, ...] = field(default=(), kw_only=True)
+    is_pure: bool = field(default=False, kw_only=True)
+    traced: Callable[..., tuple[Any, ...]] | None = field(default=None, kw_only=True)
 
     @property
     def __name__(self) -> str:
@@ -170,6 +174,8 @@ class Opaque:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """As a call of a graph: its results, then what each argument holds that it writes to. Its arguments stay as they are."""
+        if self.traced is not None:
+            return self.traced(*values)
         return self.in_place(*(v.clone() if i in self.writes else v for i, v in enumerate(values)))
 
     def in_place(self, *values: Any) -> tuple[Any, ...]:

@@ -247,7 +247,9 @@ def has_effect(node: Node) -> bool:
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
-    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, (Opaque, Sized)) or is_random(node):
+    if isinstance(node.target, Opaque):
+        return not node.target.is_pure
+    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, Sized) or is_random(node):
         return True
     return any(has_effect(n) for body in bodies_of(node) for n in body.fx.nodes)
 

@@ -934,6 +934,23 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
     return torch._C._ExcludeDispatchKeyGuard(_BELOW)  # type: ignore[no-any-return]
 
 
+@contextlib.contextmanager
+def autograd_heard() -> Iterator[None]:
+    """Inside, the caller's Python runs as it does outside of ``below_autograd``; grad mode is off until it says otherwise."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - _BELOW), torch.no_grad():
+        yield
+
+
+def not_looked_into(function: Any) -> None:
+    """From now on ``torch.compile`` ends its graph where the function is called, and compiles nothing that the function calls: what
+    ``torch.compiler.disable`` says, without a call in between, and without importing the compiler."""
+    function._torchdynamo_disable = True
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
 def running_node() -> object | None:
     """The node of autograd's graph that a backward pass of this thread runs, or whose hooks."""
     return torch._C._current_autograd_node()

@@ -234,6 +234,7 @@ row("least squares", SHAPE, "linalg_lstsq", lambda a, b: torch.linalg.lstsq(a, b
 
 # ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────
 
+FILL = fg.opaque(lambda a, b: (a.fill_(1.0), None)[1], like=None, writes=0)
 TRANSFORM = fg.UnsupportedTransformError
 
 
@@ -611,6 +612,26 @@ row("a hook on what it returns", fg.MutationError, "registers a hook on a tensor
 row("while_loop_stack_output", fg.UnsupportedOperatorError, "while_loop_stack_output",
     lambda x: torch.ops.higher_order.while_loop_stack_output(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ())[1], numbers,
     fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1])
+row("a callback without a derivative", TRANSFORM, "differentiated in reverse mode, and nothing says",
+    lambda x: fg.pure_callback(np.sin, x, x).sum(), numbers, transform=fg.grad_compiled,
+    fixed=lambda x: fg.pure_callback(np.sin, x, x, vjp=lambda args, out, cotangents: (cotangents * args[0].cos(),)).sum())
+row("a callback without a tangent", TRANSFORM, "differentiated in forward mode, and nothing says",
+    lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x), (x,), (x,)), numbers,
+    fixed=lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x, jvp=lambda args, out, t: t[0] * args[0].cos()), (x,), (x,)))
+row("a callback of samples", TRANSFORM, "how it is called for a batch",
+    lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x))(x), numbers,
+    fixed=lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x, vmap_method="sequential"))(x))
+row("a tensor that a callback closes over", TRACE, "closes over a tensor", lambda x: fg.pure_callback(lambda: x.numpy(), x), numbers,
+    fixed=lambda x: fg.pure_callback(lambda a: a.numpy(), x, x))
+row("an opaque call that writes to shared memory", fg.AliasContractError, "shares memory with another one",
+    lambda x: (y := x * 1, FILL(y, y[:1]), y)[2], numbers,
+    fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2])
+row("an opaque call that says nothing of its result", ARGUMENT, "does not say how its result looks", lambda x: fg.opaque(np.sin)(x), numbers,
+    fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x))
+row("a result that is no tensor's like", ARGUMENT, "does not say how a result looks", lambda x: fg.pure_callback(np.sin, 2.0, x), numbers,
+    fixed=lambda x: fg.pure_callback(np.sin, x, x))
+row("a callback of another size", fg.OpaqueCallError, "and like says", lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x, x), numbers,
+    fixed=lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x.sum(), x))
 row("a while_loop in a gradient", TRANSFORM, "while_loop is differentiated in reverse",
     lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(), numbers, transform=fg.grad_compiled,
     fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum())
@@ -1004,7 +1025,6 @@ row("defjvps and nondiff_argnums", ARGUMENT, "takes no nondiff_argnums", lambda 
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",
     fg.BuildError: "a matter of the machine: no compiler, or one that fails",
-    fg.OpaqueCallError: "what is called is said by who records the call (test_executable.py)",
     fg.CacheTrustError: "a matter of the machine: who may write to a folder",
 }
 """Classes that no function or argument is the reason of."""

@@ -1059,6 +1059,16 @@ NOT_IN_THE_TABLE = {
     "reads the values of a tensor on its way": "code in C that reads memory (test_captured.py)",
     "a view of an as_strided view": "PyTorch's functionalisation, where no path of slices is found",
     "to memory that lies around it (resize_)": "PyTorch's own check, where ours does not come first",
+    "an opaque call takes no tensor subclass": "test_callbacks.py, as what follows",
+    "writes={self.writes}": "positions of arguments that are none",
+    "its backward pass would call it again": "a loop that eager PyTorch does not differentiate (test_callbacks.py)",
+    "writes={writes": "what is no position",
+    "a function that writes to its arguments is given a derivative": "options that contradict each other",
+    "vmap_method={": "an option without such a value",
+    "{layout.name} returned {tree}": "a result of another structure",
+    "{layout.name} returned a tensor on": "a result on another device",
+    "not a tuple of {len(layout.args)} cotangents": "a rule that returns something else",
+    "a derivative runs the function again": "a second derivative of a program with an opaque call",
     "was changed between a forward pass": "what has no place to be put back to",
 }
 """Part of what the source says of a refusal (or its class) → why no row of the table comes there."""

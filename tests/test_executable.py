@@ -16,7 +16,7 @@ from funcgrad.executable import compile_joint
 from funcgrad.graph_primitives import Opaque, PathMiss, expect
 from funcgrad.graphs import Graph, verify
 from funcgrad.joint import Joint
-from funcgrad.opaque import call_opaque
+from funcgrad.opaque_calls import call_opaque
 from funcgrad.options import Options
 from funcgrad.runtime.check import require_same
 from funcgrad.sizes import SizeError

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from ..errors import GraphError
 from ..graph_primitives import Opaque, scalar, size
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
-from ..opaque import given_whole
+from ..opaque_calls import given_whole
 from ..passes.library import ADDING
 from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
@@ -114,7 +114,7 @@ def _can_write_into(dying: fx.Node, node: fx.Node, dead: list[fx.Node], sharers:
         return False
     if list(node.all_input_nodes).count(dying) != 1 or sum(a is dying for a in (*node.args, *node.kwargs.values())) != 1:
         return False
-    if is_expanded(before):
+    if is_expanded(before) or any(isinstance(user.target, Opaque) for user in dying.users):  # which may have kept it
         return False
     (memory,) = storages(dying)
     # a custom operator may return its own input, whatever its fake says

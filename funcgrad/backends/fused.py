@@ -25,7 +25,7 @@ from ..loops.kernel import kernels_of
 from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
-from ..opaque import given_whole
+from ..opaque_calls import given_whole
 from ..options import ENVIRONMENT
 from ..passes.channels_last import channels_last
 from ..passes.library import added_to, for_library

@@ -118,7 +118,7 @@ def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
         what = "a matrix is singular, or not positive definite"
     else:
         error, what = IndexError, "an index is out of bounds"
-    is_repeatable = not any(isinstance(n.target, Opaque) for n in graph.fx.nodes)
+    is_repeatable = not any(isinstance(n.target, Opaque) and not n.target.is_pure for n in graph.fx.nodes)
     if device_of(graph).type != "cpu" or not is_repeatable:
         calls = [f"{call_text(node)} {where_of(node) or ''}".rstrip() for node in checks]
         raise error("\n  ".join([f"{what}, in one of", *calls]))

@@ -14,6 +14,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from ..graph_primitives import Opaque
 from ..graphs import Graph, is_view, value_of
 from ..torch_sizes import shape_of, strides_of
 from .backend import Allocate, Call, Extern, Launch
@@ -28,6 +29,8 @@ def parts_of_stacks(graph: Graph, steps: Sequence[Extern | Launch]) -> Mapping[s
     made = {b.name for step in steps if isinstance(step, Launch) for kernel in step.kernels for b in kernel.writes}
     returned = set(graph.results)
     found: dict[str, Part] = {}
+    if any(isinstance(node.target, Opaque) for node in graph.fx.nodes):
+        return found  # the caller's Python may keep what it is given
     for step in steps:
         if isinstance(step, Extern) and step.node.target is torch.ops.aten.concat.default and len(step.node.args) == 1:
             whole = step.node

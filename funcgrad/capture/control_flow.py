@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..control_flow import choose, repeat, scan
 from ..errors import TraceError, UnsupportedTransformError
-from ..graphs import Graph, is_random, type_text
+from ..graph_primitives import Opaque
+from ..graphs import Graph, has_effect, is_random, type_text
 from ..torch_private import FunctionalTensor, from_functional, without_modes
 from .bodies import draws, functional, graph_of, no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
@@ -76,7 +77,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
-        with _reading_saved(ctx.flow.trace):
+        with reading_saved(ctx.flow.trace):
             return None, *ctx.flow.pulled(tensors, outs, cotangents, ctx.needs_input_grad[1:])
 
     @staticmethod
@@ -354,7 +355,7 @@ class While:
 
 
 @contextlib.contextmanager
-def _reading_saved(trace: Trace) -> Iterator[None]:
+def reading_saved(trace: Trace) -> Iterator[None]:
     """Inside, a backward pass reads what forward saved, not what inputs hold by then: these are our rules, not the caller's Python."""
     before, trace.rereads = trace.rereads, {}
     try:
@@ -392,6 +393,13 @@ def _require_same_carry(what: str, before: Sequence[Tensor], after: Sequence[Ten
 
 
 def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> None:
+    once = [n for graph in graphs if graph is not None for n in graph.fx.nodes if isinstance(n.target, Opaque) and has_effect(n)]
+    if is_derivative and once:
+        raise UnsupportedTransformError(
+            f"{what} calls {once[0].name}, which runs once, and is differentiated: its backward pass would call it again",
+            where=user_line(),
+            fix="call it outside, or make it a fg.pure_callback, which may run again",
+        )
     drawn = [graph for graph in graphs if graph is not None and any(map(is_random, graph.fx.nodes))]
     if is_derivative and (drawn or any(map(draws, graphs))):
         raise UnsupportedTransformError(

@@ -66,7 +66,8 @@ def named_error(error: Exception) -> FuncgradError | None:
         return DataDependentControlFlowError(
             "the function asked for the values of a tensor as a NumPy array, which are not known while it is traced",
             where=where,
-            fix="compute with torch functions, or convert outside of the function",
+            fix="compute with torch functions, or put what converts into a function f of its own, and write "
+            "y = fg.pure_callback(f, like, x), with a tensor like that looks like its result",
         )
     if isinstance(error, (AssertionError, RuntimeError)) and any(said in text for said in _NO_OPERAND):
         return not_an_operand(where)

@@ -13,7 +13,8 @@ from torch import Tensor, fx
 from ..errors import TraceError
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_true, scalar, size
-from ..graphs import Graph, storages, written_copies
+from ..graphs import Graph, storages, value_of, written_copies
+from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
     FakeTensor,
@@ -100,6 +101,20 @@ class Recorder:
                     self._remember(value, item)
         if self.regions and self.current_pass == "forward":
             mark(self.regions, node, op, args, kwargs, out)
+
+    def opaque(self, function: Callable[..., Any], values: Sequence[Any], like: Sequence[Tensor], **options: Any) -> list[Tensor]:
+        """Append an opaque call of fakes and numbers, with options of ``call_opaque``: the fakes of its results, and of what the arguments
+        hold then that it writes to."""
+        assert self.graph is not None
+        args = [self._argument(v, function) for v in values]
+        with without_modes():
+            found = call_opaque(self.graph, function, args, like, during=self.current_pass, where=self._line(), **options)
+        for node in found:
+            self._remember(value_of(node), node)
+        if self.regions and self.current_pass == "forward":
+            call = found[0].all_input_nodes[0] if found else next(reversed(self.graph.nodes))
+            mark(self.regions, call, call.target, values, {}, value_of(call))
+        return [value_of(node) for node in found]
 
     @contextlib.contextmanager
     def within(self, region: Region) -> Iterator[None]:

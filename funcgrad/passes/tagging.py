@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, fx
 
+from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, is_view, pass_of, tensors_in
 from ..joint import Joint
 from ..slots import Cotangent, Final
@@ -41,7 +42,7 @@ def tag_joint(joint: Joint) -> Joint:
                 tag(node, Tag.MUST_SAVE, "draws random numbers: a second draw would be another one")
             else:
                 tag(node, Tag.MUST_BE_IN_BACKWARD, "draws random numbers in backward")
-        elif has_effect(node):
+        elif has_effect(node) or isinstance(node.target, Opaque):
             flag = Tag.MUST_BE_IN_FORWARD if pass_of(node) == "forward" else Tag.MUST_BE_IN_BACKWARD
             tag(node, flag, _effect(node))
             if flag is Tag.MUST_BE_IN_FORWARD:
@@ -53,6 +54,8 @@ def tag_joint(joint: Joint) -> Joint:
 
 
 def _effect(node: fx.Node) -> str:
+    if isinstance(node.target, Opaque) and node.target.is_pure:
+        return "Python of the caller's, of which nobody knows what it takes: it runs once"
     if not is_operator(node.target) or is_torchs_own(node.target):
         return "has an effect: it runs where eager runs it, once"
     if "c10d" in node.target.namespace:  # type: ignore[union-attr]

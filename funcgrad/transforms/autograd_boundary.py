@@ -26,7 +26,7 @@ from ..slots import Cotangent, Final, Grad, Late, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
 from ..torch_private import generator_id
 from .definition import Pullback
-from .pure import Pure
+from .pure import Pure, require_repeatable
 
 
 def _over_saved(forward: Graph) -> set[Slot]:
@@ -67,6 +67,7 @@ def differentiable(found: CapturedCall, made: Executable, pullback: Callable[...
                 where="the backward pass that is differentiated (create_graph=True)",
                 fix="compute the gradient with torch.autograd.grad inside, and return it",
             )
+        require_repeatable(joint.graph)
         for slot, then in zip(ins, given, strict=True):
             if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
                 raise TraceError(

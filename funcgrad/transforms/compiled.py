@@ -45,7 +45,7 @@ from ..runtime.program import Program
 from ..sizes import SizeError
 from ..stages import Stages
 from ..subclasses import inner_tensors
-from ..torch_private import foreign_trace_active, is_legacy_batched, modes_entered, transforms_or_duals
+from ..torch_private import foreign_trace_active, is_legacy_batched, modes_entered, not_looked_into, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of
@@ -432,3 +432,6 @@ class _Bound:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__func__, name)
         return (lambda *args, **kwargs: value(self.__self__, *args, **kwargs)) if callable(value) else value
+
+
+not_looked_into(Compiled.__call__)

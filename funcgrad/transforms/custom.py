@@ -67,6 +67,28 @@ def _positions(nondiff_argnums: Any) -> tuple[int, ...]:
     raise ArgumentError(f"nondiff_argnums={nondiff_argnums!r}", fix="pass an int, or a tuple of ints, each once")
 
 
+def bound_by_position(function: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments by position, those with a default, too."""
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except ValueError:  # a function in C without a signature
+        if not kwargs:
+            return args
+        raise ArgumentError(
+            f"{name_of(function)} has no signature that says which arguments {', '.join(kwargs)} are",
+            where=user_line(),
+            fix="pass them by position: rules take positional arguments",
+        ) from None
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise ArgumentError(
+            f"{', '.join(bound.kwargs)} of {name_of(function)} can be passed by keyword alone",
+            where=definition_line(function),
+            fix="let the function take it by position: rules take positional arguments",
+        )
+    return bound.args
+
+
 class _Custom:
     """A function with rules; ``rules`` are the function and they, ``None`` where one is not given yet."""
 
@@ -87,33 +109,12 @@ class _Custom:
     def __repr__(self) -> str:
         return f"<funcgrad {type(self).__name__} of {self.name}>"
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, those with a default, too."""
-        try:
-            bound = inspect.signature(self.function).bind(*args, **kwargs)
-        except ValueError:  # a function in C without a signature
-            if not kwargs:
-                return args
-            raise ArgumentError(
-                f"{self.name} has no signature that says which arguments {', '.join(kwargs)} are",
-                where=user_line(),
-                fix="pass them by position: rules take positional arguments",
-            ) from None
-        bound.apply_defaults()
-        if bound.kwargs:
-            raise ArgumentError(
-                f"{', '.join(bound.kwargs)} of {self.name} can be passed by keyword alone",
-                where=definition_line(self.function),
-                fix="let the function take it by position: rules take positional arguments",
-            )
-        return bound.args
-
     def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RuledCall, list[Tensor]]:
         if any(rule is None for rule in self.rules):
             raise CustomDerivativeError(
                 f"{self.name} has no rule for its derivative", where=user_line(), fix=f"define it before the first call: {self.definer}"
             )
-        args = self._bound(args, kwargs)
+        args = bound_by_position(self.function, args, kwargs)
         n = len(args)
         nondiff = tuple(i % n if -n <= i < n else n for i in self.nondiff)
         if n in nondiff:

@@ -16,8 +16,10 @@ from ..capture.autocast import Autocast, autocast_as
 from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
+from ..errors import UnsupportedTransformError
 from ..generators import Drawn
-from ..graphs import Graph
+from ..graph_primitives import Opaque
+from ..graphs import Graph, pass_of, where_of
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private import batched_at, is_zero_tensor, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
@@ -103,6 +105,7 @@ class Pure(_OfValues):
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the function may be run once more: autocast and Python state are what they were."""
+        require_repeatable(self.graph)
         with autocast_as(self.autocast), as_it_was(self.inner.facts.state):
             yield
 
@@ -327,6 +330,17 @@ class AtLevel:
 
 
 PURE = (Pure, _OfPure)
+
+
+def require_repeatable(graph: Graph) -> None:
+    """Raise ``UnsupportedTransformError`` where a function makes opaque calls that have effects: it is about to run once more."""
+    once = next((n for n in graph.fx.nodes if isinstance(n.target, Opaque) and not n.target.is_pure and pass_of(n) == "forward"), None)
+    if once is not None:
+        raise UnsupportedTransformError(
+            f"a derivative runs the function again, and {once.target.name} ({once.target!r}) runs once",  # type: ignore[union-attr]
+            where=where_of(once),
+            fix="call it outside of the compiled function, or take both derivatives inside: fg.jit(torch.func.grad(...))",
+        )
 
 
 def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -77,7 +77,7 @@ class RuledCall:
 
 
 @frozen
-class _Like:
+class Like:
     """What a tensor is."""
 
     shape: Any
@@ -85,8 +85,8 @@ class _Like:
     device: torch.device
 
     @staticmethod
-    def of(tensor: Tensor) -> _Like:
-        return _Like(tensor.shape, tensor.dtype, tensor.device)
+    def of(tensor: Tensor) -> Like:
+        return Like(tensor.shape, tensor.dtype, tensor.device)
 
     @property
     def is_active(self) -> bool:
@@ -109,7 +109,7 @@ class _Layout:
     n_outs: int
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
@@ -137,7 +137,7 @@ def _ran(call: RuledCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list
     if rule is not call.rules[0]:
         if not isinstance(out, tuple) or len(out) != 2:
             raise CustomDerivativeError(
-                f"{name_of(rule)} returned {_kind(out)}, not a pair", where=definition_line(rule), fix="return (out, residuals)"
+                f"{name_of(rule)} returned {kind_of(out)}, not a pair", where=definition_line(rule), fix="return (out, residuals)"
             )
         out, residuals = out
     outs: list[Tensor] = []
@@ -185,9 +185,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     saved = *tensors, *made[ctx.layout.n_outs :]
     ctx.save_for_backward(*saved)
     ctx.save_for_forward(*saved)
-    ctx.mark_non_differentiable(*[tensor for tensor in made if not _Like.of(tensor).is_active])
+    ctx.mark_non_differentiable(*[tensor for tensor in made if not Like.of(tensor).is_active])
     ctx.set_materialize_grads(False)
-    ctx.n, ctx.like = len(tensors), [_Like.of(tensor) for tensor in made]
+    ctx.n, ctx.like = len(tensors), [Like.of(tensor) for tensor in made]
 
 
 def _filled(ctx: Any, values: Sequence[Any]) -> list[Any]:
@@ -217,12 +217,12 @@ def _primals(ctx: Any) -> Iterator[list[Tensor]]:
         yield [dual_parts(tensor)[0] for tensor in ctx.saved_tensors]
 
 
-def _require_like(found: Any, like: _Like, rule: Fn, what: str) -> Any:
+def require_like(found: Any, like: Like, rule: Fn, what: str) -> Any:
     """A cotangent or tangent that a rule returned for a tensor, of the very shape and dtype."""
     if found is None or (isinstance(found, Tensor) and like.is_active and (found.shape, found.dtype) == (like.shape, like.dtype)):
         return found
     raise CustomDerivativeError(
-        f"{name_of(rule)} returned {_Like.of(found) if isinstance(found, Tensor) else repr(found)} as {what}, which is {like}",
+        f"{name_of(rule)} returned {Like.of(found) if isinstance(found, Tensor) else repr(found)} as {what}, which is {like}",
         where=definition_line(rule),
         fix="return a tensor of that shape and dtype, or None for zero" if like.is_active else "return None: it has no derivative",
     )
@@ -299,7 +299,7 @@ def _gradients(call: RuledCall, tensors: Sequence[Tensor], cotangents: Any) -> l
     free, rule = call.free, call.rules[2]
     if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(free):
         raise CustomDerivativeError(
-            f"{name_of(rule)} returned {_kind(cotangents)}, not a tuple of {len(free)} cotangents",
+            f"{name_of(rule)} returned {kind_of(cotangents)}, not a tuple of {len(free)} cotangents",
             where=definition_line(rule),
             fix="return a tuple with a cotangent for each argument that is not in nondiff_argnums, None for zero",
         )
@@ -307,8 +307,8 @@ def _gradients(call: RuledCall, tensors: Sequence[Tensor], cotangents: Any) -> l
     for arg, cotangent in zip(free, cotangents, strict=True):
         for leaf, value in zip(arg.leaves, leaves_like(arg, cotangent, rule, "a cotangent"), strict=True):
             if isinstance(leaf, Place):
-                like = _Like.of(tensors[leaf.index])
-                found[leaf.index] = _require_like(value, like, rule, f"the cotangent of {leaf.path}")
+                like = Like.of(tensors[leaf.index])
+                found[leaf.index] = require_like(value, like, rule, f"the cotangent of {leaf.path}")
     return found
 
 
@@ -339,7 +339,7 @@ class JvpFunction(_Ruled):
             return tuple(found[i] for i in reached)
 
         gradients: Any = [None] * len(wrt)
-        zeros = [_Like.of(saved[i]).zeros() for i in wrt]
+        zeros = [Like.of(saved[i]).zeros() for i in wrt]
         with _again(ctx, ctx.call.rules[1]):
             pull: Any = torch.func.vjp(tangents, *zeros)[1]
         if reached:
@@ -355,18 +355,18 @@ def _pushed(ctx: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> list[A
     def tangent_of(leaf: Any) -> Any:
         if not isinstance(leaf, Place):
             return type(leaf)(0) if isinstance(leaf, (float, complex)) else None
-        like = _Like.of(tensors[leaf.index])
+        like = Like.of(tensors[leaf.index])
         return like.zeros() if tangents[leaf.index] is None and like.is_active else tangents[leaf.index]
 
     with under_reverse(False):
         pair = rule(*call.given(tensors), tuple(arg.of(tensors) for arg in free), tuple(arg.with_leaves(tangent_of) for arg in free))
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise CustomDerivativeError(
-            f"{name_of(rule)} returned {_kind(pair)}, not a pair", where=definition_line(rule), fix="return (out, tangent_out)"
+            f"{name_of(rule)} returned {kind_of(pair)}, not a pair", where=definition_line(rule), fix="return (out, tangent_out)"
         )
     found: list[Any] = [None] * len(ctx.like)
     for part, what in zip(pair, ("a result", "a tangent"), strict=True):
         for leaf, value in zip(ctx.layout.out.leaves, leaves_like(ctx.layout.out, part, rule, what), strict=True):
             if isinstance(leaf, Place) and (what == "a tangent" or ctx.like[leaf.index].is_active):
-                found[leaf.index] = _require_like(value, ctx.like[leaf.index], rule, f"{what} for {leaf.path or 'the result'}")
+                found[leaf.index] = require_like(value, ctx.like[leaf.index], rule, f"{what} for {leaf.path or 'the result'}")
     return found

@@ -1,4 +1,5 @@
-"""Opaque calls: a Python callable as one call of a graph, which nobody may look into, move across another one, drop, or run twice.
+"""Opaque calls: a Python callable as one call of a graph, which nobody may look into, move across another one, drop, or run twice. One
+that is pure may be moved, and is dropped where nobody reads what it returns.
 
 In a graph a call is functional, like any other: it writes to no argument. What the callable writes to it is given in memory of its own,
 and the call returns what that holds afterwards; readers of the argument read what it held before, readers of the result what it holds
@@ -19,14 +20,16 @@ from .torch_private import is_operator, is_torchs_own
 
 def call_opaque(
     graph: fx.Graph, function: Callable[..., Any], args: Sequence[Any], like: Sequence[Tensor], *,
-    name: str, writes: Sequence[int] = (), during: str = "forward", where: str | None = None,
+    name: str, writes: Sequence[int] = (), during: str = "forward", where: str | None = None, is_pure: bool = False,
+    traced: Callable[..., tuple[Any, ...]] | None = None,
 ) -> list[fx.Node]:  # fmt: skip
     """Record an opaque call at the insertion point of a graph. Returns the nodes of its results, and of what each argument it writes to
     holds afterwards.
 
-    ``args``: nodes and numbers. ``like``: a fake tensor for each result. ``during``: the pass it belongs to.
+    ``args``: nodes and numbers. ``like``: a fake tensor for each result. ``during``: the pass it belongs to. ``is_pure``, ``traced``: see
+    ``Opaque``.
     """
-    made = Opaque(function, name, tuple(writes), returns=tuple(map(look_of, like)))
+    made = Opaque(function, name, tuple(writes), returns=tuple(map(look_of, like)), is_pure=is_pure, traced=traced)
     values = (*like, *(value_of(args[i]).clone() for i in writes))
     call = graph.create_node("call_function", made, tuple(args), {}, name=name)
     call.meta = {"val": values, "pass": during, "where": where}

@@ -1,0 +1,256 @@
+"""Python that no trace sees, as one call: while tracing an opaque call of the graph, else a call of the Python itself.
+
+Its derivatives are what the caller says they are, and its batched form is a call again, of a function that goes over the batch: so that
+every order and every nesting exists. Autograd and ``torch.func`` come to these rules by one ``autograd.Function``, traced or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ..errors import UnsupportedTensorError, UnsupportedTransformError
+from ..graphs import type_text
+from ..torch_private import FunctionalTensor, autograd_heard, from_functional, without_modes
+from .bodies import functional
+from .control_flow import reading_saved
+from .derived import Gradients, is_differentiable, or_zeros, spread
+from .source_location import user_line
+from .trace import Trace, active_trace
+
+Sizes = Sequence[tuple[int, ...]]
+Run = Callable[[Sequence[Any], Sizes], list[Tensor]]
+"""Of real tensors, then numbers, and the sizes its results must have: the results, each in memory of its own."""
+Rule = Callable[[Sequence[Tensor], Sequence[Tensor], Gradients], Gradients]
+"""Of the tensors, the results, and a cotangent of each result (or a tangent of each tensor): a gradient of each tensor (or a tangent of
+each result). None stands for zero."""
+
+VMAP_METHODS = ("sequential", "expand_dims", "broadcast_all")
+
+
+@frozen
+class Look:
+    """How a result looks; sizes may be symbols."""
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@frozen(eq=False)
+class Callback:
+    """A call of Python that no trace sees, but for its tensors. ``numbers``: symbols of the trace among its arguments."""
+
+    name: str
+    spelled: str
+    """How the caller writes the call, for messages."""
+    where: str | None
+    run: Run
+    looks: tuple[Look, ...]
+    numbers: tuple[Any, ...]
+    writes: tuple[int, ...]
+    is_pure: bool
+    vjp: Rule | None
+    jvp: Rule | None
+    vmap_method: str | None
+
+    def on(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results, and what each tensor holds afterwards that it writes to: the tensors themselves stay as they are."""
+        own = [t.detach().clone() if i in self.writes else t for i, t in enumerate(tensors)]
+        found = self._heard([*own, *self.numbers], [look.shape for look in self.looks])
+        return *found, *(own[i] for i in self.writes)
+
+    def recorded(self, trace: Trace, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The same, as a call of the graph."""
+        fakes = [_fake(trace, t) for t in tensors]
+        with without_modes(), trace.fakes:
+            like = [torch.empty(look.shape, dtype=look.dtype, device=look.device) for look in self.looks]
+            values = [*like, *(fakes[i].clone() for i in self.writes)]
+        if trace.graph is not None:
+            given = [*fakes, *self.numbers, *(n for look in self.looks for n in look.shape)]
+            values = trace.opaque(
+                self._on_flat, given, like, name=self.name, writes=self.writes, is_pure=self.is_pure, traced=self._on_traced
+            )
+        return functional(trace, values)
+
+    def _on_flat(self, *values: Any) -> list[Tensor]:
+        """When a program runs: of tensors, numbers, and all sizes of the results."""
+        given, shapes = self._parts(values)
+        return self._heard(given, shapes)
+
+    def _on_traced(self, *values: Any) -> tuple[Tensor, ...]:
+        """Where its graph is run node by node, on tensors that a trace or a transform may know: the same call once more."""
+        given, shapes = self._parts(values)
+        n = len(given) - len(self.numbers)
+        looks = tuple(evolve(look, shape=shape) for look, shape in zip(self.looks, shapes, strict=True))
+        return apply(evolve(self, looks=looks, numbers=tuple(given[n:])), given[:n])
+
+    def _parts(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sizes]:
+        n = len(values) - sum(len(look.shape) for look in self.looks)
+        sizes, shapes = iter(values[n:]), []
+        for look in self.looks:
+            shapes.append(tuple(next(sizes) for _ in look.shape))
+        return values[:n], shapes
+
+    def _heard(self, values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
+        with autograd_heard():
+            return self.run(values, shapes)
+
+    # ── transforms ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pulled(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]) -> Gradients:
+        """Reverse mode; of a rule for forward mode, which is linear in the tangents, its transpose."""
+        if self.vjp is not None:
+            return self.vjp(tensors, outs, cotangents)
+        jvp = self._rule(self.jvp, "vjp", "a tuple with a cotangent for each argument")
+        at = [i for i, t in enumerate(tensors) if needed[i] and is_differentiable(t)]
+        reached: list[int] = []
+
+        def tangents(*own: Tensor) -> tuple[Tensor, ...]:
+            found = jvp(tensors, outs, spread(len(tensors), at, own))
+            reached[:] = [i for i, t in enumerate(found) if t is not None and cotangents[i] is not None]
+            return tuple(t for i in reached if (t := found[i]) is not None)
+
+        pull: Any = torch.func.vjp(tangents, *(torch.zeros_like(tensors[i]) for i in at))[1]
+        return spread(len(tensors), at, pull(tuple(cotangents[i] for i in reached))) if reached else [None] * len(tensors)
+
+    def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
+        """Forward mode."""
+        found = self._rule(self.jvp, "jvp", "the tangent of the result")(tensors, outs, tangents)
+        return [or_zeros(t, out) if is_differentiable(out) else None for t, out in zip(found, outs, strict=True)]
+
+    def _rule(self, rule: Rule | None, option: str, returns: str) -> Rule:
+        if rule is not None:
+            return rule
+        given = "cotangents" if option == "vjp" else "tangents"
+        mode = "reverse" if option == "vjp" else "forward"
+        raise UnsupportedTransformError(
+            f"{self.name} is Python that no trace sees, it is differentiated in {mode} mode, and nothing says what its derivative is",
+            where=self.where,
+            fix=f"{self._with(f'{option}=rule')}, with def rule(args, out, {given}) that returns {returns}; or pass x.detach()"
+            if not self.writes
+            else f"call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{option}",
+        )
+
+    def _with(self, option: str) -> str:
+        return f"{self.spelled.removesuffix(')')}, {option})"
+
+    def batched(self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int) -> Callback:
+        """The call of a whole batch, which is the first dimension of all its tensors."""
+        method = self.vmap_method
+        if method is None:
+            raise UnsupportedTransformError(
+                f"{self.name} is Python that no trace sees, and nothing says how it is called for a batch (vmap)",
+                where=self.where,
+                fix=f"""{self._with('vmap_method="sequential"')} calls it for each sample; "expand_dims" and "broadcast_all" once, """
+                "with a batch dimension in front",
+            )
+        n, is_batched, run = len(tensors), [d is not None for d in dims], self.run
+
+        def each(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
+            samples = [run([*(t[i] for t in values[:n]), *values[n:]], [shape[1:] for shape in shapes]) for i in range(size)]
+            if samples:
+                return [torch.stack(results) for results in zip(*samples, strict=True)]
+            return [torch.empty(shape, dtype=look.dtype, device=look.device) for shape, look in zip(shapes, self.looks, strict=True)]
+
+        def all_at_once(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
+            whole = [t if here or i in self.writes else t[:1] for i, (t, here) in enumerate(zip(values[:n], is_batched, strict=True))]
+            return run([*whole, *values[n:]], shapes)
+
+        return evolve(
+            self,
+            run={"sequential": each, "expand_dims": all_at_once, "broadcast_all": run}[method],
+            looks=tuple(evolve(look, shape=(size, *look.shape)) for look in self.looks),
+            vjp=None if self.vjp is None else _vmapped(self.vjp),
+            jvp=None if self.jvp is None else _vmapped(self.jvp),
+        )
+
+
+def _vmapped(rule: Rule) -> Rule:
+    """A rule for the tensors of a whole batch."""
+
+    def batched(tensors: Sequence[Tensor], outs: Sequence[Tensor], given: Gradients) -> Gradients:
+        known = [i for i, t in enumerate(given) if t is not None]
+        places: list[int] = []
+        n = 0
+
+        def one(tensors: Any, outs: Any, own: Any) -> tuple[Tensor, ...]:
+            nonlocal n
+            found = rule(tensors, outs, spread(len(given), known, own))
+            places[:], n = [i for i, t in enumerate(found) if t is not None], len(found)
+            return *(t for t in found if t is not None), own[0]  # vmap takes no function without a result
+
+        found = torch.vmap(one)(tuple(tensors), tuple(outs), tuple(given[i] for i in known))
+        return spread(n, places, found[:-1])
+
+    return batched
+
+
+def _fake(trace: Trace, tensor: Tensor) -> Tensor:
+    own = trace.stand_in(tensor)
+    if not isinstance(own, FunctionalTensor):
+        raise UnsupportedTensorError(
+            f"an opaque call takes no tensor subclass: this is a {type_text(own)}", where=user_line(), fix="pass its inner tensors"
+        )
+    return from_functional(own)
+
+
+# ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_apply_function = vars(torch.autograd.Function)["apply"]
+"""As it is outside of a trace: within one, it tells of custom functions, and this is none."""
+
+
+def apply(call: Callback, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results, and what the tensors hold afterwards that it writes to, differentiable to every order. While tracing, of tensors of the
+    trace."""
+    outs: tuple[Any, ...] = _apply_function.__get__(None, _Apply)(call, *tensors)
+    return tuple(out for out in outs if out is not None)
+
+
+class _Apply(torch.autograd.Function):
+    is_pure = True
+
+    @staticmethod
+    def forward(call: Callback, *tensors: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        trace = active_trace()
+        made = call.on(tensors) if trace is None else call.recorded(trace, tensors)
+        return made or (None,)  # autograd knows of no function without a result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        outs = [out for out in output if out is not None]
+        ctx.n = len(tensors)
+        ctx.mark_non_differentiable(*[out for out in outs if not is_differentiable(out)])
+        if ctx.call.vjp is not None or ctx.call.jvp is not None:
+            ctx.save_for_backward(*tensors, *outs)
+            ctx.save_for_forward(*tensors, *outs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
+        found: Gradients = [None] * ctx.n
+        if any(t is not None for t in cotangents):
+            trace = active_trace()
+            with contextlib.nullcontext() if trace is None else reading_saved(trace):
+                found = ctx.call.pulled(tensors, outs, cotangents, ctx.needs_input_grad[1:])
+        return None, *found
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
+        tensors, outs = ctx.saved_tensors[: ctx.n], ctx.saved_tensors[ctx.n :]
+        return tuple(ctx.call.pushed(tensors, outs, tangents)) or (None,)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, call: Callback, *tensors: Tensor) -> Any:
+        pairs = list(zip(tensors, in_dims[1:], strict=True))
+        whole = [t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0) for t, d in pairs]
+        outs = apply(call.batched(tensors, in_dims[1:], info.batch_size), whole)
+        return outs or (None,), (0,) * len(outs) or (None,)
