@@ -108,7 +108,7 @@ class Recorder:
         assert self.graph is not None
         args = [self._argument(v, function) for v in values]
         with without_modes():
-            found = call_opaque(self.graph, function, args, like, during=self.current_pass, where=self._line(), **options)
+            found = call_opaque(self.graph, function, args, like, during=self.current_pass, where=self.line(), **options)
         for node in found:
             self._remember(value_of(node), node)
         if self.regions and self.current_pass == "forward":
