@@ -39,6 +39,7 @@ from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
 from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
+from ..runtime.explanation import Explanation
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import Symbol, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
 from ..runtime.program import Program
@@ -198,6 +199,11 @@ class Compiled:
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """Operations, bytes moved, and the time both need at least on this machine. Does not run the function."""
         return cost_of(self.program(*args, **kwargs))
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What the program for a call with these arguments reads, writes and takes for granted, and what would compile it again. Runs
+        nothing."""
+        return Explanation(self.program(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """As in JAX: ``c.lower(*args).compile()`` is ``c.program(*args)``."""

@@ -1,0 +1,83 @@
+"""What a program reads, writes and takes for granted, and what would compile its function again: for one who has not read the key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from ..graph_primitives import Opaque
+from ..graphs import where_of
+from ..show import Doc, Shown, Table
+from ..state.guards import Guard
+from .key import DynamicSpec, StaticSpec
+from .program import Program
+
+_OUTER = ("slot", "type", "class")
+"""Places that say which object it is that is read, not what the function reads of it."""
+_AGAIN = {
+    StaticSpec: "another value: another program",
+    DynamicSpec: "none: it is a symbol",
+}
+_OF_A_TENSOR = "another dtype, device or requires_grad; another size: at first once, then a symbol"
+
+
+def _shown(guard: Guard) -> str:
+    return guard.how if guard.how in ("absent", "present") else re.sub(r" at 0x[0-9a-f]+", "", guard.value_shown)
+
+
+@frozen(eq=False, repr=False)
+class Explanation(Shown):
+    """See the module's docstring."""
+
+    program: Program
+
+    def headline(self) -> str:
+        parts = ((self._reads, "read"), (self._writes, "written"), (self._assumes, "assumed"))
+        return f"{self.program.name}: {', '.join(f'{len(list(rows()))} {what}' for rows, what in parts)}"
+
+    def doc(self) -> Doc:
+        tables = (
+            Table(("what", "is", "compiles again"), tuple(self._reads()), "reads"),
+            Table(("what", "by"), tuple(self._writes()), "writes"),
+            Table(("what", "is"), tuple(self._assumes()), "assumes"),
+        )
+        shown = [table for table in tables if table.rows]
+        summary = Table(("", ""), tuple((t.title, ", ".join(dict.fromkeys(row[0] for row in t.rows))) for t in shown))
+        return Doc(self.headline(), (summary, *(Doc(table.title, (table,)) for table in shown)))
+
+    def _reads(self) -> Iterator[tuple[str, ...]]:
+        key, facts = self.program.key, self.program.facts
+        for path, spec in zip(key.paths, key.leaves, strict=True):
+            yield path, str(spec), _AGAIN.get(type(spec), _OF_A_TENSOR)
+        for name, spec in key.captured:
+            yield name, f"{spec}, captured", "another dtype, device, size or requires_grad"
+        for slot, place in facts.numbers:
+            yield str(place), f"any {slot.kind.__name__}", "none: it is a symbol"
+        for guard in facts.state.guards:
+            if guard.place.kind not in _OUTER:
+                yield str(guard.place), _shown(guard), "another one"
+
+    def _writes(self) -> Iterator[tuple[str, ...]]:
+        for layer in self.program.layers:
+            for effect in layer.effects:
+                yield str(effect), f"layer {layer.name}"
+        for change in self.program.facts.state.effects:
+            yield str(change), "Python state"
+        for node in self.program.joint.graph.fx.nodes:
+            if isinstance(node.target, Opaque) and not node.target.is_pure:
+                yield f"what {node.target.name} does", f"an opaque call, {where_of(node) or 'in backward'}"
+
+    def _assumes(self) -> Iterator[tuple[str, ...]]:
+        ambient = self.program.key.ambient
+        yield "grad mode", "on" if ambient.grad_mode else "off"
+        yield "autocast", ", ".join(map(str, ambient.autocast)) or "off"
+        yield "default dtype", str(ambient.default_dtype).removeprefix("torch.")
+        for name, history in self.program.key.histories:
+            yield name, history
+        for name, question, answer in self.program.key.asked:
+            yield question.format(name), str(answer)
+        names = self.program.joint.symbols
+        for guard in self.program.joint.conditions:
+            yield re.sub(r"\b[a-z]+_?\d+\b", lambda symbol: names.get(symbol[0], symbol[0]), guard), "holds"
