@@ -110,6 +110,18 @@ def symbols_in(inputs: Inputs) -> set[Symbol]:
     return floats | {(path, d) for path, dims in inputs.sizes.items() for d in dims}
 
 
+_FEW = 8
+"""So many symbols are left out one by one."""
+
+
+def fewer(symbols: Collection[Symbol]) -> list[frozenset[Symbol]]:
+    """All symbols; where the function does not trace with them, those to try next; in the end none."""
+    floats = frozenset(s for s in symbols if s[1] is None)
+    everything = frozenset(symbols)
+    one_less = [everything - {s} for s in sorted(symbols, key=str)] if len(symbols) <= _FEW else []
+    return [*dict.fromkeys([everything, *one_less, floats, everything - floats, frozenset[Symbol]()])]
+
+
 def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
     """The inputs, with the values of some symbols in their places."""
     pairs = zip(inputs.slots, inputs.leaves, strict=True)

@@ -12,9 +12,9 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import Any
 
 from attrs import evolve, frozen
 from torch import Tensor
@@ -41,7 +41,7 @@ from ..runtime.check import require_same
 from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
 from ..runtime.explanation import Explanation
 from ..runtime.key import aliasing
-from ..runtime.miss_reasons import Symbol, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
+from ..runtime.miss_reasons import Symbol, fewer, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
 from ..runtime.program import Program
 from ..sizes import SizeError
 from ..stages import Stages
@@ -72,6 +72,11 @@ _PATHS = 16
 _TOO_MANY_PATHS = (
     "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. Compute with tensors "
     "there (torch.where, torch.cond), or let the value be a Python argument."
+)
+
+_LOST_PATH = (
+    "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path they found, it raises {} "
+    '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
 )
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
@@ -112,6 +117,7 @@ class Compiled:
         self._effects = threading.RLock()
         self._changes: Counter[str] = Counter()
         self._is_warned_of_paths = False
+        self._lost_paths = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
         self.__name__ = name_of(definition.root)
         self.__doc__ = getattr(definition.root, "__doc__", None)
@@ -246,7 +252,7 @@ class Compiled:
                 if made is None:
                     return self._definition(*args, **kwargs)
                 if isinstance(made, Exception):
-                    return self._raise(made, args, kwargs)
+                    return self._raise(made, args, kwargs, *met)
                 program = made
                 try:
                     result = program.run(args, kwargs)
@@ -271,9 +277,14 @@ class Compiled:
                     return error
                 raise
 
-    def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before."""
-        self._definition(*args, **kwargs)
+    def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
+        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a path that kernels found,
+        which round otherwise, it may raise what it raises in no call: then this call is that of eager PyTorch."""
+        result = self._definition(*args, **kwargs)
+        if path:
+            self._lost_paths += 1
+            warnings.warn(_LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2)
+            return result
         raise TraceError(
             f"the function raises {type(error).__name__} where it is traced ({error}), and has run in eager PyTorch, where it raises none",
             where=user_line_of(error),
@@ -283,7 +294,7 @@ class Compiled:
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""
         paths = [program.joint.reads for program in self._cache.programs if program.joint.reads and not why_not(program, inputs)]
-        if len(paths) < _PATHS:
+        if len(paths) + self._lost_paths < _PATHS:
             return False
         if not self._is_warned_of_paths:
             self._is_warned_of_paths = True
@@ -351,7 +362,7 @@ class Compiled:
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
         symbols = symbols_in(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
-        for kept in _fewer(symbols):
+        for kept in fewer(symbols):
             attempt = without_symbols(symbolic, symbols_in(symbolic) - kept)
             try:
                 program = self._compile(attempt, path)
@@ -398,18 +409,6 @@ class Compiled:
 def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
     """Whether some of the paths are told apart by what is read in the line of this read."""
     return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
-
-
-_FEW = 8
-"""So many symbols are left out one by one."""
-
-
-def _fewer(symbols: Collection[Symbol]) -> list[frozenset[Symbol]]:
-    """All symbols; where the function does not trace with them, those to try next; in the end none."""
-    floats = frozenset(s for s in symbols if s[1] is None)
-    everything = frozenset(symbols)
-    one_less = [everything - {s} for s in sorted(symbols, key=str)] if len(symbols) <= _FEW else []
-    return [*dict.fromkeys([everything, *one_less, floats, everything - floats, frozenset[Symbol]()])]
 
 
 @frozen
