@@ -14,6 +14,7 @@ from ..errors import TraceError
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_true, scalar, size
 from ..graphs import Graph, storages, written_copies
+from ..opaque import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private import (
     FakeTensor,
@@ -47,6 +48,8 @@ class Recorder:
         self._scalars: dict[str, fx.Node] = {}
         self._alive: list[Any] = []
         self._lines: dict[int, str] = {}
+        self.origin: str | None = None
+        """Where calls come from, if not from a line of the caller's that runs now: a node of autograd."""
         self.regions: tuple[Region, ...] = ()
         self.bodies = Bodies()
 
@@ -60,6 +63,18 @@ class Recorder:
         self._remember(value, node)
         self.placeholder_of[slot] = node
         return node
+
+    def given(self, slot: Slot, value: Any) -> fx.Node:
+        """An input of the graph: a fake tensor, or None for an object that opaque calls are given."""
+        node = self._placeholder(slot, value)
+        assert node is not None
+        return node
+
+    def opaque(self, function: Callable[..., Any], args: Sequence[Any], like: Sequence[Tensor], name: str, writes: Sequence[int]) -> None:
+        """Record an opaque call (``call_opaque``) of nodes and numbers, whose results ``like`` stands for from now on."""
+        assert self.graph is not None
+        for node in call_opaque(self.graph, function, args, like, name=name, writes=writes, during=self.current_pass, where=self._line()):
+            self._remember(node.meta["val"], node)
 
     def node(self, fake: Tensor) -> fx.Node:
         """The node that computes a fake tensor."""
@@ -188,6 +203,8 @@ class Recorder:
 
     def _line(self) -> str | None:
         """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
+        if self.origin is not None:
+            return self.origin
         number = running_sequence_number()
         if number is not None and number in self._lines:
             return self._lines[number]
