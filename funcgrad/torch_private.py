@@ -1283,6 +1283,10 @@ class _Queueing:
         return getattr(self._engine, name)
 
 
+add_to_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_add_
+"""Add to several tensors, in place."""
+
+
 def node_of(root: Any) -> Any:
     """The node of autograd that a tensor is the result of, or a gradient edge leads to; a leaf's collects its gradient."""
     return root.grad_fn or torch.autograd.graph.get_gradient_edge(root).node if isinstance(root, torch.Tensor) else root.node

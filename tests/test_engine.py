@@ -274,3 +274,26 @@ def test_regions_leave_nothing_behind():  # S3-63, S3-64, S3-65, S3-66
     with fg.compiled_autograd() as again:
         x.exp().sum().backward()
     assert again.captures == 1 and again.events[0].graph == 0
+
+
+def test_a_region_is_entered_once():
+    region = fg.compiled_autograd()
+    with region, pytest.raises(fg.FuncgradError, match="this region is open already"), region:
+        pass
+
+
+def test_what_is_unpacked_keeps_its_shape():
+    """The engine hands over no size of what was packed: what was learnt of it is checked."""
+    shapes = [(4,), (4,), (1,)]
+
+    def run(shape):
+        x = torch.ones(4, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[: shape[0]]):
+            y = x.sin()
+        y.sum().backward()
+
+    with fg.compiled_autograd():
+        for shape in shapes[:2]:
+            run(shape)
+        with pytest.raises(fg.OpaqueCallError, match="and gave one of shape"):
+            run(shapes[2])

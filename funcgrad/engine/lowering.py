@@ -21,7 +21,7 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
-from ..torch_private import from_functional, storage_id, to_functional, without_function_modes, without_modes
+from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
 from .statements import Declared, Kind, Statement, accumulate
 from .tokens import Ref, mapped, refs_in
 
@@ -266,7 +266,7 @@ class _Accumulate:
             for now, grad in zip(old, added, strict=True):
                 now.add_(grad)
         elif old:
-            torch._foreach_add_(old, added)
+            add_to_each(old, added)
 
 
 @frozen(eq=False)
