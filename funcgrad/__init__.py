@@ -1,6 +1,7 @@
 """funcgrad: JAX-style functional transforms for PyTorch, compiled from one joint graph of forward and backward."""
 
 from . import checkpoint_policies
+from .engine.region import compiled_autograd
 from .errors import (
     AliasContractError,
     ArgumentError,
@@ -30,6 +31,7 @@ from .errors import (
     RetraceError,
     TraceError,
     TreeMismatchError,
+    UncompiledBackwardWarning,
     UnresolvedCaptureWarning,
     UnrolledLoopWarning,
     UnsupportedOperatorError,
@@ -92,6 +94,7 @@ __all__ = [
     "StageEvent",
     "TraceError",
     "TreeMismatchError",
+    "UncompiledBackwardWarning",
     "UnresolvedCaptureWarning",
     "UnrolledLoopWarning",
     "UnsupportedOperatorError",
@@ -102,6 +105,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "compiled_autograd",
     "custom_jvp",
     "custom_vjp",
     "grad_and_value_compiled",

@@ -160,5 +160,9 @@ class LargeBaseWarning(UserWarning):
     """Overlapping inputs are written to, and the tensor they are views of is much larger than they are: all of it is copied."""
 
 
+class UncompiledBackwardWarning(UserWarning):
+    """A backward pass inside ``fg.compiled_autograd()`` cannot be traced: it runs statement by statement, as it is."""
+
+
 class MissingCompilerWarning(UserWarning):
     """There is no C compiler on this machine: calls run as ATen, unfused."""

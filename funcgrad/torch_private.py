@@ -372,6 +372,21 @@ def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+def looks_like_in(examples: Sequence[torch.Tensor], free: Sequence[Collection[int]]) -> Callable[..., bool]:
+    """The same, but for sizes along ``free`` dimensions: such a tensor lies dense in the same order of its dimensions as its example."""
+    if not any(free):
+        return looks_like(examples)
+    sizes: Any = [[None if d in dims else n for d, n in enumerate(t.size())] for t, dims in zip(examples, free, strict=True)]
+    strides: Any = [[None] * t.dim() if dims else list(t.stride()) for t, dims in zip(examples, free, strict=True)]
+    check = TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    orders = [(i, t.dim_order()) for i, (t, dims) in enumerate(zip(examples, free, strict=True)) if dims]
+
+    def lies_alike(t: torch.Tensor, order: tuple[int, ...]) -> bool:
+        return t.permute(order).is_contiguous()
+
+    return lambda *tensors: check(*tensors) and all(lies_alike(tensors[i], order) for i, order in orders)
+
+
 is_tracked_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_gradtrackingtensor
 """Whether a wrapper is one of grad, vjp or jvp."""
 level_of: Callable[[torch.Tensor], int] = torch._C._functorch.maybe_get_level
@@ -1205,3 +1220,100 @@ def host_allocations(call: Callable[[], Any]) -> list[int]:
         start = next(e for events in threads for e in events if e.name() == "__start_profile")
         return [e.cpu_memory_usage() for e in sorted(itertools.chain(*found), key=start.cpu_elapsed_us)]
     return [e.cpu_memory_usage() for events in found for e in events]
+
+
+# ── the autograd engine's hook ───────────────────────────────────────────────────────────────────────────────────
+
+_hook: Any = torch._C._dynamo.compiled_autograd
+
+
+def set_engine_hook(factory: Callable[[], Any] | None, dynamic: bool = True) -> tuple[Any, bool]:
+    """Let the autograd engine tell an object of ``factory`` what a backward pass would run, in the place of running it; None: it runs.
+    Returns what was set before. ``dynamic``: it hands over sizes apart from the graph."""
+    before: tuple[Any, bool] = _hook.set_autograd_compiler(factory, dynamic)
+    return before
+
+
+@contextlib.contextmanager
+def without_engine_hook() -> Iterator[None]:
+    """Inside, backward passes run as they are."""
+    before = _hook.set_autograd_compiler(None, False)
+    try:
+        yield
+    finally:
+        _hook.set_autograd_compiler(*before)
+
+
+forget_engine_graphs: Callable[[], None] = _hook.clear_cache
+"""The engine forgets every graph it has told of. Never while it tells, or runs one."""
+
+call_cpp_pre_hook: Callable[[int, torch.Tensor], torch.Tensor] = _hook.call_cpp_tensor_pre_hooks
+"""Call a hook of C++ (``retain_grad``) by its number in the backward pass that runs: 2.11, 2.13, 2.15."""
+
+
+@functools.cache
+def engine_operators() -> Any:
+    """Where the engine's functional forms of nodes are registered, ``add`` and ``get``: it names each to one compiler of the process,
+    whichever that is, so that all must share them. Importing torch._dynamo costs a second: only where a backward pass is captured."""
+    from torch._dynamo import compiled_autograd
+
+    return compiled_autograd.ops
+
+
+@contextlib.contextmanager
+def instead_of_engine(run: Callable[..., Any]) -> Iterator[None]:
+    """Inside, ``run(original, roots, *args, **kwargs)`` is called in the place of the entry of every backward pass that Python starts."""
+    places: list[Any] = [torch.autograd, torch.autograd.graph]
+    original = torch.autograd.graph._engine_run_backward
+
+    def entry(roots: Any, *args: Any, **kwargs: Any) -> Any:
+        return run(original, roots, *args, **kwargs)
+
+    for place in places:
+        place._engine_run_backward = entry
+    try:
+        yield
+    finally:
+        for place in places:
+            place._engine_run_backward = original
+
+
+@contextlib.contextmanager
+def callbacks_into(queue: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Inside, what is queued to run at the end of a backward pass goes to ``queue``: the engine drops it where it runs no node itself."""
+    variable: Any = torch.autograd.Variable
+    engine = variable._execution_engine
+    variable._execution_engine = _Queueing(engine, queue)
+    try:
+        yield
+    finally:
+        variable._execution_engine = engine
+
+
+class _Queueing:
+    """The engine, but for the end of what it is told to call at its end."""
+
+    def __init__(self, engine: Any, queue: Callable[[Callable[[], None]], None]) -> None:
+        self._engine, self.queue_callback = engine, queue
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+add_to_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_add_
+"""Add to several tensors, in place."""
+
+
+def node_of(root: Any) -> Any:
+    """The node of autograd that a tensor is the result of, or a gradient edge leads to; a leaf's collects its gradient."""
+    return root.grad_fn or torch.autograd.graph.get_gradient_edge(root).node if isinstance(root, torch.Tensor) else root.node
+
+
+def sequence_number(node: Any) -> int:
+    """When a node was made; the engine runs what was made last first, and what collects a gradient before all others."""
+    return int(node._sequence_nr()) % (1 << 64)
+
+
+def dispatch_modes_active() -> bool:
+    """Whether a dispatch mode, of fake tensors or another one, looks at operators."""
+    return bool(torch._C._len_torch_dispatch_stack())

@@ -201,3 +201,20 @@ def test_what_runs_once_is_not_verified():
 def test_an_executable_shows_its_stages():
     made = compile_joint(Joint.of(written_by_hand(doubled([]))), Options(backend="aten"))
     assert repr(made).startswith("<executable: kernels of joint") and "hook" in str(made.partition) and "hook" in str(made)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_an_opaque_call_was_given_is_not_written_over(backend):
+    """It may return it, or hold on to it."""
+    seen: list[Tensor] = []
+    g = Written()
+    x = g.given(Arg("x"), torch.ones(4, 3))
+    y = g.call(aten.sin.default, x)
+    hook = lambda v: (seen.append(v), v)[1]  # noqa: E731
+    (z,) = call_opaque(g.fx, hook, (y,), (y.meta["val"].clone(),), name="hook")
+    both = g.call(aten.add.Tensor, y, z)
+    last = g.call(aten.mul.Tensor, z, both)
+    made = compile_joint(Joint.of(g.graph({Out(""): last})), Options(backend=backend))
+    value = torch.randn(4, 3)
+    torch.testing.assert_close(made.runnables[0](value), (2 * value.sin() ** 2,))
+    torch.testing.assert_close(seen.pop(), value.sin())

@@ -114,12 +114,17 @@ def _can_write_into(dying: fx.Node, node: fx.Node, dead: list[fx.Node], sharers:
         return False
     if list(node.all_input_nodes).count(dying) != 1 or sum(a is dying for a in (*node.args, *node.kwargs.values())) != 1:
         return False
-    if is_expanded(before) or any(isinstance(user.target, Opaque) for user in dying.users):  # which may have kept it
+    if is_expanded(before) or any(_may_return(user) for user in dying.users):
         return False
     (memory,) = storages(dying)
     # a custom operator may return its own input, whatever its fake says
     maker = dying.all_input_nodes[0] if is_getitem(dying) else dying
     return sharers[memory] == [dying] and is_operator(maker.target) and is_torchs_own(maker.target)
+
+
+def _may_return(user: fx.Node) -> bool:
+    """Whether a call may hold on to what it is given, or return it: the caller's Python, and operators that are not torch's own."""
+    return isinstance(user.target, Opaque) or (is_operator(user.target) and not is_torchs_own(user.target))
 
 
 def _look(t: Tensor) -> tuple[Any, ...]:

@@ -48,6 +48,8 @@ class Recorder:
         self._scalars: dict[str, fx.Node] = {}
         self._alive: list[Any] = []
         self._lines: dict[int, str] = {}
+        self.origin: str | None = None
+        """Where calls come from, if not from a line of the caller's that runs now: a node of autograd."""
         self.regions: tuple[Region, ...] = ()
         self.bodies = Bodies()
 
@@ -60,6 +62,12 @@ class Recorder:
         node.meta["val"] = value
         self._remember(value, node)
         self.placeholder_of[slot] = node
+        return node
+
+    def given(self, slot: Slot, value: Any) -> fx.Node:
+        """An input of the graph: a fake tensor, or None for an object that opaque calls are given."""
+        node = self._placeholder(slot, value)
+        assert node is not None
         return node
 
     def node(self, fake: Tensor) -> fx.Node:
@@ -103,10 +111,10 @@ class Recorder:
             mark(self.regions, node, op, args, kwargs, out)
 
     def opaque(self, function: Callable[..., Any], values: Sequence[Any], like: Sequence[Tensor], **options: Any) -> list[Tensor]:
-        """Append an opaque call of fakes and numbers, with options of ``call_opaque``: the fakes of its results, and of what the arguments
+        """Append an opaque call of fakes (or their nodes) and numbers, with options of ``call_opaque``: the fakes of its results, and of what the arguments
         hold then that it writes to."""
         assert self.graph is not None
-        args = [self._argument(v, function) for v in values]
+        args = [v if isinstance(v, fx.Node) else self._argument(v, function) for v in values]
         with without_modes():
             found = call_opaque(self.graph, function, args, like, during=self.current_pass, where=self.line(), **options)
         for node in found:
@@ -222,6 +230,8 @@ class Recorder:
 
     def line(self) -> str | None:
         """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
+        if self.origin is not None:
+            return self.origin
         number = running_sequence_number()
         if number is not None and number in self._lines:
             return self._lines[number]

@@ -21,7 +21,8 @@ def graphs_to_run(joint: Joint, split: Partition, peak_of: Callable[[tuple[Graph
 
 
 def _whole(joint: Joint, split: Partition) -> tuple[Graph, ...]:
-    return (restrict(join(joint, split), [slot for outer in joint.outs for slot in joint.inner_outs(_final(joint, outer))]),)
+    outs = [slot for outer in joint.outs for slot in joint.inner_outs(_final(joint, outer))]
+    return (evolve(restrict(join(joint, split), outs), is_boxed=joint.graph.is_boxed),)
 
 
 def _halves(joint: Joint, split: Partition) -> tuple[Graph, ...]:

@@ -1,0 +1,294 @@
+"""From statements to a joint graph: what is pure becomes ATen calls, the caller's Python and what is added to ``.grad`` opaque calls.
+
+An opaque call is given the hooks and the packed tensors of a run as two lists. One graph with opaque calls in it is one program.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, fx
+
+from ..capture.joint import simplify
+from ..capture.trace import Trace
+from ..errors import OpaqueCallError
+from ..graph_primitives import Opaque
+from ..graphs import Graph, nbytes, storages, value_of, verify
+from ..joint import Joint
+from ..slots import Arg, Out, Signature
+from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
+from .statements import Declared, Kind, Statement, accumulate
+from .tokens import Ref, mapped, refs_in
+
+_WAITING = 1 << 20
+"""Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
+
+Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None
+"""How a result of the caller's Python looked: sizes, strides, dtype, device; None: it was None."""
+
+
+@frozen(eq=False)
+class Run:
+    """What the engine hands over with a run."""
+
+    inputs: list[Any]
+    sizes: Sequence[int]
+    scalars: Sequence[Any]
+    hooks: Sequence[Any]
+    packed: Sequence[Any]
+
+    def read(self, ref: Ref) -> Any:
+        lists = {"inputs": self.inputs, "sizes": self.sizes, "scalars": self.scalars, "hooks": self.hooks, "packed": self.packed}
+        return lists[str(ref.of)][ref.at]
+
+
+@frozen(eq=False)
+class Symbolic:
+    """Which sizes are symbols. ``dims``: by input, each symbolic dimension with the first ``(input, dimension)`` of its size; ``sizes``:
+    the same for the sizes the engine hands over; those in ``alone`` are sizes of no input."""
+
+    dims: Mapping[int, Mapping[int, tuple[int, int]]] = {}
+    sizes: Mapping[int, tuple[int, int]] = {}
+    alone: tuple[int, ...] = ()
+
+
+@frozen(eq=False)
+class Lowered:
+    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, and a tensor of a size at each of
+    ``Symbolic.alone``; ``outputs``: what the run returns, for each a result of the graph or None."""
+
+    joint: Joint
+    takes: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+
+
+def lower(
+    statements: Sequence[Statement], outputs: Sequence[Any], names: Mapping[int, str], run: Run, symbolic: Symbolic,
+    looks: Mapping[int, tuple[Look, ...]], name: str,
+) -> Lowered:  # fmt: skip
+    """Play statements on fake tensors like those of a run. ``looks``: how the results of statements looked when they ran."""
+    return _Lowering(statements, names, run, symbolic, looks).lowered(outputs, name)
+
+
+class _Lowering:
+    def __init__(
+        self, statements: Sequence[Statement], names: Mapping[int, str], run: Run, symbolic: Symbolic, looks: Mapping[int, tuple[Look, ...]]
+    ) -> None:
+        self._statements, self._names, self._run, self._symbolic, self._looks = statements, names, run, symbolic, looks
+        self._trace = Trace(record=True, backward_autocast=None, rng="eager")
+        self._made: dict[Ref, Any] = {}
+        self._slots: list[Arg] = []
+        self._stores: list[tuple[Tensor, Tensor, bool]] = []
+
+    def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
+        trace = self._trace
+        self._hooks, self._packed = (trace.given(self._slot(text), None) for text in ("hooks", "packed"))
+        used = dict.fromkeys(r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value))
+        takes = tuple(sorted(r.at for r in used if r.of == "inputs"))
+        with torch.no_grad():
+            self._enter(takes)
+            trace.run(self._play, (), {})
+            found = [self._made[ref] if isinstance(ref, Ref) else None for ref in outputs]
+            kept = [v for v in found if isinstance(v, Tensor)]
+            nodes = [trace.own(trace.result(v)) for v in kept]
+        assert trace.graph is not None
+        trace.graph.output(tuple(nodes))
+        outs = tuple(Out(f"[{i}]") for i in range(len(nodes)))
+        graph = Graph(Signature(tuple(self._slots), outs), trace.graph, trace.constants, name, is_boxed=True)
+        simplify(graph)
+        numbers = iter(range(len(nodes)))
+        guards = tuple(trace.symbols.guards())
+        joint = evolve(Joint.of(verify(graph)), guards=guards, sizes=trace.symbols.of_sizes)
+        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found))
+
+    # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _slot(self, text: str) -> Arg:
+        self._slots.append(Arg(text))
+        return self._slots[-1]
+
+    def _enter(self, takes: Sequence[int]) -> None:
+        """What the graph is given. Sizes that vary together are one symbol: that of the first input that has it."""
+        symbols: dict[tuple[int, int], Any] = {}
+        for i in takes:
+            real, slot, dims = self._run.inputs[i], self._slot(f"inputs[{i}]"), self._symbolic.dims.get(i, {})
+            if all(first in symbols for first in dims.values()) and dims:
+                sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
+                strides = _strides_like(real, sizes)
+                fake = self._fake(functools.partial(torch.empty_strided, sizes, strides, dtype=real.dtype, device=real.device))
+                self._trace.given(slot, fake)
+                tensor = self._functional(fake)
+            else:
+                tensor = self._trace.input(slot, real, False, tuple(dims))
+            for d, first in dims.items():
+                symbols.setdefault(first, tensor.shape[d])
+            self._made[Ref("inputs", i)] = tensor
+        for k, n in enumerate(self._run.sizes):
+            self._made[Ref("sizes", k)] = symbols.get(self._symbolic.sizes.get(k, (-1, -1)), n)
+        for k in self._symbolic.alone:
+            tensor = self._trace.input(self._slot(f"sizes[{k}]"), torch.empty(0, self._run.sizes[k]), False, (1,))
+            self._made[Ref("sizes", k)] = tensor.shape[1]
+        for k, value in enumerate(self._run.scalars):
+            self._made[Ref("scalars", k)] = value
+
+    # ── statements ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _play(self) -> None:
+        for s in self._statements:
+            self._trace.origin = f"{self._names.get(s.node, 'a node')} ({s.node})"
+            if s.kind is Kind.STORE:
+                variable, grad = (self._read(ref) for ref in s.args)
+                if grad is not None:
+                    self._store(variable, grad, self._run.read(s.args[0]).grad is None)
+                continue
+            if s.kind is Kind.CALL:
+                self._settle()
+                results: Sequence[Any] = self._call(s)
+            else:
+                results = s.run(*mapped(s.args, self._read))
+            self._made.update(zip(s.results, results, strict=True))
+        self._settle()
+
+    def _read(self, ref: Ref) -> Any:
+        return self._made[ref]
+
+    def _store(self, variable: Tensor, grad: Tensor, is_new: bool) -> None:
+        """Nobody looks at ``.grad`` until the caller's Python runs, so several are added to in one call; but not so many gradients wait
+        for it that it takes memory. One that becomes the leaf's own takes none."""
+        self._stores.append((variable, grad, is_new))
+        if sum(nbytes(value_of(self._trace.result(g))) for _, g, is_new in self._stores if not is_new) > _WAITING:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._stores:
+            variables, grads, new = zip(*self._stores, strict=True)
+            self._stores.clear()
+            writes = [len(variables) + i for i, is_new in enumerate(new) if is_new]
+            nodes = [self._trace.result(v) for v in (*variables, *grads)]
+            self._trace.opaque(_Accumulate(new), nodes, (), name="accumulate_grad", writes=writes)
+
+    def _call(self, s: Statement) -> list[Any]:
+        refs = list(dict.fromkeys(r for r in refs_in(s.args) if r.of not in ("hooks", "packed")))
+        values = [self._read(r) for r in refs]
+        like = [self._like(s, i) for i in range(len(s.likes))]
+        called = _Called(s, tuple(refs), tuple(v is not None for v in like), () if any(s.likes) else self._looks.get(s.number, ()))
+        after = self._readers(s.writes) if s.writes is not None else ()
+        fakes = [v for v in like if v is not None]
+        nodes = [self._trace.result(v) for v in values]
+        self._trace.opaque(called, (self._hooks, self._packed, *nodes, *after), fakes, name=s.name)
+        return [None if v is None else self._functional(v) for v in like]
+
+    def _like(self, s: Statement, i: int) -> Tensor | None:
+        """A fake of a result of the caller's Python; None where it is None."""
+        look, declared = (self._looks[s.number][i], True) if s.number in self._looks else (None, False)
+        like = s.likes[i]
+        if declared and look is None:
+            return None
+        if isinstance(like, Ref):
+            given = self._read(like)
+            if given is None:
+                return None
+            own = value_of(self._trace.node(from_functional(given)))
+            return self._fake(lambda: torch.empty_like(own))  # an expanded gradient, dense
+        if isinstance(like, Declared):
+            shape = [self._read(n) if isinstance(n, Ref) else n for n in like.shape]
+            return self._fake(lambda: torch.empty(shape, dtype=like.dtype, device=like.device))
+        if look is None:
+            return None
+        sizes, strides, dtype, device = look
+        return self._fake(lambda: torch.empty_strided(sizes, strides, dtype=dtype, device=device))
+
+    def _fake(self, make: Callable[[], Tensor]) -> Tensor:
+        with without_modes(), self._trace.fakes:
+            return make()
+
+    def _functional(self, fake: Tensor) -> Tensor:
+        with without_function_modes(), self._trace.fakes, self._trace.functional, torch.no_grad():
+            return to_functional(fake)
+
+    def _readers(self, variable: Ref) -> list[fx.Node]:
+        """What has been computed of a tensor that a call may write to, and no call before has been given: it is computed before."""
+        own = storage_id(self._run.read(variable))
+        given = [r for r, v in self._made.items() if r.of == "inputs" and storage_id(self._run.read(r)) == own]
+        looks = [self._trace.result(self._made[r]) for r in given]
+        memory = frozenset[int]().union(*map(storages, looks))
+        found: list[fx.Node] = []
+        for node in looks:
+            for user in node.users:
+                if isinstance(user.target, Opaque) or user in looks:
+                    continue
+                if storages(user) & memory:
+                    looks.append(user)
+                elif isinstance(value_of(user), Tensor) and not any(isinstance(n.target, Opaque) for n in user.users):
+                    found.append(user)
+        return list(dict.fromkeys(found))
+
+
+def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
+    """The strides of a tensor that lies as ``real`` does and has symbols for some of its sizes."""
+    strides, dense = [0] * real.ndim, True
+    step: Any = 1
+    expected = 1
+    for d in sorted(range(real.ndim), key=lambda d: (real.stride(d), real.shape[d] != 1)):
+        strides[d] = step
+        dense = dense and (real.stride(d) == expected or real.shape[d] == 1)
+        step, expected = step * sizes[d], expected * real.shape[d]
+    if not dense or not math.prod(real.shape):
+        raise NotImplementedError("an input whose size is a symbol does not lie as its sizes say")
+    return strides
+
+
+# ── what opaque calls run ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@frozen(eq=False)
+class _Accumulate:
+    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients are the call's own."""
+
+    new: tuple[bool, ...]
+
+    def __call__(self, *values: Tensor) -> None:
+        n = len(self.new)
+        old, added = [], []
+        for variable, grad, is_own in zip(values[:n], values[n:], self.new, strict=True):
+            now = variable.grad
+            if now is None or now.is_sparse or now.is_nested:
+                accumulate(variable, grad, is_own)
+            else:
+                old.append(now)
+                added.append(grad)
+        if len(set(map(id, old))) < len(old):  # one leaf twice
+            for now, grad in zip(old, added, strict=True):
+                now.add_(grad)
+        elif old:
+            add_to_each(old, added)
+
+
+@frozen(eq=False)
+class _Called:
+    """A statement that runs the caller's Python. ``refs``: what it reads of the graph; ``wanted``: which of its results are tensors."""
+
+    statement: Statement
+    refs: tuple[Ref, ...]
+    wanted: tuple[bool, ...]
+    looks: tuple[Look, ...]
+    """How results looked of which nothing else is known."""
+
+    def __call__(self, hooks: Sequence[Any], packed: Sequence[Any], *values: Any) -> tuple[Any, ...]:
+        known = dict(zip(self.refs, values, strict=False))
+        lists = {"hooks": hooks, "packed": packed}
+        args = mapped(self.statement.args, lambda r: lists[r.of][r.at] if r.of in lists else known[r])
+        found = self.statement.run(*args)
+        for value, look in zip(found, self.looks, strict=False):
+            if look is not None and isinstance(value, Tensor) and tuple(value.shape) != look[0]:
+                raise OpaqueCallError(
+                    f"{self.statement.name} gave a tensor of shape {list(value.shape)}, and gave one of shape {list(look[0])} before",
+                    where=self.statement.name,
+                    fix="run this backward pass outside of fg.compiled_autograd()",
+                )
+        return tuple(v for v, want in zip(found, self.wanted, strict=True) if want or v is not None)

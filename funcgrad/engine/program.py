@@ -1,0 +1,266 @@
+"""A captured backward pass, and the programs it was compiled to: one for each order of its nodes and kind of its inputs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+
+from ..capture.floats import NotSymbolicError
+from ..capture.source_location import user_line
+from ..errors import FuncgradError, UncompiledBackwardWarning
+from ..executable import Executable, compile_joint
+from ..graph_primitives import guard_holds
+from ..options import Options, log
+from ..runtime.key import ambient
+from ..sizes import SizeError
+from ..stages import Stages
+from ..torch_private import looks_like_in, storage_id
+from .lowering import Lowered, Run, Symbolic, lower
+from .placement import Order, Reached, Walk, is_seen, placed
+from .replay import Replay
+from .statements import Kind, Statement
+
+
+@frozen(eq=False)
+class Made:
+    """A program for runs like one. ``fits`` says of the tensors, the sizes that are not symbols, and the rest, whether a run is."""
+
+    executable: Executable
+    takes: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    symbolic: Symbolic
+    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    fits: Callable[[Run], bool]
+
+    def __call__(self, run: Run) -> list[Any]:
+        inputs = run.inputs
+        values = [run.hooks, run.packed, *[inputs[i] for i in self.takes]]
+        if self.symbolic.alone:
+            values += [torch.empty(0, run.sizes[k]) for k in self.symbolic.alone]
+        inputs.clear()
+        found = self.executable.runnables[0](values)
+        return [None if i is None else found[i] for i in self.outputs]
+
+
+@define(eq=False)
+class Variant:
+    """The statements in one order."""
+
+    statements: list[Statement]
+    replay: Replay
+    walk: Walk | None
+    programs: dict[Options, list[Made]] = field(factory=dict)
+    refused: str | None = None
+    learnt: set[Any] = field(factory=set)
+
+
+class Captured:
+    """One graph of the autograd engine: it keeps this, and hands it over whenever a graph of the same shape runs backward."""
+
+    def __init__(
+        self, number: int, statements: Sequence[Statement], outputs: Sequence[Any], names: Mapping[int, str], reasons: Sequence[str]
+    ) -> None:
+        self.number, self.statements, self.outputs, self.names = number, list(statements), outputs, names
+        self.reasons = tuple(reasons)
+        self.is_seen = is_seen(statements)
+        self.learns = any(s.may_be_none for s in statements)
+        """Whether the caller's Python may return what the engine does not say: the first run of a kind is by statements, and tells."""
+        self.has_unpacked = any(s.kind is Kind.CALL and s.likes and not any(s.likes) for s in statements)
+        self._stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
+        self._written = [s.writes.at for s in statements if s.writes is not None]
+        self._variants: dict[Order | None, Variant] = {}
+        self._now: Variant | None = None
+
+    @property
+    def name(self) -> str:
+        return f"backward{self.number}"
+
+    # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def variant(self, roots: Sequence[Any] | None, find: Callable[[], Reached | None]) -> Variant:
+        """The statements in the order in which eager PyTorch runs them; as the engine tells them where it is not known from where the pass
+        starts. What nobody can see keeps the order of the first run."""
+        now = self._now
+        if now is not None and (not self.is_seen or (roots is not None and now.walk is not None and now.walk(roots))):
+            return now
+        found = find() if roots is not None else None
+        order = None if found is None else found.order
+        if order not in self._variants:
+            statements = self.statements if order is None else placed(self.statements, order)
+            walk = Walk(found, roots) if found is not None and roots is not None else None
+            self._variants[order] = Variant(statements, Replay(statements, self.outputs), walk)
+        self._now = self._variants[order]
+        return self._now
+
+    # ── run ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def __call__(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> list[Any]:
+        """Run it; ``note(what, why)`` is told of what is not a run of a program that is there."""
+        if torch.is_grad_enabled():  # create_graph
+            note("replayed", "the backward pass is itself differentiated (create_graph=True)")
+            return variant.replay(run)
+        if variant.refused is not None:
+            note("replayed", variant.refused)
+            return variant.replay(run)
+        programs = variant.programs.setdefault(options, [])
+        for made in programs:
+            if made.fits(run):
+                break
+        else:
+            if self.learns and (kind := self._kind(run)) not in variant.learnt:
+                variant.learnt.add(kind)
+                note("replayed", "what the caller's Python returns is learnt in a first run")
+                return variant.replay(run)
+            found = self._compile(variant, run, options, note)
+            if found is None:
+                return variant.replay(run)
+            made = found
+            programs.insert(0, made)
+        return made(run)
+
+    def _kind(self, run: Run) -> Any:
+        """Of runs that are alike in this, one tells what the caller's Python returns. Sizes matter only to what is unpacked."""
+        return (tuple(run.sizes), tuple(tuple(v.shape) for v in run.inputs)) if self.has_unpacked else None
+
+    def _compile(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> Made | None:
+        programs = variant.programs[options]
+        symbolic = Symbolic()
+        if options.dynamic is not False and not self.has_unpacked and options.memory_budget is None:
+            symbolic = _symbolic(programs[0] if programs else None, run, bool(options.dynamic))
+        why = "a first run" if not programs else "sizes varied" if symbolic.dims or symbolic.alone else "inputs of another kind"
+        stages = Stages(self.name)
+        with stages.progress():
+            for attempt in (symbolic, Symbolic()) if symbolic.dims or symbolic.alone else (symbolic,):
+                try:
+                    with stages("capture"):
+                        lowered = self._lowered(variant, run, attempt)
+                except NotSymbolicError as error:
+                    if attempt is symbolic and (symbolic.dims or symbolic.alone):
+                        why = f"sizes varied, and cannot be symbols: {error}"
+                        continue
+                    self._refuse(variant, error, note)
+                    return None
+                except (FuncgradError, NotImplementedError, RuntimeError, TypeError) as error:
+                    if attempt is symbolic and (symbolic.dims or symbolic.alone):
+                        why = f"sizes varied, and cannot be symbols: {error}"
+                        continue
+                    self._refuse(variant, error, note)
+                    return None
+                try:
+                    executable = compile_joint(lowered.joint, options, stages, user_line())
+                except SizeError as error:
+                    if attempt is not symbolic or not (symbolic.dims or symbolic.alone):
+                        raise
+                    why = f"sizes varied, and cannot be symbols: {error}"
+                    continue
+                note("compiled", why)
+                return self._made(lowered, executable, attempt, run)
+        return None
+
+    def _lowered(self, variant: Variant, run: Run, symbolic: Symbolic) -> Lowered:
+        looks = variant.replay.looks if self.learns else {}
+        return lower(variant.statements, self.outputs, self.names, run, symbolic, looks, self.name)
+
+    def _refuse(self, variant: Variant, error: Exception, note: Callable[[str, str], None]) -> None:
+        what = getattr(error, "what", str(error)).splitlines()[0]
+        variant.refused = f"it could not be traced: {type(error).__name__}: {what}"
+        note("replayed", variant.refused)
+        log(1, f"{self.name}: {variant.refused}")
+        warnings.warn(
+            f"a backward pass is run statement by statement, as {variant.refused} ({user_line()})", UncompiledBackwardWarning, stacklevel=2
+        )
+
+    def _made(self, lowered: Lowered, executable: Executable, symbolic: Symbolic, run: Run) -> Made:
+        tensors = [run.inputs[i] for i in lowered.takes]
+        free = [tuple(symbolic.dims.get(i, ())) for i in lowered.takes]
+        looks, takes = looks_like_in(tensors, free), lowered.takes
+        state, scalars, sizes = ambient(), tuple(run.scalars), tuple(run.sizes)
+        fixed = [(k, n) for k, n in enumerate(sizes) if k not in symbolic.sizes and k not in symbolic.alone]
+        equal = [(("inputs", i, d), first) for i, dims in symbolic.dims.items() for d, first in dims.items() if (i, d) != first]
+        equal += [(("sizes", k, 0), first) for k, first in symbolic.sizes.items()]
+        missing = [run.inputs[i].grad is None for i in self._stored]
+        memory = _memory(run, self._written, takes)
+        known = executable.joint.sizes
+        conditions = list(known.guards) if known is not None else []
+        names = _symbols(known)
+        if known is not None:
+            known.close()
+
+        def fits(other: Run) -> bool:
+            inputs = other.inputs
+            if not looks(*[inputs[i] for i in takes]) or ambient() != state or tuple(other.scalars) != scalars:
+                return False
+            if symbolic.dims or symbolic.alone:
+                now = other.sizes
+                if any(now[k] != n for k, n in fixed) or any(_size(other, a) != inputs[i].shape[d] for a, (i, d) in equal):
+                    return False
+                found = {symbol: _size(other, place) for symbol, place in names.items()}
+                if not all(guard_holds(condition, **found) for condition in conditions):
+                    return False
+                if any(n < 2 for n in found.values()):
+                    return False
+            elif tuple(other.sizes) != sizes:
+                return False
+            if [inputs[i].grad is None for i in self._stored] != missing:
+                return False
+            return not memory or _memory(other, self._written, takes) == memory
+
+        return Made(executable, takes, lowered.outputs, symbolic, tuple(tuple(v.shape) for v in run.inputs), sizes, fits)
+
+
+def _size(run: Run, place: tuple[str, int, int]) -> int:
+    kind, i, d = place
+    return int(run.sizes[i] if kind == "sizes" else run.inputs[i].shape[d])
+
+
+def _symbols(known: Any) -> dict[str, tuple[str, int, int]]:
+    """Where the size that each symbol stands for is found in a run: ``inputs[3].shape[0]``, or ``sizes[3].shape[1]``."""
+    found: dict[str, tuple[str, int, int]] = {}
+    for symbol, origin in (known.origins if known is not None else {}).items():
+        path, _, dim = origin.partition(".shape")
+        kind, _, i = path.partition("[")
+        found[symbol] = (kind, int(i[:-1]), int(dim[1:-1]))
+    return found
+
+
+def _memory(run: Run, written: Sequence[int], takes: Sequence[int]) -> list[list[int]]:
+    """For each tensor that a hook may write to, the inputs in the same memory."""
+    if not written:
+        return []
+    lies = {i: storage_id(run.inputs[i]) for i in takes}
+    return [[i for i, own in lies.items() if own == storage_id(run.inputs[w])] for w in written]
+
+
+def _symbolic(last: Made | None, run: Run, every: bool) -> Symbolic:
+    """The sizes that were others in the program made last, or were symbols there; ``every``: all of them. Those that are equal now, and
+    were equal then, are one symbol. A size of 0 or 1 is none."""
+    if last is None and not every:
+        return Symbolic()
+    shapes = tuple(tuple(v.shape) for v in run.inputs)
+    before = shapes if last is None else last.shapes
+    sizes = tuple(run.sizes)
+    then = sizes if last is None else last.sizes
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    dims: dict[int, dict[int, tuple[int, int]]] = {}
+    for i, (old, new) in enumerate(zip(before, shapes, strict=True)):
+        for d, (a, b) in enumerate(zip(old, new, strict=False) if len(old) == len(new) else ()):
+            was = last is not None and d in last.symbolic.dims.get(i, {})
+            if (a != b or was or every) and min(a, b) > 1:
+                dims.setdefault(i, {})[d] = first.setdefault((a, b), (i, d))
+    known: dict[int, tuple[int, int]] = {}
+    alone: list[int] = []
+    for k, (a, b) in enumerate(zip(then, sizes, strict=True)):
+        was = last is not None and (k in last.symbolic.sizes or k in last.symbolic.alone)
+        if (a != b or was) and min(a, b) > 1:
+            if (a, b) in first:
+                known[k] = first[a, b]
+            else:
+                alone.append(k)
+        elif every and (a, b) in first:
+            known[k] = first[a, b]
+    return Symbolic(dims, known, tuple(alone))

@@ -1,0 +1,176 @@
+"""The other side of the autograd engine's hook: an object that is told, call by call, what a backward pass would do.
+
+The engine keeps what comes of it, and hands it new values whenever a graph of the same shape is run backward. So nothing here may depend
+on a value, nor on how a tensor looks: all it is given to hold are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import evolve
+from torch import Tensor
+
+from ..errors import GraphError
+from ..torch_private import engine_operators
+from .statements import (
+    VALIDATE,
+    Declared,
+    Function,
+    Functional,
+    Kind,
+    Statement,
+    added,
+    after_store,
+    cpp_hook,
+    post_hook,
+    pre_hook,
+    slice_of_base,
+    slice_put_back,
+    store,
+    tensor_hook,
+    unpack,
+)
+from .tokens import Ref, Tokens
+
+
+class Recorder:
+    """One recording. ``done`` is given it when it ends, and returns what the engine keeps: what to call, and what to call it with."""
+
+    def __init__(self, done: Callable[[Recorder], tuple[Callable[..., Any], Any]]) -> None:
+        self._done = done
+        self._tokens = Tokens()
+        self._node = 0
+        self.statements: list[Statement] = []
+        self.names: dict[int, str] = {}
+        """The names of autograd's nodes, by the numbers the engine gives them."""
+        self.outputs: tuple[Any, ...] = ()
+        """What the pass returns (``torch.autograd.grad``)."""
+        self.reasons: tuple[str, ...] = ()
+        """Why none of the graphs that the engine knows would do."""
+
+    # ── what it is given ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_capture(self, inputs: Any, sizes: Any, scalars: Any, origins: Any, accumulate_grad: bool, check_nans: bool) -> Any:
+        """Tokens for the tensors, sizes and numbers of a run."""
+        number = self._tokens.number
+        for value in scalars:
+            if type(value) not in (int, float):
+                raise GraphError(f"the autograd engine hands over a {type(value).__name__} where a number was expected")
+        return (
+            "funcgrad",
+            [self._tokens.tensor(Ref("inputs", i)) for i in range(len(inputs))],
+            [number(Ref("sizes", i), int) for i in range(len(sizes))],
+            [number(Ref("scalars", i), type(value)) for i, value in enumerate(scalars)],
+        )
+
+    def log_compile_reasons(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+
+    def set_node_origin(self, name: str, node: int, context: Any) -> None:
+        """What comes next belongs to a node."""
+        self._node, self.names[node] = node, name
+
+    def _say(self, kind: Kind, name: str, run: Any, args: Sequence[Any], likes: Sequence[Any], **more: Any) -> list[Tensor]:
+        s = Statement(len(self.statements), self._node, kind, name, run, tuple(args), tuple(likes), **more)
+        self.statements.append(s)
+        return [self._tokens.tensor(ref) for ref in s.results]
+
+    # ── nodes of PyTorch's own ───────────────────────────────────────────────────────────────────────────────────
+
+    def bind_function(self, name: str, function: Any, is_custom: bool, is_traceable: bool) -> str:
+        """The engine names a function once in a process, when it first needs it."""
+        bound: str = engine_operators().add(name, function, is_custom, is_traceable)
+        return bound
+
+    def apply_functional(self, name: str, grads: Any, args: Any, metadata: Sequence[Any]) -> list[Tensor]:
+        """A node of PyTorch's own; or of an extension, of which nobody says that it is pure."""
+        found = engine_operators().get(name)
+        kind = Kind.CALL if getattr(found, "is_custom_function", True) else Kind.PURE
+        refs = self._tokens.refs
+        return self._say(kind, name, Functional(name), (refs(list(grads)), *refs(tuple(args))), (None,) * len(metadata))
+
+    def validate_outputs(self, _: Any, outputs: Sequence[Any], args: Any, metadata: Sequence[Any]) -> Sequence[Any]:
+        """The results of a node in the shapes and dtypes of its inputs; an ``autograd.Function`` sees to it itself."""
+        if not outputs:
+            return outputs
+        refs = self._tokens.refs
+        given = [refs(v) if v is not None else None for v in outputs]
+        last = self.statements[-1] if self.statements else None
+        if last is not None and isinstance(last.run, Function) and all(r is None or r.of == last.number for r in given):
+            self.statements[-1] = evolve(
+                last, args=((tuple(None if r is None else r.at for r in given), refs(tuple(args))), *last.args[1:])
+            )
+            return outputs
+        new = self._say(Kind.PURE, "validate_outputs", VALIDATE, (given, *refs(tuple(args))), (None,) * len(outputs))
+        return [None if old is None else token for old, token in zip(outputs, new, strict=True)]
+
+    def accumulate(self, old: Any, new: Any) -> Tensor:
+        return self._say(Kind.SUM, "accumulate", added, self._tokens.refs((old, new)), (None,))[0]
+
+    def accumulate_grad(self, variable: Any, *rest: Any) -> Any:
+        """``(variable, its gradient now, grad, has_hooks)``; up to 2.11 ``(variable, grad, has_hooks)``. From 2.13 on, what the leaf's
+        gradient is then is returned: nobody reads it."""
+        grad = rest[-2]
+        self._say(Kind.STORE, "accumulate_grad", store, self._tokens.refs((variable, grad)), ())
+        return self._tokens.tensor(Ref("stored", 0)) if len(rest) > 2 else None
+
+    # ── custom functions, views that were written to ─────────────────────────────────────────────────────────────
+
+    def proxy_call_backward(
+        self, inputs: Any, metadata: Sequence[Any], saved: Any, context: int, function: Any, state: Any, opaque: Any
+    ) -> tuple[Any, ...]:
+        """An ``autograd.Function``: the caller's Python, which nobody looks into."""
+        refs = self._tokens.refs
+        likes = [None if m is None else Declared(m[1], m[2], refs(tuple(m[3]))) for m in metadata]
+        args = (None, Ref("hooks", context), refs(list(saved)), *refs(tuple(inputs)))
+        run = Function([m is not None for m in metadata])
+        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=True)
+        return tuple(None if m is None else token for m, token in zip(metadata, new, strict=True))
+
+    def call_copy_slices_prologue(self, inputs: Any, *geometry: Any) -> list[Tensor]:
+        refs = self._tokens.refs
+        return self._say(Kind.PURE, "slice_of_base", slice_of_base, (refs(list(inputs)), *map(refs, geometry)), (None,) * 3)
+
+    def call_copy_slices_epilogue(self, needs: Any, whole: Any, found: Any, part: Any) -> list[Tensor]:
+        refs = self._tokens.refs
+        args = (list(needs), refs(whole), refs(list(found)), refs(part))
+        return self._say(Kind.PURE, "slice_put_back", slice_put_back, args, (None,) * len(needs))
+
+    # ── hooks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def unpack_hook(self, hook_id: int, data_id: int) -> Tensor:
+        return self._say(Kind.CALL, "unpack", unpack, (Ref("hooks", hook_id), Ref("packed", data_id)), (None,), may_be_none=True)[0]
+
+    def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
+        ref = self._tokens.refs(inputs[i])
+        (inputs[i],) = self._say(Kind.CALL, "tensor_hook", tensor_hook, (Ref("hooks", hook_id), ref), (ref,))
+        return inputs
+
+    def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
+        ref = self._tokens.refs(inputs[i])
+        (inputs[i],) = self._say(Kind.CALL, "retain_grad", cpp_hook, (hook_id, ref), (ref,))
+        return inputs
+
+    def pre_hook(self, inputs: Any, hook_id: int) -> list[Any]:
+        refs = self._tokens.refs(tuple(inputs))
+        return self._say(Kind.CALL, "pre_hook", pre_hook, (Ref("hooks", hook_id), refs), refs, may_be_none=True)
+
+    def post_hook(self, outputs: Any, inputs: Any, hook_id: int) -> list[Any]:
+        made, given = self._tokens.refs(tuple(outputs)), self._tokens.refs(tuple(inputs))
+        return self._say(Kind.CALL, "post_hook", post_hook, (Ref("hooks", hook_id), made, given), made, may_be_none=True)
+
+    def post_acc_grad_hook(self, variable: Any, hook_id: int) -> list[Any]:
+        ref = self._tokens.refs(variable)
+        self._say(Kind.CALL, "after_store", after_store, (Ref("hooks", hook_id), ref), (), writes=ref)
+        return [variable]
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Any]:
+        self.outputs = tuple(None if v is None else self._tokens.refs(v) for v in outputs)
+        return self._done(self)
+
+    def close(self) -> None:
+        self._tokens.close()

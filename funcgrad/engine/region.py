@@ -1,0 +1,211 @@
+"""Where backward passes are captured: ``with fg.compiled_autograd() as region: loss.backward()``.
+
+The engine's hook is of the process, and so is the entry of backward passes that is replaced while a region is open. What belongs to one
+backward pass (where it starts, what is queued to run at its end) is of its thread. While a captured graph runs, nothing is captured: a
+backward pass in a hook runs as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ..capture.trace import active_trace
+from ..errors import FuncgradError
+from ..options import Options, log, make_options
+from ..torch_private import (
+    callbacks_into,
+    dispatch_modes_active,
+    forget_engine_graphs,
+    instead_of_engine,
+    is_mapped,
+    node_of,
+    set_engine_hook,
+    transforms_or_duals,
+    without_engine_hook,
+)
+from .lowering import Run
+from .placement import Reached, reached
+from .program import Captured
+from .record import Recorder
+
+
+@frozen
+class Event:
+    """Something that a region did: ``what`` is "captured", "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the
+    captured graph, None where there is none."""
+
+    number: int
+    what: str
+    graph: int | None
+    why: str = ""
+
+    def __str__(self) -> str:
+        graph = "" if self.graph is None else f" backward{self.graph}"
+        return f"{self.number}: {self.what}{graph}{': ' if self.why else ''}{self.why}"
+
+
+@define(eq=False)
+class _Pass:
+    """A backward pass that Python has started, in its thread."""
+
+    roots: Sequence[Any] | None
+    targets: Sequence[Any]
+    region: Region
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.now: _Pass | None = None
+
+
+_here = _Here()
+_open: list[Region] = []
+_graphs = itertools.count()
+_running = 0
+
+
+@define(eq=False)
+class Region:
+    """Inside, backward passes are captured from the autograd engine, compiled, and run in eager PyTorch's order.
+
+    ``captures``: how many graphs it met that it had to capture; ``events``: what it did, in order; ``explain()``: the same, to read.
+    """
+
+    options: Options
+    events: list[Event] = field(factory=list)
+    _stack: contextlib.ExitStack | None = None
+
+    @property
+    def captures(self) -> int:
+        return sum(event.what == "captured" for event in self.events)
+
+    @property
+    def compiles(self) -> int:
+        return sum(event.what == "compiled" for event in self.events)
+
+    def explain(self) -> str:
+        """What the region did, and why."""
+        return "\n".join(map(str, self.events)) or "no backward pass has run"
+
+    def note(self, what: str, graph: int | None, why: str = "") -> None:
+        self.events.append(Event(len(self.events), what, graph, why))
+        if what != "ran":
+            log(2, self.events[-1])
+
+    def __enter__(self) -> Region:
+        if self._stack is not None:
+            raise FuncgradError(
+                "this region is open already", fix="write fg.compiled_autograd() where it is entered: with fg.compiled_autograd() as region"
+            )
+        with contextlib.ExitStack() as stack:
+            if not _open:
+                stack.enter_context(instead_of_engine(_entered))
+            before = set_engine_hook(lambda: Recorder(_recorded))
+            stack.callback(set_engine_hook, *before)
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            _open.append(self)
+            stack.callback(_open.remove, self)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._stack is not None
+        stack, self._stack = self._stack, None
+        stack.close()
+
+
+def compiled_autograd(**options: Any) -> Region:
+    """Inside ``with fg.compiled_autograd(**options) as region:`` backward passes are captured from the autograd engine, compiled like any
+    other joint graph, and run in the order of eager PyTorch, hooks and custom functions included.
+
+    A graph that was captured is known when a graph of the same shape runs backward again. What cannot be traced runs statement by
+    statement, with an ``UncompiledBackwardWarning``; ``region.explain()`` says what happened. Takes the options of ``fg.jit``.
+    """
+    return Region(make_options(options))
+
+
+def reset() -> None:
+    """Forget all graphs that were captured; numbers start from 0 again.
+
+    Raises ``FuncgradError`` where a region is open.
+    """
+    global _graphs
+    if _open or _running:
+        raise FuncgradError("captured graphs are forgotten where no region is open", fix="leave fg.compiled_autograd() first")
+    forget_engine_graphs()
+    _graphs = itertools.count()
+
+
+def _left_alone(roots: Sequence[Any]) -> str | None:
+    """Why a backward pass runs as it is; None if it is captured."""
+    if active_trace() is not None or dispatch_modes_active():
+        return "it is part of a trace, or a dispatch mode looks on"
+    if torch.is_anomaly_enabled():
+        return "anomaly detection looks at each node"
+    if transforms_or_duals() or any(isinstance(r, Tensor) and is_mapped(r) for r in roots):
+        return "a transform of torch.func runs"
+    return None
+
+
+def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """The entry of a backward pass: ``(roots, gradients, retain_graph, create_graph, inputs, ...)``."""
+    if _running:
+        return original(roots, *args, **kwargs)
+    region, before = _open[-1], _here.now
+    why = _left_alone(roots)
+    if why is not None or any(isinstance(g, Tensor) and is_mapped(g) for g in (args[0] if args and args[0] else ())):
+        region.note("left alone", None, why or "the gradients are those of a vmap (is_grads_batched)")
+        with without_engine_hook():
+            return original(roots, *args, **kwargs)
+    targets = args[3] if len(args) > 3 else kwargs.get("inputs", ())
+    known = all(not isinstance(t, Tensor) or t.requires_grad for t in (*roots, *targets))  # else the engine raises
+    _here.now = _Pass([node_of(r) for r in roots] if known else None, [node_of(t) for t in targets] if known else (), region)
+    try:
+        return original(roots, *args, **kwargs)
+    finally:
+        _here.now = before
+
+
+def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
+    captured = Captured(next(_graphs), recorder.statements, recorder.outputs, recorder.names, recorder.reasons)
+    if _open:
+        _open[-1].note("captured", captured.number, "; ".join(recorder.reasons))
+    return _run, captured
+
+
+def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, packed: Any) -> list[Any]:
+    """What the engine calls in the place of running a graph that it has told of."""
+    global _running
+    here = _here.now
+    region = here.region if here is not None else _open[-1]
+    roots = here.roots if here is not None else None
+
+    def find() -> Reached | None:
+        return reached(here.roots, here.targets, captured.names) if here is not None and here.roots is not None else None
+
+    variant = captured.variant(roots, find)
+    here = roots = None  # nodes hold what was saved
+    queue: list[Callable[[], None]] = []
+    with without_engine_hook(), callbacks_into(queue.append):
+        _running += 1
+        try:
+            found = captured(
+                variant,
+                Run(inputs, sizes, scalars, hooks, packed),
+                region.options,
+                lambda what, why: region.note(what, captured.number, why),
+            )
+            for callback in queue:  # one may queue others
+                callback()
+        finally:
+            _running -= 1
+    region.note("ran", captured.number)
+    return found

@@ -1,0 +1,51 @@
+"""Statements, one after the other, on real values: where a graph cannot be traced, must itself be differentiable, or has not run yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .lowering import Look, Run
+from .statements import Kind, Statement
+from .tokens import Ref, mapped, refs_in
+
+
+class Replay:
+    """``looks``: how what the caller's Python returned looked when it ran last."""
+
+    def __init__(self, statements: Sequence[Statement], outputs: Sequence[Any]) -> None:
+        self._statements, self._outputs = statements, outputs
+        self.looks: dict[int, tuple[Look, ...]] = {}
+        last: dict[Ref, int] = {}
+        for i, s in enumerate(statements):
+            last |= dict.fromkeys([*refs_in(s.args), *s.results], i)
+        for ref in outputs:
+            last.pop(ref, None)
+        self._gone: list[list[Ref]] = [[] for _ in statements]
+        for ref, i in last.items():
+            if not isinstance(ref.of, str) or ref.of == "inputs":
+                self._gone[i].append(ref)
+
+    def __call__(self, run: Run) -> list[Any]:
+        """Run them. Each value is dropped after its last reader, as the engine does."""
+        made: dict[Ref, Any] = {Ref("inputs", i): value for i, value in enumerate(run.inputs)}
+        run.inputs.clear()
+
+        def read(ref: Ref) -> Any:
+            return made[ref] if ref.of == "inputs" or not isinstance(ref.of, str) else run.read(ref)
+
+        for s, gone in zip(self._statements, self._gone, strict=True):
+            results = s.run(*mapped(s.args, read))
+            if s.kind is Kind.CALL:
+                self.looks[s.number] = tuple(map(_look, results))
+            made.update(zip(s.results, results, strict=True))
+            del results
+            for ref in gone:
+                del made[ref]
+        return [read(ref) if isinstance(ref, Ref) else None for ref in self._outputs]
+
+
+def _look(value: Any) -> Look:
+    return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device) if isinstance(value, Tensor) else None

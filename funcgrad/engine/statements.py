@@ -1,0 +1,286 @@
+"""What the autograd engine does in a backward pass, as data: statements, each a call of something with values.
+
+A statement is played three ways: on real values, one after the other (``replay.py``); on fake ones, where the pure ones become ATen calls
+of a graph (``lowering.py``); or as an opaque call of that graph.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ..torch_private import call_cpp_pre_hook, engine_operators
+from .tokens import Ref
+
+
+class Kind(enum.Enum):
+    """What a statement may do besides making its results."""
+
+    PURE = "pure"
+    """Nothing: a function of its arguments."""
+    SUM = "sum"
+    """Nothing: the sum of two gradients of one value."""
+    STORE = "store"
+    """It adds to the ``.grad`` of a leaf."""
+    CALL = "call"
+    """Anything: it is the caller's Python."""
+
+
+@frozen
+class Declared:
+    """How a result looks, as the engine says: of the sizes some are values of the run."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: tuple[int | Ref, ...]
+
+
+@frozen(eq=False)
+class Statement:
+    """``run(*args)`` returns a tuple of results, of which ``likes`` says how they look: as an argument does, as declared, as nobody knows
+    (None). ``node``: the number of the node of autograd it belongs to."""
+
+    number: int
+    node: int
+    kind: Kind
+    name: str
+    run: Callable[..., tuple[Any, ...]]
+    args: tuple[Any, ...]
+    likes: tuple[Ref | Declared | None, ...]
+    may_be_none: bool = False
+    """Whether a result may be None where a tensor was expected, as the caller's Python decides in each run."""
+    writes: Ref | None = None
+    """A tensor that a call is for writing to: a parameter, in a hook after its gradient."""
+
+    @property
+    def results(self) -> tuple[Ref, ...]:
+        return tuple(Ref(self.number, i) for i in range(len(self.likes)))
+
+    def __str__(self) -> str:
+        made = f"{', '.join(map(str, self.results))} = " if self.likes else ""
+        return f"{made}{self.name}({', '.join(map(_text, self.args))})"
+
+
+def _text(value: Any) -> str:
+    if type(value) in (list, tuple):
+        return f"[{', '.join(map(_text, value))}]"
+    return str(value) if isinstance(value, Ref) or not isinstance(value, Tensor) else "tensor"
+
+
+# ── what is pure ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@frozen
+class Functional:
+    """A node of PyTorch's own as a function of gradients and of what was saved; it is found by its name when it is called."""
+
+    name: str
+
+    def __call__(self, grads: Sequence[Any], *args: Any) -> tuple[Any, ...]:
+        found = engine_operators().get(self.name)
+        return tuple(getattr(found, "fn", found)(list(grads), *args))
+
+
+VALIDATE = Functional("validate_outputs")
+"""A node's results in the shapes and dtypes that its inputs have; or the error of eager PyTorch."""
+
+
+def added(old: Tensor | None, new: Tensor | None) -> tuple[Tensor | None]:
+    """The sum of two gradients, of which either may be undefined."""
+    return (new if old is None else old if new is None else old + new,)
+
+
+def slice_of_base(grads: Sequence[Any], sizes: Any, strides: Any, offset: Any, view_sizes: Any, view_strides: Any, view_offset: Any) -> Any:
+    """What is differentiated through where a view was written to in forward: the gradient of its base in the base's own layout, what the
+    view sees of that, and a copy of it."""
+    whole = grads[0].new_empty_strided(sizes, strides)
+    whole.copy_(grads[0])
+    part = whole.as_strided(view_sizes, view_strides, view_offset - offset)
+    return whole, part, part.clone(memory_format=torch.contiguous_format)
+
+
+def slice_put_back(needs: Sequence[bool], whole: Tensor, found: Sequence[Tensor | None], part: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs: the first, of the view, in its place in that of the base."""
+    if needs[0] and found[0] is not None:
+        part.copy_(found[0])
+        return (whole, *(g if need else None for need, g in zip(needs[1:], found[1:], strict=True)))
+    return (None, *(g if need else None for need, g in zip(needs[1:], found[1:], strict=True)))
+
+
+# ── gradients of leaves ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def store(variable: Tensor, grad: Tensor | None) -> tuple[()]:
+    """Add to ``variable.grad``. Where there is none, it becomes a copy."""
+    if grad is not None and torch.is_grad_enabled():
+        variable.grad = grad.clone() if variable.grad is None else variable.grad + grad
+    elif grad is not None:
+        accumulate(variable, grad, is_own=False)
+    return ()
+
+
+def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
+    """Add to ``variable.grad`` as eager PyTorch does where grad mode is off: in place, or into memory like that of the variable, which is
+    that of ``grad`` itself where nobody else has it (``is_own``)."""
+    old = variable.grad
+    if old is None:
+        if grad.layout is not torch.strided:
+            variable.grad = grad if is_own else grad.clone()
+        elif is_own and _lies_like(grad, variable):
+            variable.grad = grad
+        else:
+            variable.grad = _like(variable).copy_(grad)
+    elif old.is_sparse and not grad.is_sparse:
+        variable.grad = grad + old
+    else:
+        old.add_(grad)
+
+
+def _lies_like(grad: Tensor, variable: Tensor) -> bool:
+    """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf is not dense."""
+    if not _is_dense(variable):
+        return grad.is_contiguous()
+    return all(a == b or n == 1 for a, b, n in zip(grad.stride(), variable.stride(), variable.shape, strict=True))
+
+
+def _like(variable: Tensor) -> Tensor:
+    if _is_dense(variable):
+        return torch.empty_strided(variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device)
+    return torch.empty(variable.shape, dtype=variable.dtype, device=variable.device)
+
+
+def _is_dense(variable: Tensor) -> bool:
+    """Whether a tensor's elements lie side by side, each for itself, in some order of its dimensions."""
+    if variable.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(variable.stride(), variable.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# ── the caller's Python ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tensor_hook(hook: Any, value: Tensor | None) -> tuple[Any]:
+    """A hook on one gradient, which may give another one in its place."""
+    found = hook(value)
+    _require_like(hook, value, found)
+    return (value if found is None else found,)
+
+
+def cpp_hook(number: int, value: Tensor) -> tuple[Any]:
+    """The same in C++: what ``retain_grad`` registers."""
+    return (call_cpp_pre_hook(number, value),)
+
+
+def pre_hook(hook: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    """A hook on all gradients that a node is given."""
+    return _others_for(hook, values, hook(tuple(values)))
+
+
+def post_hook(hook: Any, results: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+    """A hook on all gradients that a node makes."""
+    return _others_for(hook, results, hook(tuple(results), tuple(values)))
+
+
+def after_store(hook: Any, variable: Tensor) -> tuple[()]:
+    """A hook on a leaf whose gradient has been added up."""
+    if hook(variable) is not None:
+        raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    return ()
+
+
+def unpack(hook: Any, packed: Any) -> tuple[Any]:
+    """What a saved tensor was packed as, unpacked."""
+    return (hook(packed),)
+
+
+def _others_for(hook: Any, values: Sequence[Any], found: Any) -> tuple[Any, ...]:
+    if found is None:
+        return tuple(values)
+    found = found if isinstance(found, tuple) else (found,)
+    if len(found) != len(values):
+        counts = f"got {len(found)}, but expected {len(values)}"
+        raise RuntimeError(f"hook '{_name(hook)}' has returned an incorrect number of values ({counts})")
+    for old, new in zip(values, found, strict=True):
+        _require_like(hook, old, new)
+    return tuple(found)
+
+
+def _require_like(hook: Any, old: Any, new: Any) -> None:
+    """A hook may give another gradient of the same type and size alone: the errors of eager PyTorch."""
+    if new is None:
+        return
+    if old is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(new, Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    if (old.dtype, old.layout, old.device.type) != (new.dtype, new.layout, new.device.type):
+        raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})")
+    if old.shape != new.shape:
+        raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", "<unknown>"))
+
+
+class Function:
+    """The backward of an ``autograd.Function``. ``given``: which of its inputs want a gradient."""
+
+    def __init__(self, given: Sequence[bool]) -> None:
+        self.given = tuple(given)
+
+    def __call__(self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
+        """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None."""
+        cls = context._forward_cls
+        name = f"{type(context).__name__}"
+        found = _backward_of(cls)(_Context(context, saved), *grads)
+        found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        n = len(self.given)
+        if len(found) > n and all(v is None for v in found[n:]):
+            found = found[:n]
+        if len(found) != n:
+            raise RuntimeError(f"function {name} returned an incorrect number of gradients (expected {n}, got {len(found)})")
+        for value, given in zip(found, self.given, strict=True):
+            if given and value is not None and not isinstance(value, Tensor):
+                raise RuntimeError(f"function {name} returned a gradient that is no tensor but a {type(value).__name__}")
+        results = [value if given else None for value, given in zip(found, self.given, strict=True)]
+        if validation is None:
+            return tuple(results)
+        places, args = validation  # of the inputs that are tensors
+        for i, value in zip(places, VALIDATE([None if i is None else results[i] for i in places], *args), strict=True):
+            if i is not None and results[i] is not None:
+                results[i] = value
+        return tuple(results)
+
+
+def _backward_of(cls: Any) -> Callable[..., Any]:
+    backward, vjp = cls.backward, cls.vjp
+    if backward is not torch.autograd.Function.backward and vjp is not torch.autograd.Function.vjp:
+        raise RuntimeError(
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of them."
+        )
+    found: Callable[..., Any] = vjp if vjp is not torch.autograd.Function.vjp else backward
+    return found
+
+
+class _Context:
+    """The context of an ``autograd.Function`` in its backward: what was saved is what the engine has unpacked by then."""
+
+    def __init__(self, context: Any, saved: Sequence[Any]) -> None:
+        self.__dict__.update(_context=context, saved_tensors=tuple(saved))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._context, name, value)

@@ -1,0 +1,139 @@
+"""Random programs with hooks: what the caller's Python sees of a backward pass, in which order, is what it sees in eager PyTorch.
+
+``python -m tests.laws.hooks N SEED`` runs N of them.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import funcgrad as fg
+
+
+class Scaled(torch.autograd.Function):
+    """Says in a log when its backward runs."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, log: list) -> Tensor:
+        ctx.log = log
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        ctx.log.append(("function", summary(g)))
+        return g * 2 + 0 * ctx.saved_tensors[0], None
+
+
+def summary(value: object) -> object:
+    return round(float(value.double().sum()), 4) if isinstance(value, Tensor) else None
+
+
+class Program:
+    """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of each kind."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self) -> tuple[list, list[Tensor | None], str]:
+        rng = random.Random(self.seed)
+        torch.manual_seed(self.seed)
+        log: list = []
+        leaves = [torch.rand(2, 3, requires_grad=True) for _ in range(rng.randint(1, 3))]
+        values = list(leaves)
+        for _ in range(rng.randint(2, 8)):
+            values.append(self._step(rng, values, log))
+            if rng.random() < 0.5:
+                self._hook(rng, values[-1], log, len(values))
+        for i, leaf in enumerate(leaves):
+            self._leaf_hooks(rng, leaf, log, i)
+        roots = [v for v in values[-2:] if v.grad_fn is not None][-rng.randint(1, 2) :]
+        error = ""
+        try:
+            torch.autograd.backward([(r * r).sum() for r in roots])
+        except ArithmeticError as raised:
+            error = repr(raised)
+        return log, [leaf.grad for leaf in leaves], error
+
+    def _step(self, rng: random.Random, values: list[Tensor], log: list) -> Tensor:
+        a, b = rng.choice(values), rng.choice(values)
+        kind = rng.choice(["sin", "add", "mul", "function", "view", "mean"])
+        if kind == "sin":
+            return a.sin()
+        if kind == "add":
+            return a + b
+        if kind == "mul":
+            return a * b
+        if kind == "function":
+            return Scaled.apply(a, log)
+        if kind == "view":
+            whole = a.clone()
+            whole[0].mul_(b[1])
+            return whole
+        return a - b.mean(0, keepdim=True)
+
+    def _hook(self, rng: random.Random, value: Tensor, log: list, name: int) -> None:
+        kind = rng.choice(["sees", "gives", "raises", "pre", "post", "retain", "nested"])
+        if kind == "retain":
+            value.retain_grad()
+            kind = "sees"
+        say: Callable[[str, object], None] = lambda what, g: log.append((name, what, summary(g)))  # noqa: E731
+        if kind == "sees":
+            value.register_hook(lambda g: say("sees", g))
+        elif kind == "gives":
+            value.register_hook(lambda g: (say("gives", g), g * 3)[1])
+        elif kind == "raises":
+            if rng.random() < 0.3:
+                value.register_hook(lambda g: (say("raises", g), 1 // 0)[1])
+        elif kind == "nested":
+
+            def nested(g: Tensor) -> None:
+                other = torch.ones(2, requires_grad=True)
+                with torch.enable_grad():
+                    other.exp().sum().backward()
+                say("nested", other.grad)
+
+            value.register_hook(nested)
+        elif value.grad_fn is not None and kind == "pre":
+            value.grad_fn.register_prehook(lambda gs: (say("pre", gs[0]), tuple(g * 2 for g in gs))[1])
+        elif value.grad_fn is not None:
+            value.grad_fn.register_hook(lambda ins, outs: say("post", outs[0]))
+
+    def _leaf_hooks(self, rng: random.Random, leaf: Tensor, log: list, i: int) -> None:
+        if rng.random() < 0.5:
+            leaf.register_hook(lambda g: log.append(("leaf", i, summary(g))))
+        if rng.random() < 0.5:
+            leaf.register_post_accumulate_grad_hook(lambda p: log.append(("after", i, summary(p.grad))))
+        if rng.random() < 0.3:
+            leaf.register_post_accumulate_grad_hook(lambda p: log.append(("after again", i)))
+
+
+def check(seed: int, times: int = 2, **options: object) -> None:
+    """Run one program in eager PyTorch, then captured; raises ``AssertionError`` where they differ."""
+    program = Program(seed)
+    wanted_log, wanted, wanted_error = program()
+    with fg.compiled_autograd(**options) as region:
+        for _ in range(times):
+            log, found, error = program()
+            about = f"program {seed}:\n{region.explain()}\n{log}\n{wanted_log}"
+            assert len(log) == len(wanted_log) and all(same(a, b) for a, b in zip(log, wanted_log, strict=True)), about
+            assert error == wanted_error, about
+            torch.testing.assert_close(found, wanted, msg=lambda m, about=about: f"{m}\n{about}")
+
+
+def same(a: tuple, b: tuple) -> bool:
+    return all(
+        abs(x - y) <= 1e-3 * (1 + abs(y)) if isinstance(y, float) and isinstance(x, float) else x == y for x, y in zip(a, b, strict=True)
+    )
+
+
+if __name__ == "__main__":
+    count, first = (int(text) for text in (*sys.argv[1:], "300", "0")[:2])
+    for seed in range(first, first + count):
+        check(seed, backend="aten")
+    print(f"{count} programs run as in eager PyTorch")

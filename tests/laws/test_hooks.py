@@ -1,0 +1,11 @@
+"""The law of ``hooks.py``, on programs that are the same in each run of the tests."""
+
+import pytest
+
+from . import hooks
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_hooks_see_what_they_see_in_eager(first):  # S3-50
+    for seed in range(first, first + 50):
+        hooks.check(seed, backend="aten")
