@@ -111,8 +111,8 @@ class Recorder:
             mark(self.regions, node, op, args, kwargs, out)
 
     def opaque(self, function: Callable[..., Any], values: Sequence[Any], like: Sequence[Tensor], **options: Any) -> list[Tensor]:
-        """Append an opaque call of fakes (or their nodes) and numbers, with options of ``call_opaque``: the fakes of its results, and of what the arguments
-        hold then that it writes to."""
+        """Append an opaque call of fakes (or their nodes) and numbers, with options of ``call_opaque``: the fakes of its results, and of
+        what the arguments hold then that it writes to."""
         assert self.graph is not None
         args = [v if isinstance(v, fx.Node) else self._argument(v, function) for v in values]
         with without_modes():
