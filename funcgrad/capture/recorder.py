@@ -70,6 +70,10 @@ class Recorder:
         assert node is not None
         return node
 
+    def knows(self, fake: Tensor) -> bool:
+        """Whether a node computes a fake tensor."""
+        return id(fake) in self._nodes
+
     def node(self, fake: Tensor) -> fx.Node:
         """The node that computes a fake tensor."""
         return self._nodes[id(fake)]

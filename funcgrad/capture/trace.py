@@ -375,7 +375,10 @@ class Trace(Recorder):
             return self._scalar_node(value)
         if not isinstance(value, Tensor):
             return value
-        return self.node(from_functional(self.stand_in(value)))
+        fake = from_functional(self.stand_in(value))
+        if is_zero_tensor(fake) and not self.knows(fake):  # a look at zeros of forward mode, taken anew
+            fake = from_functional(torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_())
+        return self.node(fake)
 
     def results(self, slot: Slot, value: Any) -> dict[Slot, Any]:
         """What the graph returns for the value of one output slot: a wrapper subclass comes out as its inner tensors."""
