@@ -83,3 +83,11 @@ def test_what_it_says_is_so():
     assert c.cache_info().currsize == 1
     model.temperature = 3.0
     assert "model.temperature" in c.explain_miss(x)
+
+
+def test_values_that_python_reads():
+    compiled = fg.jit(lambda x: x * 2 if x.sum() > 0 else x * x.max().item())
+    for v in (1.0, -1.0, -2.0):
+        compiled(torch.full((2,), v))
+    text = str(compiled.explain(torch.ones(2)))
+    assert "a value, test_explain.py:" in text and "any float" in text and "what it decides otherwise" in text

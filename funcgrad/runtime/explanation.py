@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from ..graph_primitives import Opaque
+from ..graph_primitives import AnyNumber, Opaque
 from ..graphs import where_of
-from ..show import Doc, Shown, Table
+from ..show import Doc, Shown, Table, elided
 from ..state.guards import Guard
 from .key import DynamicSpec, StaticSpec
 from .program import Program
@@ -58,6 +58,9 @@ class Explanation(Shown):
         for guard in facts.state.guards:
             if guard.place.kind not in _OUTER:
                 yield str(guard.place), _shown(guard), "another one"
+        for read in self.program.joint.reads:
+            again = "what it decides otherwise" if isinstance(read.value, AnyNumber) else "another one: another path"
+            yield f"a value, {read.where or 'in backward'}", elided(repr(read.value), 40), again
 
     def _writes(self) -> Iterator[tuple[str, ...]]:
         for layer in self.program.layers:
