@@ -87,7 +87,7 @@ class Reads:
 
     def release(self) -> None:
         """The run is over: let go of what was noted."""
-        self.tape.release()
+        self.tape = Tape()
         self._found.clear()
 
     # ── what Python asks ─────────────────────────────────────────────────────────────────────────────────────────

@@ -75,10 +75,6 @@ class Tape:
         self._draws: list[_Call] = []
         self._own: OwnDraws | None = None
 
-    def release(self) -> None:
-        """The run is over: let go of what was noted."""
-        self.__init__()  # type: ignore[misc]
-
     def give(self, fake: Tensor, real: Tensor) -> None:
         """A fake stands for a tensor of this call's."""
         self._given.append(fake)  # so that its id stays its own
@@ -102,7 +98,7 @@ class Tape:
             is_constant = first >= 0 and all(map(self.is_constant, args[first:] if first else args))
             is_constant = is_constant and all(map(self.is_constant, kwargs.values()))
         call = _Call(op, args, kwargs, outs, torch.get_default_dtype(), is_constant)
-        if first == _DRAWS:
+        if draws_random(op):
             self._draws.append(call)
         for value in outs:
             if isinstance(value, Tensor):
@@ -162,7 +158,7 @@ class Tape:
             before = [v for v in call.operands if id(v) not in values]
             if before:
                 pending += before
-            elif draws_random_numbers(call.op):
+            elif draws_random(call.op):
                 self._draw_until(call, values, number)
             else:
                 _run(call, values, number)
@@ -225,20 +221,13 @@ def fakes_in(value: Any) -> Iterator[Tensor]:
         yield from fakes_in(list(value.values()))
 
 
-_DRAWS, _OTHER = -2, -1
+_VARIES = -1
 
 
 @functools.cache
 def _first_that_counts(op: Any) -> int | None:
-    """The first operand whose values matter; a negative number for an operator that makes no constants: a draw, a custom one; None for one
-    that makes no value."""
+    """The first operand whose values matter; ``_VARIES`` for an operator that makes no constants: a draw, a custom one; None for one that
+    makes no value."""
     if not is_operator(op) or writes_inputs(op) or returns_nothing(op):
         return None
-    if draws_random(op):
-        return _DRAWS
-    return int(op in _BY_LOOKS) if is_torchs_own(op) else _OTHER
-
-
-@functools.cache
-def draws_random_numbers(op: Any) -> bool:
-    return _first_that_counts(op) == _DRAWS
+    return int(op in _BY_LOOKS) if is_torchs_own(op) and not draws_random(op) else _VARIES
