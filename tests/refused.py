@@ -212,6 +212,7 @@ def chooses(x: Tensor) -> Tensor:
 
 CONTROL, SHAPE = fg.DataDependentControlFlowError, fg.DataDependentShapeError
 NO_READS = {"reads": "error"}
+OPAQUE = fg.opaque(lambda x: None, like=None)
 row("if", CONTROL, "asked for the value", branches, numbers, fixed=chooses, options=NO_READS)
 row("if, in a gradient", CONTROL, "asked for the value", lambda x: branches(x).sum(), numbers, transform=fg.grad_compiled,
     fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum(), options=NO_READS)
@@ -228,6 +229,8 @@ row("DLPack", CONTROL, "DLPack", lambda x: torch.from_dlpack(x) * 2, numbers, fi
 row("a mask", SHAPE, "depends on tensor values", lambda x: x[x > 0].sum(), numbers, fixed=lambda x: torch.where(x > 0, x, 0).sum(), options=NO_READS)
 row("nonzero", SHAPE, "depends on tensor values", lambda x: x[x.nonzero()[:, 0]].sum(), numbers, fixed=lambda x, at: x[at].sum(),
     fixed_args=lambda: (*numbers(), torch.arange(3)), options=NO_READS)
+row("a draw that decides, after an opaque call", CONTROL, "the call has happened",
+    lambda x: (OPAQUE(x), x * 2 if torch.rand(()) < 2 else x)[1], numbers, fixed=lambda x: [x * 2 if torch.rand(()) < 2 else x, OPAQUE(x)][0])
 row("least squares", SHAPE, "linalg_lstsq", lambda a, b: torch.linalg.lstsq(a, b).solution, lambda: (torch.eye(3), torch.ones(3, 1)),
     fixed=lambda a, b: torch.linalg.pinv(a) @ b, options=NO_READS)
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
-from ..graph_primitives import on_path
-from ..graphs import Graph, ancestors, as_needed, bodies_of, copy_nodes, has_effect, is_path_check, pass_of, storages, value_of
+from ..errors import DataDependentControlFlowError
+from ..graph_primitives import Opaque, on_path
+from ..graphs import Graph, ancestors, as_needed, bodies_of, copy_nodes, has_effect, is_path_check, pass_of, storages, value_of, where_of
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
@@ -185,7 +186,21 @@ def reads_first(graph: Graph, is_split: bool) -> Graph:
     first = list(itertools.takewhile(lambda n: not any(has_effect(a) and not is_path_check(a) for a in ancestors([n])), checks))
     pairs = list(zip(graph.signature.outs, graph.results, strict=True))
     slots = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    return copy_nodes(graph, as_needed((*first, *nodes), before), slots, pairs, graph.name)
+    order = list(as_needed((*first, *nodes), before))
+    _require_nothing_done(order)
+    return copy_nodes(graph, order, slots, pairs, graph.name)
+
+
+def _require_nothing_done(order: Sequence[fx.Node]) -> None:
+    """What the caller's Python does in a call cannot be taken back where the call turns out to take another path."""
+    last = max(i for i, node in enumerate(order) if is_path_check(node))
+    done = next((n for n in order[:last] if isinstance(n.target, Opaque) and not n.target.is_pure), None)
+    if done is not None:
+        raise DataDependentControlFlowError(
+            f"the function calls {done.target} and then reads a value that is drawn: on another path, the call has happened",
+            where=where_of(order[last]),
+            fix="draw before it, or use fg.pure_callback where it has no effect",
+        )
 
 
 def simplify(graph: Graph) -> None:
