@@ -108,7 +108,7 @@ def test_a_refusal_the_function_swallows_is_raised_all_the_same():
         return x * 2
 
     with pytest.raises(fg.DataDependentControlFlowError):
-        fg.jit(f)(X)
+        fg.jit(f, reads="error")(X)
 
 
 def test_outputs_without_history():
