@@ -193,7 +193,7 @@ def reads_first(graph: Graph, is_split: bool) -> Graph:
 
 def _require_nothing_done(order: Sequence[fx.Node]) -> None:
     """What the caller's Python does in a call cannot be taken back where the call turns out to take another path."""
-    last = max(i for i, node in enumerate(order) if is_path_check(node))
+    last = max((i for i, node in enumerate(order) if is_path_check(node)), default=0)
     done = next((n for n in order[:last] if isinstance(n.target, Opaque) and not n.target.is_pure), None)
     if done is not None:
         raise DataDependentControlFlowError(
