@@ -292,7 +292,11 @@ def copy_nodes(graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot
 
 def copied(graph: Graph) -> Graph:
     """A graph of its own with the same nodes, to be rewritten."""
-    nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
+    return in_order(graph, [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")])
+
+
+def in_order(graph: Graph, nodes: Iterable[Node]) -> Graph:
+    """The same graph with its calls (and constants) in another order."""
     placeholders = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     new = copy_nodes(graph, nodes, placeholders, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
     return evolve(graph, fx=new.fx, constants=new.constants)

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..errors import DataDependentControlFlowError
 from ..graph_primitives import Opaque, on_path
-from ..graphs import Graph, ancestors, as_needed, bodies_of, copy_nodes, has_effect, is_path_check, pass_of, storages, value_of, where_of
+from ..graphs import Graph, ancestors, as_needed, bodies_of, has_effect, in_order, is_path_check, pass_of, storages, value_of, where_of
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
@@ -94,7 +94,7 @@ def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...
         if read:
             last = max(read, key=numbers.__getitem__)
             with trace.right_after(last):  # what is read later counts only where it holds
-                trace.call(on_path, (trace.condition(guard, dict.fromkeys(free)), numbers[last], trace.condition(last, [last])), {}, None)
+                trace.call(on_path, (trace.condition(guard, dict.fromkeys(free)), numbers[last], trace.symbol_node(last)), {}, None)
         else:
             before.append(guard)
     return tuple(reversed(before)), {symbol: name for symbol, name in names.items() if symbol not in numbers}
@@ -184,11 +184,9 @@ def reads_first(graph: Graph, is_split: bool) -> Graph:
     for node in ancestors(checks) if is_split else ():
         node.meta["pass"] = "forward"
     first = list(itertools.takewhile(lambda n: not any(has_effect(a) and not is_path_check(a) for a in ancestors([n])), checks))
-    pairs = list(zip(graph.signature.outs, graph.results, strict=True))
-    slots = list(zip(graph.signature.ins, graph.placeholders, strict=True))
     order = list(as_needed((*first, *nodes), before))
     _require_nothing_done(order)
-    return copy_nodes(graph, order, slots, pairs, graph.name)
+    return in_order(graph, order)
 
 
 def _require_nothing_done(order: Sequence[fx.Node]) -> None:

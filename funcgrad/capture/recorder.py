@@ -192,7 +192,7 @@ class Recorder:
             return number.hint
         if number.text not in self._scalars:
             assert self.graph is not None
-            symbols: dict[str, Any] = {symbol: self._symbol_node(symbol) for symbol in sorted(number.symbols)}
+            symbols: dict[str, Any] = {symbol: self.symbol_node(symbol) for symbol in sorted(number.symbols)}
             if number.text.strip("()") in symbols:
                 return symbols[number.text.strip("()")]
             node = self.graph.create_node("call_function", scalar, (number.text,), symbols, name="scalar")
@@ -200,7 +200,7 @@ class Recorder:
             self._scalars[number.text] = node
         return self._scalars[number.text]
 
-    def _symbol_node(self, symbol: str) -> fx.Node:
+    def symbol_node(self, symbol: str) -> fx.Node:
         """The node of a symbol: an input, or the size of one."""
         if symbol not in self._scalars:
             name, dim = self.symbols.sizes.get(symbol, (None, 0))
@@ -226,11 +226,7 @@ class Recorder:
 
     def condition(self, text: str, symbols: Iterable[str]) -> fx.Node:
         """The node of a condition over symbols that are there."""
-        assert self.graph is not None
-        nodes: dict[str, Any] = {symbol: self._symbol_node(symbol) for symbol in symbols}
-        node = self.graph.create_node("call_function", scalar, (text,), nodes, name="scalar")
-        node.meta = {"val": True, "pass": self.current_pass, "where": None}
-        return node
+        return self.call(scalar, (text,), {symbol: self.symbol_node(symbol) for symbol in symbols}, True)
 
     def line(self) -> str | None:
         """The caller's line: of this op in a forward, of the forward op that caused it in a backward."""
@@ -270,7 +266,7 @@ class Recorder:
     def call(self, target: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], value: Any) -> fx.Node:
         """The node of a call whose result is no tensor."""
         assert self.graph is not None
-        node_args = tuple(a if isinstance(a, fx.Node) else self._argument(a, target) for a in args)
+        node_args = tuple(self._argument(a, target) for a in args)
         named = {k: self._argument(v, target) for k, v in kwargs.items()}
         node = self.graph.create_node("call_function", target, node_args, named, name=target.__name__.split(".")[0])
         node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}

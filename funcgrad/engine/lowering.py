@@ -14,6 +14,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor, fx
 
+from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
 from ..errors import OpaqueCallError
@@ -239,7 +240,7 @@ def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
         dense = dense and (real.stride(d) == expected or real.shape[d] == 1)
         step, expected = step * sizes[d], expected * real.shape[d]
     if not dense or not math.prod(real.shape):
-        raise NotImplementedError("an input whose size is a symbol does not lie as its sizes say")
+        raise NotSymbolicError("an input whose size is a symbol does not lie as its sizes say")
     return strides
 
 

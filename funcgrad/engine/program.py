@@ -139,13 +139,7 @@ class Captured:
                 try:
                     with stages("capture"):
                         lowered = self._lowered(variant, run, attempt)
-                except NotSymbolicError as error:
-                    if attempt is symbolic and (symbolic.dims or symbolic.alone):
-                        why = f"sizes varied, and cannot be symbols: {error}"
-                        continue
-                    self._refuse(variant, error, note)
-                    return None
-                except (FuncgradError, NotImplementedError, RuntimeError, TypeError) as error:
+                except (FuncgradError, NotSymbolicError, RuntimeError, TypeError) as error:
                     if attempt is symbolic and (symbolic.dims or symbolic.alone):
                         why = f"sizes varied, and cannot be symbols: {error}"
                         continue

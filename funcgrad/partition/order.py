@@ -11,10 +11,21 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from attrs import evolve
 from torch import fx
 
-from ..graphs import Graph, Place, as_needed, copy_nodes, has_effect, is_path_check, memory_of, nbytes, pass_of, storage_map, value_of
+from ..graphs import (
+    Graph,
+    Place,
+    as_needed,
+    has_effect,
+    in_order,
+    is_path_check,
+    memory_of,
+    nbytes,
+    pass_of,
+    storage_map,
+    value_of,
+)
 from ..loops.groups import ROW
 from ..torch_private import is_pointwise
 
@@ -33,19 +44,13 @@ def in_less_memory(graphs: tuple[Graph, ...], peak_of: Callable[[tuple[Graph, ..
     peak = memory.peak(_calls(last))
     if peak < _LOW or memory.peak(order := _order(last, memory)) > _WORTH * peak:
         return graphs
-    other = (*before, _in_order(last, order))
+    other = (*before, in_order(last, order))
     return other if peak_of(other) <= _WORTH * peak_of(graphs) else graphs
 
 
 def ordered(graph: Graph) -> Graph:
     """The same calls in another order. Calls that have an effect (draws, checks, operators that are not torch's own) keep theirs."""
-    return _in_order(graph, _order(graph, _Memory(graph)))
-
-
-def _in_order(graph: Graph, calls: Sequence[fx.Node]) -> Graph:
-    slots = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    copied = copy_nodes(graph, calls, slots, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
-    return evolve(copied, is_boxed=graph.is_boxed, handed_over=graph.handed_over)
+    return in_order(graph, _order(graph, _Memory(graph)))
 
 
 def _order(graph: Graph, memory: _Memory) -> list[fx.Node]:
