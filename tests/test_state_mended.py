@@ -3,6 +3,7 @@
 Each case is the source of a small world with a function ``f``, and a script: ``call()`` calls it, other lines change the world.
 """
 
+import importlib
 import os
 import sys
 import threading
@@ -400,3 +401,23 @@ def test_a_dict_with_a_get_of_its_own():
     assert torch.equal(compiled(x), f(x))
     REGISTRY["a"] = 2.0
     assert torch.equal(compiled(x), f(x))
+
+
+def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
+    """Environments lie on top of one another: what a package asks for by name is not guarded class by class, wherever it is installed."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    asked = ", ".join(f"'name_{i}'" for i in range(50))
+    (site / "installed_elsewhere.py").write_text(
+        "class Model:\n    scale = 2.0\n    def __call__(self, x):\n"
+        f"        return x * self.scale * sum(getattr(type(self), name, 1) for name in ({asked},))\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    package = importlib.import_module("installed_elsewhere")
+    model = package.Model()
+    compiled = fg.jit(lambda x: model(x))
+    assert torch.equal(compiled(X), X * 100)
+    guards = compiled.program(X).facts.state.guards
+    assert not [guard for guard in guards if guard.how == "absent" and "name_" in str(guard.place.key)]
+    package.Model.scale = 3.0
+    assert torch.equal(compiled(X), X * 150)

@@ -15,7 +15,7 @@ from .code import Mentions, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
-from .names import CONSTRUCTORS, SITE, assigned_by, is_installed, is_library, item_name, item_of, joined, taken_apart
+from .names import CONSTRUCTORS, assigned_by, is_installed, is_installed_file, is_library, item_name, item_of, joined, taken_apart
 from .reached import CONTAINERS, Reached
 
 _MOST_KEPT = 64
@@ -50,7 +50,7 @@ class Assumed(Reached):
         for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
-        own = together([mentions(code) for code in self._codes if not code.co_filename.startswith(SITE)])  # packages ask for their own
+        own = together([mentions(code) for code in self._codes if not is_installed_file(code.co_filename)])  # packages ask for their own
         of_types = "type" in own.globals or "__class__" in own.attributes or own.past_hooks
         by_name = set(filter(str.isidentifier, own.strings)) if own.by_name else set()
         if own.past_hooks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import re
 import sys
@@ -20,7 +21,8 @@ from .hooks import unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
-SITE = os.path.dirname(os.path.dirname(torch.__file__))
+_SITES = (*(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")), os.path.dirname(os.path.dirname(torch.__file__)))
+"""What the path of an installed file holds: environments lie on top of one another, each with a directory of its own."""
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 """Where a module keeps its hooks: dicts that are nearly always empty."""
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -37,10 +39,16 @@ def is_library(kind: type) -> bool:
     return package(kind.__module__) in LIBRARIES
 
 
+@functools.cache
+def is_installed_file(path: str) -> bool:
+    """Whether a source file is of an installed package."""
+    return any(site in path for site in _SITES)
+
+
 def is_installed(kind: type) -> bool:
     """Whether a class is of an installed package, whose functions nobody exchanges."""
     module = sys.modules.get(kind.__module__)
-    return str(getattr(module, "__file__", "")).startswith(SITE)
+    return is_installed_file(str(getattr(module, "__file__", "")))
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:

@@ -33,10 +33,10 @@ from .names import (
     CONSTRUCTORS,
     HOOK_TABLES,
     LIBRARIES,
-    SITE,
     TABLES,
     attributes_of,
     is_installed,
+    is_installed_file,
     is_library,
     item_name,
     joined,
@@ -253,7 +253,7 @@ class Reached(Found):
             return
         if function.__defaults__:
             self._defaults(function, function.__defaults__)
-        own = not code.co_filename.startswith(SITE)
+        own = not is_installed_file(code.co_filename)
         if code.co_kwonlyargcount:
             given = function.__kwdefaults__
             self._guard(Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given))
@@ -345,7 +345,7 @@ class Reached(Found):
 
     def _own_module(self, module: types.ModuleType, name: str) -> None:
         """A module of the caller's own, which may be written to."""
-        if package(module.__name__) in LIBRARIES or str(getattr(module, "__file__", "")).startswith(SITE) or id(vars(module)) in self.met:
+        if package(module.__name__) in LIBRARIES or is_installed_file(str(getattr(module, "__file__", ""))) or id(vars(module)) in self.met:
             return
         self._known[id(vars(module))] = vars(module)
         self._names[id(vars(module))] = [name]
