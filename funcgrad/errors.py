@@ -141,7 +141,7 @@ class UnwatchedStateWarning(UserWarning):
 
 
 class RecompileWarning(UserWarning):
-    """A function compiles again and again since one value of Python state is another in each call."""
+    """A function compiles again and again since one number is another in each call: a value of Python state, an argument, a size."""
 
 
 class ReadsWarning(UserWarning):

@@ -42,11 +42,12 @@ class Returned:
 
 @frozen
 class Broken:
-    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is."""
+    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is; ``line``: what made it."""
 
     symbols: list[str]
     guard: str
     names: Mapping[str, str]
+    line: str | None = None
 
     @property
     def where(self) -> str:
@@ -81,6 +82,8 @@ class Joint(Shown):
     is_split: bool = False
     """Whether the two passes run as two programs, the caller's code in between."""
 
+    lines: Mapping[str, str] = {}
+    """Where in the caller's code guards were made."""
     reads: tuple[Read, ...] = ()
     """What Python read of values: checks in the graph say by its number which of them is another now."""
 
@@ -124,7 +127,7 @@ class Joint(Shown):
         symbols = {symbol: values[path] for symbol, path in self.symbols.items()} | dict(sizes)
         names = {**self.symbols, **(self.sizes.origins if self.sizes else {})}
         broken = [g for g in self.conditions if not guard_holds(g, **symbols)]
-        return [Broken([s for s in symbols if re.search(rf"\b{s}\b", g)], g, names) for g in broken]
+        return [Broken([s for s in symbols if re.search(rf"\b{s}\b", g)], g, names, self.lines.get(g)) for g in broken]
 
     def headline(self) -> str:
         passes = [pass_of(n) for n in self.graph.fx.nodes if n.op == "call_function"]

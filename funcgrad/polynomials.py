@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from attrs import define
 
 Terms = dict[tuple[str, ...], int]
 """Monomials, the names of their factors in order, with their coefficients."""
+
+
+@define
+class Atom:
+    """A symbol, or a quotient or remainder that is no polynomial: its hint, its range, and how Python and C write it."""
+
+    hint: int
+    low: int
+    high: float
+    python: str
+    symbol: bool
+
+    @property
+    def condition(self) -> str:
+        """Its range as Python."""
+        if self.low == self.high:
+            return f"{self.python} == {self.low}"
+        return f"{self.low} <= {self.python}" + (f" <= {self.high}" if self.high < math.inf else "")
 
 
 def added(a: Terms, b: Terms) -> Terms:
@@ -66,3 +86,32 @@ def greatest(factors: Iterable[float]) -> float:
     """A product of numbers that are not negative, of which some may be infinite."""
     found = list(factors)
     return math.prod(found) if all(found) else 0
+
+
+def bounds(terms: Terms, range_of: Callable[[str], tuple[int, float]]) -> tuple[float, float]:
+    """The least and the greatest value, as far as the ranges of the symbols tell."""
+    low = high = 0.0
+    above: Terms = {}  # the polynomial in how far each symbol is above its least value
+    for names, by in terms.items():
+        lows, highs = zip(*map(range_of, names), strict=True) if names else ((), ())
+        least, most = by * math.prod(lows), by * greatest(highs)
+        low, high = low + min(least, most), high + max(least, most)
+        for chosen in range(1 << len(names)):
+            rest = tuple(n for i, n in enumerate(names) if chosen >> i & 1)
+            factor = by * math.prod(n for i, n in enumerate(lows) if not chosen >> i & 1)
+            above[rest] = above.get(rest, 0) + factor
+    start = above.pop((), 0)
+    if all(by >= 0 for by in above.values()):
+        low = max(low, start)
+    if all(by <= 0 for by in above.values()):
+        high = min(high, start)
+    return low, high
+
+
+def written(terms: Terms, name: Callable[[str], str]) -> str:
+    """A polynomial as code of Python or C."""
+    found: list[str] = []
+    for names, by in sorted(terms.items(), reverse=True):
+        found.append(" * ".join([*map(name, names), *([str(by)] if by != 1 or not names else [])]))
+    is_factor = len(terms) == 1 and all(len(names) == 1 and by == 1 for names, by in terms.items())
+    return found[0] if is_factor else f"({' + '.join(found)})"

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
-from .polynomials import Terms, added, divided, greatest, multiplied, unknowns
+from .polynomials import Atom, Terms, added, bounds, divided, multiplied, unknowns, written
 from .torch_private import expression, guard_expressions, python_text, shape_environment
 
 PREFIX = "size_"
@@ -30,17 +30,6 @@ _LEAST = 2
 """A size of 0 or 1 means another program: it is broadcast, or there is nothing to compute."""
 
 
-@define
-class _Atom:
-    """A symbol, or a quotient or remainder that is no polynomial: its hint, its range, and how Python and C write it."""
-
-    hint: int
-    low: int
-    high: float
-    python: str
-    symbol: bool
-
-
 @define(eq=False)
 class Sizes:
     """The symbols of one program and what was asked about them."""
@@ -51,18 +40,32 @@ class Sizes:
     """Sizes and strides of tensors with symbolic sizes, by path."""
     origins: dict[str, str] = field(factory=dict)
     """What each symbol is a size of, as Python: ``x.shape[0]``."""
-    _atoms: dict[str, _Atom] = field(factory=dict)
+    _atoms: dict[str, Atom] = field(factory=dict)
     _guards: dict[str, None] = field(factory=dict)
     _known: dict[Any, int | Size] = field(factory=dict)
     _multiples: dict[str, Terms] = field(factory=dict)
     """Symbols of which torch found that a number divides them, in terms of the quotient."""
+    _sizes: dict[Any, Size] = field(factory=dict)
+    """Each polynomial that was met, one object."""
+    _results: dict[Any, Any] = field(factory=dict)
+    """What was computed of sizes, and asked of them: a graph asks the same for each of its layers."""
+    _ranges: dict[Any, Any] = field(factory=dict)
+    """What was found by the ranges of symbols, as they are known now."""
     _learnt: int = 0
     _closed: tuple[str, ...] | None = None
 
     def symbol(self, name: str, hint: int) -> Size:
         """A symbol of this name; it is at least 2."""
-        self._atoms.setdefault(PREFIX + name, _Atom(hint, _LEAST, math.inf, name, True))
-        return Size(self, {(PREFIX + name,): 1})
+        self._atoms.setdefault(PREFIX + name, Atom(hint, _LEAST, math.inf, name, True))
+        return self.size({(PREFIX + name,): 1})
+
+    def size(self, terms: Terms) -> Size:
+        """The object for a polynomial."""
+        key = tuple(sorted(terms.items()))
+        found = self._sizes.get(key)
+        if found is None:
+            found = self._sizes[key] = Size(self, terms, hash((id(self), key)))
+        return found
 
     def named(self, text: str) -> str:
         """A text that is read, with what symbols are sizes of in their place, where it says how Python, C or torch write them."""
@@ -81,12 +84,14 @@ class Sizes:
         own = set(self.symbols)
         asked = guard_expressions(self._environment) if self._environment is not None else ()
         torchs = dict.fromkeys(python_text(e) for e in asked if not own.isdisjoint(map(str, e.free_symbols)))
-        return [*torchs, *(_range_text(a) for a in self._atoms.values() if a.symbol), *self._guards]
+        return [*torchs, *(a.condition for a in self._atoms.values() if a.symbol), *self._guards]
 
     def close(self) -> None:
         """The program is done: what is asked from now on, where it is looked at, is no guard of it."""
         self._closed = tuple(self.guards)
         self._environment = None
+        self._results.clear()
+        self._ranges.clear()
 
     def plain(self, value: SymInt) -> int | Size:
         """A size of torch's as one of ours; what has no such form is fixed to its value now."""
@@ -105,10 +110,12 @@ class Sizes:
                 continue
             of, by = condition.args[0].args
             if of.is_Symbol and by.is_Integer and f"{PREFIX}{of}" not in self._multiples:
-                symbol = Size(self, {(f"{PREFIX}{of}",): 1})
+                symbol = self.size({(f"{PREFIX}{of}",): 1})
                 quotient = self.atom("//", symbol, int(by))
                 self._multiples[f"{PREFIX}{of}"] = {names: n * int(by) for names, n in quotient._terms.items()}
                 self._known.clear()
+                self._results.clear()
+                self._ranges.clear()
         self._learnt = len(asked)
 
     def _fixed(self, text: str, hint: int) -> int:
@@ -132,22 +139,7 @@ class Sizes:
 
     def range_of(self, terms: Terms) -> tuple[float, float]:
         """The least and the greatest value, as far as the ranges of the symbols tell."""
-        low = high = 0.0
-        above: Terms = {}  # the polynomial in how far each symbol is above its least value
-        for names, by in terms.items():
-            atoms = [self._atoms[name] for name in names]
-            least, most = by * math.prod(a.low for a in atoms), by * greatest(a.high for a in atoms)
-            low, high = low + min(least, most), high + max(least, most)
-            for chosen in range(1 << len(names)):
-                rest = tuple(n for i, n in enumerate(names) if chosen >> i & 1)
-                factor = by * math.prod(a.low for i, a in enumerate(atoms) if not chosen >> i & 1)
-                above[rest] = above.get(rest, 0) + factor
-        start = above.pop((), 0)
-        if all(by >= 0 for by in above.values()):
-            low = max(low, start)
-        if all(by <= 0 for by in above.values()):
-            high = min(high, start)
-        return low, high
+        return bounds(terms, lambda name: (self._atoms[name].low, self._atoms[name].high))
 
     def is_at_most(self, terms: Terms, limit: int) -> bool:
         """Whether a polynomial is no larger than a number; where ranges do not tell, its hint does, and leaves a guard."""
@@ -180,6 +172,7 @@ class Sizes:
         if len(variables) != 1 or len(variables[0]) != 1:
             return False
         by, atom = terms[variables[0]], self._atoms[variables[0][0]]
+        self._ranges.clear()
         room = limit - terms.get((), 0)  # by * symbol <= room, or by * symbol >= room + 1
         if holds == (by > 0):
             atom.high = min(atom.high, room // by if holds else (room + 1) // by)
@@ -198,8 +191,8 @@ class Sizes:
                 low = int(max(0, _range(of)[0])) // by if isinstance(by, int) else 0  # it is not negative (see _split)
                 most = _range(of)[1]
                 high = most if most == math.inf else most // max(1, _range(by)[0])
-            self._atoms[name] = _Atom(value, low, high, f"({of!r} {kind} {by!r})", False)
-        return Size(self, {(name,): 1})
+            self._atoms[name] = Atom(value, low, high, f"({of!r} {kind} {by!r})", False)
+        return self.size({(name,): 1})
 
 
 class SizeError(TypeError):
@@ -209,19 +202,21 @@ class SizeError(TypeError):
 class Size:
     """A whole number that is known when the program runs. ``str`` writes it as C, ``repr`` as Python."""
 
-    __slots__ = ("_sizes", "_terms", "hint")
+    __slots__ = ("_hash", "_sizes", "_terms", "hint")
 
-    def __init__(self, sizes: Sizes, terms: Terms) -> None:
+    def __init__(self, sizes: Sizes, terms: Terms, known_by: int) -> None:
         self._sizes = sizes
         self._terms = terms
+        self._hash = known_by
         self.hint = sizes.hint_of(terms)
 
     def _combined(self, other: Any, terms: Callable[[Terms, Terms], Terms]) -> Any:
-        if type(other) is int or type(other) is bool:
-            return _made(self._sizes, terms(self._terms, {(): other} if other else {}))
-        if not isinstance(other, Size) or other._sizes is not self._sizes:
+        if not (type(other) is int or type(other) is bool or (isinstance(other, Size) and other._sizes is self._sizes)):
             return NotImplemented
-        return _made(self._sizes, terms(self._terms, other._terms))
+        results, key = self._sizes._results, (terms, id(self), other if isinstance(other, int) else (id(other),))
+        if key not in results:
+            results[key] = _made(self._sizes, terms(self._terms, {} if type(other) is int and not other else _terms_of(other)))
+        return results[key]
 
     def __add__(self, other: Any) -> Any:
         return self._combined(other, added)
@@ -279,16 +274,28 @@ class Size:
         if isinstance(other, float):
             return other > 0 if math.isinf(other) else self._at_most(math.ceil(other) if limit else math.floor(other), limit)
         difference = self - other
-        return difference <= limit if isinstance(difference, int) else self._sizes.is_at_most(difference._terms, limit)
+        if isinstance(difference, int):
+            return difference <= limit
+        results, key = self._sizes._results, (id(difference), limit)
+        if key not in results:  # it is as hints say, whatever is known; and a guard needs asking for once
+            results[key] = self._sizes.is_at_most(difference._terms, limit)
+        return results[key]  # type: ignore[no-any-return]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (int, Size)) or (isinstance(other, Size) and other._sizes is not self._sizes):
             return False
+        if self is other:
+            return True
         difference = self - other
-        return difference == 0 if isinstance(difference, int) else self._sizes.is_zero(difference._terms)
+        if isinstance(difference, int):
+            return difference == 0
+        results, key = self._sizes._results, id(difference)
+        if key not in results:
+            results[key] = self._sizes.is_zero(difference._terms)
+        return results[key]  # type: ignore[no-any-return]
 
     def __hash__(self) -> int:
-        return hash((id(self._sizes), *sorted(self._terms.items())))
+        return self._hash
 
     def __bool__(self) -> bool:
         return self != 0
@@ -301,7 +308,10 @@ class Size:
     @property
     def range(self) -> tuple[float, float]:
         """The least and the greatest value it may have."""
-        return self._sizes.range_of(self._terms)
+        ranges: dict[Any, tuple[float, float]] = self._sizes._ranges
+        if id(self) not in ranges:
+            ranges[id(self)] = self._sizes.range_of(self._terms)
+        return ranges[id(self)]
 
     def __str__(self) -> str:
         return _text(self._sizes, self._terms, False)
@@ -393,7 +403,7 @@ def _made(sizes: Sizes, terms: Terms) -> int | Size:
             by = terms.pop(names)
             return _made(sizes, added(terms, multiplied({tuple(rest): by}, multiple)))
     terms = {names: by for names, by in terms.items() if by}
-    return Size(sizes, terms) if any(terms) else terms.get((), 0)
+    return sizes.size(terms) if any(terms) else terms.get((), 0)
 
 
 def _split(of: Any, by: Any) -> tuple[Any, Any]:
@@ -401,6 +411,13 @@ def _split(of: Any, by: Any) -> tuple[Any, Any]:
     if not all(isinstance(n, (int, Size)) for n in (of, by)):
         return NotImplemented, NotImplemented
     sizes = of._sizes if isinstance(of, Size) else by._sizes
+    key = tuple(n if isinstance(n, int) else (id(n),) for n in (of, by))
+    if key not in sizes._ranges:
+        sizes._ranges[key] = _divided(sizes, of, by)
+    return sizes._ranges[key]  # type: ignore[no-any-return]
+
+
+def _divided(sizes: Sizes, of: Any, by: Any) -> tuple[Any, Any]:
     if of < 0:  # C rounds towards zero
         up = (by - 1 - of) // by
         return -up, of + up * by
@@ -429,15 +446,4 @@ def _range(number: int | Size) -> tuple[float, float]:
 
 
 def _text(sizes: Sizes, terms: Terms, python: bool) -> str:
-    found: list[str] = []
-    for names, by in sorted(terms.items(), reverse=True):
-        factors = [sizes._atoms[n].python if python else n for n in names]
-        found.append(" * ".join([*factors, *([str(by)] if by != 1 or not names else [])]))
-    is_factor = len(terms) == 1 and all(len(names) == 1 and by == 1 for names, by in terms.items())
-    return found[0] if is_factor else f"({' + '.join(found)})"
-
-
-def _range_text(atom: _Atom) -> str:
-    if atom.low == atom.high:
-        return f"{atom.python} == {atom.low}"
-    return f"{atom.low} <= {atom.python}" + (f" <= {atom.high}" if atom.high < math.inf else "")
+    return written(terms, lambda name: sizes._atoms[name].python if python else name)

@@ -1052,9 +1052,23 @@ def forbid_writes(view: torch.Tensor) -> torch.Tensor:
 # ── symbols ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_environment() -> ShapeEnv:
-    """An environment for symbolic sizes, in which reading a value from a tensor stays an error."""
-    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+class _Guards(list[Any]):
+    """The guards of an environment, and who is told of each as it is added."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self._told = told
+
+    def append(self, guard: Any) -> None:
+        super().append(guard)
+        self._told(python_text(guard.expr))
+
+
+def make_environment(told: Callable[[str], None]) -> ShapeEnv:
+    """An environment for symbolic sizes, in which reading a value from a tensor stays an error;
+    each of its guards is ``told``, as Python."""
+    made = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    made.guards = _Guards(told)
+    return made
 
 
 def _named(name: str) -> Any:

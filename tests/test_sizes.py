@@ -104,3 +104,12 @@ def test_text() -> None:
     assert str((n * 2 + 1) // 3) == "((size_n * 2 + 1) / 3)"
     assert repr((n * 2 + 1) // 3) == "((n * 2 + 1) // 3)"
     assert f"{n}" == "size_n"
+
+
+def test_equal_polynomials_are_one_object_and_a_quotient_follows_what_is_learnt_of_its_range() -> None:
+    sizes = Sizes()
+    n, m = sizes.symbol("n", 6), sizes.symbol("m", 9)
+    assert (n + 1) * m is m * n + m and (n - n) == 0 and hash(n * 2) == hash(n + n)
+    assert (n // 8).hint == 0 and str(n // 8) == "(size_n / 8)"
+    assert n < 8
+    assert n // 8 == 0 and isinstance(n // 8, int) and n % 8 is n

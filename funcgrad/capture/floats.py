@@ -18,11 +18,14 @@ import numpy as np
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from ..torch_private import constant_bool, expression, python_text
+from .source_location import user_line
 
 _LONGEST = 4000
 """What takes more characters to write down is fixed to its value."""
 _EXACT = 1 << 53
 """Up to here each int is a float."""
+_FINEST = 1 << 10
+"""A size times a fraction with so large a denominator, a power of two, is exact."""
 
 
 class NotSymbolicError(Exception):
@@ -39,6 +42,8 @@ class Floats:
         """Conditions over symbols, as Python, in the order in which they were asked; one that raises does not hold."""
         self.by_value: set[str] = set()
         """Those that fix what is computed of symbols to its value."""
+        self.lines: dict[str, str] = {}
+        """Where in the caller's code a guard was asked first."""
         self.ints = False
         """Whether some are ints."""
 
@@ -46,13 +51,13 @@ class Floats:
         """A new symbol for the number of this name."""
         symbol = f"{type(value).__name__}_{len(self.names)}"
         self.names[symbol] = name
-        return _wrapped(NumberNode(self, symbol, value, frozenset({symbol})))  # type: ignore[no-any-return]
+        return wrapped(NumberNode(self, symbol, value, frozenset({symbol})))  # type: ignore[no-any-return]
 
     def object(self, value: Any) -> Any:
         """A number as one that is told by identity from any other, as those the function makes are; ints of Python are not."""
         if type(value) is not int:
             return value
-        return _wrapped(NumberNode(self, _written(value), value, frozenset()))
+        return wrapped(NumberNode(self, _written(value), value, frozenset()))
 
     def node(self, value: Any) -> NumberNode | None:
         """A number as an expression; PyTorch's own symbols, too, which are sizes or are computed from sizes. None for what is no number."""
@@ -66,24 +71,33 @@ class Floats:
                 return NumberNode(self, f"({python_text(expr)})", value.node.hint, frozenset(map(str, expr.free_symbols)))
         return None
 
-    def own(self, value: Any) -> Any:
-        """A number that came by way of PyTorch as the function is to see it."""
-        return _wrapped(value.node) if isinstance(value.node, NumberNode) else value
-
-    def exact(self, value: SymFloat) -> SymFloat:
-        """A symbolic float of PyTorch's as one of ours: PyTorch takes real numbers for granted, and puts their terms in another order."""
+    def exact(self, value: SymFloat, quotient: tuple[Any, Any] | None = None) -> SymFloat:
+        """A symbolic float of PyTorch's as one of ours: PyTorch takes real numbers for granted, and puts their terms in another order.
+        ``quotient``: the sizes of which it is one, which rounds to a size."""
         node = self.node(value)
-        return value if node is None or node is value.node else Float(node)
+        if node is None or node is value.node:
+            return value
+        node.quotient = quotient
+        return Float(node)
 
     def ask(self, text: str, answer: Any) -> None:
         """A question that the trace went on by: from now on it must have the same answer."""
         if isinstance(answer, bool):
-            self.guards[text if answer else f"not {text}"] = None
+            self._note(text if answer else f"not {text}")
             return
         exact = isinstance(answer, complex) or answer == 0 or answer != answer  # 0.0 is not -0.0, and NaN is NaN
         guard = f"repr({text}) == {str(answer)!r}" if exact else f"{text} == {_written(answer)}"
-        self.guards[guard] = None
+        self._note(guard)
         self.by_value.add(guard)
+
+    def _note(self, guard: str) -> None:
+        self.guards[guard] = None
+        self.note_line(guard)
+
+    def note_line(self, guard: str) -> None:
+        """Remember the line of the caller's code that runs now as that which makes a guard."""
+        if guard not in self.lines and (line := user_line()) is not None:
+            self.lines[guard] = line
 
 
 class NumberNode:
@@ -93,6 +107,8 @@ class NumberNode:
 
     def __init__(self, floats: Floats, text: str, hint: Any, symbols: frozenset[str]) -> None:
         self.floats, self.text, self.hint, self.symbols = floats, text, hint, symbols
+        self.quotient: tuple[Any, Any] | None = None
+        """The sizes of PyTorch's of which it is the quotient."""
 
     def is_int(self) -> bool:
         return type(self.hint) is int
@@ -194,13 +210,30 @@ def _arithmetic(sign: str, function: Callable[[Any, Any], Any], may_raise: bool 
     return operation
 
 
+def _product(a: NumberNode, b: NumberNode) -> Any:
+    found = _times(a, b)
+    if isinstance(found, NumberNode):
+        found.quotient = _scaled(a, b) or _scaled(b, a)
+    return found
+
+
+def _scaled(number: NumberNode, factor: NumberNode) -> tuple[Any, Any] | None:
+    """The sizes of which a quotient of sizes is the quotient times a fraction that is exact: ``n * 0.5``."""
+    of, by = number.quotient or (0, 0)
+    if type(by) is not int or factor.symbols or not math.isfinite(factor.hint):
+        return None
+    times, parts = factor.hint.as_integer_ratio()
+    return (of * times, by * parts) if 0 < by * parts <= _FINEST and by & (by - 1) == 0 else None
+
+
 def _comparison(sign: str, function: Callable[[Any, Any], bool]) -> Operation:
     return lambda a, b: a.answer(f"({{}} {sign} {{}})", function, b)
 
 
+_times = _arithmetic("*", operator.mul, may_raise=False)
 _ARITHMETIC: Mapping[str, Operation] = {
     "add": _arithmetic("+", operator.add, may_raise=False), "sub": _arithmetic("-", operator.sub, may_raise=False),
-    "mul": _arithmetic("*", operator.mul, may_raise=False), "truediv": _arithmetic("/", operator.truediv),
+    "mul": _product, "truediv": _arithmetic("/", operator.truediv),
     "floordiv": _arithmetic("//", operator.floordiv), "mod": _arithmetic("%", operator.mod), "pow": _arithmetic("**", operator.pow),
 }  # fmt: skip
 _OF_BITS: Mapping[str, Operation] = {
@@ -216,8 +249,7 @@ _OF_ONE: Mapping[str, Callable[[NumberNode], Any]] = {
     "neg": lambda a: a.computed("(-{})", operator.neg), "abs": lambda a: a.computed("abs({})", abs), "pos": lambda a: a,
 }  # fmt: skip
 _QUESTIONS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "__bool__": ("bool({})", bool), "__float__": ("{}", float), "__int__": ("int({})", int), "__trunc__": ("int({})", int),
-    "__floor__": ("math.floor({})", math.floor), "__ceil__": ("math.ceil({})", math.ceil),
+    "__bool__": ("bool({})", bool), "__float__": ("{}", float), "__int__": ("int({})", int),
     "is_integer": ("{}.is_integer()", float.is_integer),
 }  # fmt: skip
 _QUESTIONS_TO_INTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
@@ -266,8 +298,17 @@ class Float(_Number, SymFloat):
 
     def __round__(self, digits: int | None = None) -> Any:
         if digits is None:
-            return self.node.answer("round({})", round)
-        return _wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
+            return wrapped(self.node.computed("round({})", round, may_raise=True))
+        return wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
+
+    def __floor__(self) -> Any:
+        return _rounded(self.node, "floor", lambda of, by: of // by)
+
+    def __ceil__(self) -> Any:
+        return _rounded(self.node, "ceil", lambda of, by: -(-of // by))
+
+    def __trunc__(self) -> Any:
+        return _rounded(self.node, "trunc", lambda of, by: of // by if (of >= 0) == (by > 0) else -(-of // by))
 
     @property
     def imag(self) -> float:
@@ -282,10 +323,10 @@ class Int(_Number, SymInt):
         return int
 
     def __round__(self, digits: int | None = None) -> Any:
-        return self if digits is None else _wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
+        return self if digits is None else wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
 
     def __invert__(self) -> Any:
-        return _wrapped(self.node.computed("(~{})", operator.invert))
+        return wrapped(self.node.computed("(~{})", operator.invert))
 
     def __pow__(self, other: Any, modulo: Any = None) -> Any:
         return _power(self, other) if modulo is None else pow(fixed(self), other, modulo)
@@ -311,12 +352,24 @@ class Int(_Number, SymInt):
         return 0
 
 
+def _rounded(node: NumberNode, name: str, of_sizes: Callable[[Any, Any], Any]) -> Any:
+    """A float as the whole number beside it: where it is a quotient of sizes, a size."""
+    if node.quotient is not None and abs(node.hint) < _EXACT:
+        return of_sizes(*node.quotient)
+    return wrapped(node.computed(f"math.{name}({{}})", getattr(math, name), may_raise=True))
+
+
+def own(value: Any) -> Any:
+    """A number that came by way of PyTorch as the function is to see it."""
+    return wrapped(value.node) if isinstance(value.node, NumberNode) else value
+
+
 def fixed(number: Any) -> Any:
     """The value of a symbolic number now: the program is for this one."""
     return number.node.answer("{}", type(number.node.hint))
 
 
-def _wrapped(value: Any) -> Any:
+def wrapped(value: Any) -> Any:
     if not isinstance(value, NumberNode):
         return value
     if type(value.hint) is float:
@@ -331,7 +384,7 @@ def _method(function: Callable[[Any, Any], Any], operation: Operation, swapped: 
     def method(self: Any, other: Any) -> Any:
         node = self.node.floats.node(other)
         if node is not None:
-            return _wrapped(operation(node, self.node) if swapped else operation(self.node, node))
+            return wrapped(operation(node, self.node) if swapped else operation(self.node, node))
         if isinstance(other, Tensor) or not isinstance(other, (int, float, complex)):
             return NotImplemented
         return function(other, fixed(self)) if swapped else function(fixed(self), other)
@@ -340,27 +393,6 @@ def _method(function: Callable[[Any, Any], Any], operation: Operation, swapped: 
 
 
 _power = _method(operator.pow, _ARITHMETIC["pow"])
-
-
-MATH = tuple(
-    name
-    for name in (
-        "sqrt cbrt exp exp2 expm1 log log2 log10 log1p pow sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh hypot "
-        "fabs copysign fmod degrees radians erf erfc gamma lgamma floor ceil trunc isqrt isnan isinf isfinite"
-    ).split()
-    if hasattr(math, name)
-)
-"""Functions of ``math`` that are written down, too."""
-
-
-def of_math(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function of ``math`` makes of numbers, some of which may be symbols."""
-    floats = next((a.node.floats for a in args if type(a) in (Float, Int)), None)
-    nodes = [] if floats is None else [floats.node(a) for a in args]
-    if not nodes or None in nodes:
-        return function(*args)
-    text = f"math.{function.__name__}({', '.join(['{}'] * len(nodes))})"
-    return _wrapped(nodes[0].computed(text, function, *nodes[1:], may_raise=True))
 
 
 def _below(operation: Operation) -> Callable[[NumberNode, Any], Any]:
@@ -403,7 +435,7 @@ for _name, _operation in _OF_BITS.items():
     setattr(Int, f"__r{_name}__", _method(_function, _operation, swapped=True))
 for _name, _of_one in _OF_ONE.items():
     for _kind in (Float, Int):
-        setattr(_kind, f"__{_name}__", lambda self, of_one=_of_one: _wrapped(of_one(self.node)))
+        setattr(_kind, f"__{_name}__", lambda self, of_one=_of_one: wrapped(of_one(self.node)))
     setattr(NumberNode, _name, _of_one)
 for _kind, _questions in ((Float, _QUESTIONS), (Int, _QUESTIONS_TO_INTS)):
     for _name, (_text, _ask) in _questions.items():

@@ -80,7 +80,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
     return Joint(
         graph, returned, guards, names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward,
-        tuple(trace.reads.done),
+        symbols.floats.lines, tuple(trace.reads.done),
     )  # fmt: skip
 
 

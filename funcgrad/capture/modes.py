@@ -40,13 +40,16 @@ from ..trees import flatten
 from .captures import GradientsMatter, RestartTrace, require_dense_results
 from .control_calls import CALLS
 from .ints import without_ints
+from .math_functions import quotient_of
 from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
+from .sized_calls import OF_SIZES
 from .source_location import asked_by_us, user_line
 from .storage_mutation import GIVES, call_with_out, give_data
 from .storages import STORAGES, require_memory_in_place, storage_of
 from .torch_patches import set_
+from .traced_sizes import seen
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -96,7 +99,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
-        return self._trace.symbols.floats.exact(out) if isinstance(out, torch.SymFloat) else out
+        return self._trace.symbols.floats.exact(out, quotient_of(func, args)) if isinstance(out, torch.SymFloat) else out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -231,9 +234,10 @@ class Lifter(TorchFunctionMode):
             if kwargs.get("out") is not None:
                 out = call_with_out(self._trace, func, given["out"], args, kwargs)
             else:
-                out = REWRITES.get(func, func)(*args, **kwargs)
-            if type(out) is torch.SymFloat or type(out) is torch.SymInt:
-                out = self._trace.symbols.floats.own(out)  # read of a tensor
+                rewritten = OF_SIZES.get(func) if self._trace.symbols else None
+                out = (rewritten or REWRITES.get(func, func))(*args, **kwargs)
+            if self._trace.symbols:  # of inputs, or read of tensors
+                out = seen(out)
             self._trace.writes.spread_versions()
             if self._trace.graph is None:
                 self._trace.forgotten.used((*args, *kwargs.values()), out)

@@ -15,6 +15,8 @@ from ..state.names import LIBRARIES, package
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
+_ABC = "<frozen abc>"
+
 _OURS = LIBRARIES | {"sympy", "mpmath"}
 """Packages whose code runs while a program is made, whatever the function does."""
 _PASSED_ON = os.path.join("capture", "floats.py"), os.path.join("state", "hooks.py")
@@ -29,6 +31,14 @@ def is_user_file(filename: str) -> bool:
 def asked_by_us(depth: int = 2) -> bool:
     """Whether funcgrad's own code, ``depth`` frames up, makes the call that is looked at, not the function."""
     return sys._getframe(depth).f_code.co_filename.startswith(_HERE)
+
+
+def asked_by_library(depth: int = 2) -> bool:
+    """Whether torch's code, or funcgrad's, ``depth`` frames up, asks something of an object, and not the function."""
+    frame = sys._getframe(depth)
+    while frame.f_back is not None and frame.f_code.co_filename == _ABC:  # asks for a class on behalf of who looks at it
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith((_HERE, _TORCH))
 
 
 def short_name(filename: str) -> str:

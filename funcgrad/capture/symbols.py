@@ -35,7 +35,7 @@ class Symbols:
 
     def _environment(self) -> ShapeEnv:
         if self._env is None:  # only for symbols: with an environment, values read from tensors would become symbols, too
-            self._env = self._fakes.shape_env = make_environment()
+            self._env = self._fakes.shape_env = make_environment(self.floats.note_line)
         return self._env
 
     def tensor(self, name: str, real: Tensor, dims: Collection[int]) -> Tensor:

@@ -7,6 +7,7 @@ it away; what had no original stays, for another thread may have listed it and b
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import math
@@ -33,10 +34,11 @@ from ..torch_private import (
 from .captures import GradientsMatter
 from .control_calls import cond
 from .fast_paths import FORWARDS, fast_path_replacements
-from .floats import MATH, of_math
+from .math_functions import MATH, of_math
 from .optimiser_steps import PLACES, steps_of_optimisers
 from .questions import ABSENT
 from .regions import checkpointed
+from .sized_calls import length
 from .source_location import user_line
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ _PLACES = (
     _Place(torch.Generator, "get_state", "get state"),
     _Place(torch.Generator, "set_state", "set state"),
     *(_Place(math, name, "math") for name in MATH),
+    _Place(builtins, "len", "length"),
 )
 _SEEDS = ("generator seed", "generator set", "set state")
 
@@ -224,7 +227,8 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "initial seed": draws.initial_seed,
         "get state": draws.get_state,
         "set state": draws.set_state,
-        "math": of_math,
+        "math": functools.partial(of_math, trace.symbols.floats),
+        "length": length,
     }
 
 

@@ -1,11 +1,19 @@
-"""The programs of one compiled function, most recently used first."""
+"""The programs of one compiled function, most recently used first.
+
+A program refers to the objects it is for: it is for a module that it was given because it is that very one. Python frees two that refer to
+each other, and nobody else to them: a program for a module belongs to the module, and the cache refers to it weakly.
+"""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from attrs import frozen
+from torch import nn
 
 from ..graph_primitives import Path, PathMiss, Read, is_same_value
 from .call import MISS, Call
@@ -22,6 +30,63 @@ def leaves_path(reads: Sequence[Read], path: Path) -> bool:
     return not all(is_same_value(read.value, value) for read, value in zip(reads, path, strict=False))
 
 
+class Kept:
+    """The programs that belong to a module; no copy of it has them, and what is loaded of it has None."""
+
+    def __init__(self) -> None:
+        self.programs: weakref.WeakKeyDictionary[ProgramCache, list[Program]] = weakref.WeakKeyDictionary()
+
+    def __copy__(self) -> Kept:
+        return Kept()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+        return Kept()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+KEPT = "_funcgrad_programs"
+"""Under which a module has them."""
+
+
+def kept_by_module(leaves: Sequence[Any]) -> Kept | None:
+    """What has the programs of the module among the arguments of a call, those in containers included; of several, the last."""
+    owner = next(_modules(tuple(reversed(leaves))), None)
+    if owner is None:
+        return None
+    if not isinstance(vars(owner).get(KEPT), Kept):
+        vars(owner)[KEPT] = Kept()
+    return vars(owner)[KEPT]  # type: ignore[no-any-return]
+
+
+def _modules(value: Any) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    elif type(value) in (tuple, list, dict):
+        for item in value.values() if type(value) is dict else value:
+            yield from _modules(item)
+
+
+@frozen(eq=False)
+class _Entry:
+    """The call of a program, the program while it is alive, and what has it if not the cache."""
+
+    call: Call
+    program: Callable[[], Program | None]
+    kept: Callable[[], Kept | None] = lambda: None
+
+
+def _while_alive(program: weakref.ref[Program]) -> Call:
+    """The call of a program that may be gone."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        alive = program()
+        return MISS if alive is None else alive.run(args, kwargs)
+
+    return call
+
+
 class ProgramCache:
     """At most 64 programs; the one used least recently goes first. ``find`` runs the first program that fits.
 
@@ -29,7 +94,7 @@ class ProgramCache:
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Call, Program]] = []
+        self._entries: list[_Entry] = []
         self._lock = threading.Lock()
         self.hits = 0
         self.misses = 0
@@ -39,12 +104,14 @@ class ProgramCache:
         that fit but for that have read it."""
         path: Path = ()
         for i, entry in enumerate(self._entries):
-            if path and leaves_path(entry[1].joint.reads, path):
+            if path and ((program := entry.program()) is None or leaves_path(program.joint.reads, path)):
                 continue
             try:
-                result = entry[0](args, kwargs)
+                result = entry.call(args, kwargs)
             except PathMiss as miss:
-                path = (*(read.value for read in entry[1].joint.reads[: miss.read]), miss.value)
+                program = entry.program()
+                assert program is not None
+                path = (*(read.value for read in program.joint.reads[: miss.read]), miss.value)
                 continue
             if result is not MISS:
                 self.hits += 1
@@ -57,14 +124,23 @@ class ProgramCache:
             met.append(path)
         return MISS
 
-    def add(self, program: Program) -> None:
+    def add(self, program: Program, kept: Kept | None = None) -> None:
+        """A new program. ``kept``: what has it, if the cache is not to keep it alive."""
+        entry = _Entry(program.run, lambda: program)
+        if kept is not None:
+            kept.programs.setdefault(self, []).append(program)
+            entry = _Entry(_while_alive(weakref.ref(program)), weakref.ref(program), weakref.ref(kept))
         with self._lock:
             self.misses += 1
-            self._entries = [(program.run, program), *self._entries][:_AT_MOST]
+            alive = [entry, *(e for e in self._entries if e.program() is not None)]
+            self._entries, too_many = alive[:_AT_MOST], alive[_AT_MOST:]
+        for gone in too_many:
+            if (other := gone.kept()) is not None and (oldest := gone.program()) is not None:
+                other.programs[self].remove(oldest)
 
     @property
     def programs(self) -> list[Program]:
-        return [program for _, program in self._entries]
+        return [program for entry in self._entries if (program := entry.program()) is not None]
 
     def info(self) -> CacheInfo:
-        return CacheInfo(self.hits, self.misses, _AT_MOST, len(self._entries))
+        return CacheInfo(self.hits, self.misses, _AT_MOST, len(self.programs))

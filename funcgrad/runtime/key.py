@@ -244,9 +244,11 @@ class Difference:
     where: str
     what: str
     about: str = ""
-    """``"shape"`` or ``"stride"`` of a tensor; ``"sizes"``: a condition on nothing but sizes; ``"state"``: a value of Python state."""
+    """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python; ``"value"``: of a number."""
     place: Place | None = None
     """Where that value lives."""
+    fixed_in: str = ""
+    """Of a size that is another than the one that was read: the line that took its value as a number."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
@@ -310,7 +312,7 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
         yield Difference(path, f"was {a}, now {b}")
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not holds(a.value, b.value):
-            yield Difference(path, f"value was {a}, now {b}")
+            yield Difference(path, f"value was {a}, now {b}", "value" if {type(a.value), type(b.value)} <= {int, float} else "")
     elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is a.kind):
         yield Difference(path, f"was {a}, now {b}")
 

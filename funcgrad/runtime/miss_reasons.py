@@ -6,6 +6,7 @@ The hot path asks the printed call (``call.py``); this is the same question aske
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -18,6 +19,7 @@ from ..capture.facts import Facts
 from ..capture.inputs import Inputs, Symbolic
 from ..capture.memory import history
 from ..capture.questions import answer_of
+from ..joint import Broken
 from ..slots import Captured, State
 from ..state.guards import Place
 from ..subclasses import with_inner
@@ -64,12 +66,24 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         sizes = set() if program.joint.sizes is None else set(program.joint.sizes.symbols)
         fixed = {b.where for b in broken if b.guard in program.joint.by_value and b.where in numbers}
         about = ["sizes" if sizes.issuperset(b.symbols) else "state" if b.where in fixed else "" for b in broken]
-        found += [Difference(b.where, f"{b} no longer holds", a) for b, a in zip(broken, about, strict=True)]
+        found += [
+            Difference(b.where, f"{b} no longer holds", a, fixed_in=b.line or "" if _is_fixed(b, a, program) else "")
+            for b, a in zip(broken, about, strict=True)
+        ]
         known = dict(inputs.tensors) | dict(captured)
         changed = [slot for slot, is_leaf in program.facts.leaves.items() if known[slot].is_leaf is not is_leaf]
         found += [Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed]
         found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if gradient_of(known[slot]) is not None]
     return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}))
+
+
+_IS_NUMBER = re.compile(r"(?!.*(%| or )).* == -?\d+(\.\d+)?$")
+"""Not ``n % 2 == 0``, which is one of few."""
+
+
+def _is_fixed(broken: Broken, about: str, program: Program) -> bool:
+    """Whether a guard on sizes says which number one is, or what is made of it."""
+    return about == "sizes" and (broken.guard in program.joint.by_value or bool(_IS_NUMBER.match(broken.guard)))
 
 
 def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Difference]:

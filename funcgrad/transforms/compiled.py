@@ -11,7 +11,6 @@ import copy
 import sys
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -26,7 +25,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
 from ..capture.trace import active_trace
-from ..errors import ReadsWarning, RecompileWarning, RetraceError, TraceError
+from ..errors import ReadsWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import AnyNumber, Path, PathMiss, Read
@@ -34,7 +33,7 @@ from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
 from ..partition.saved import SavedValues, saved_values
-from ..runtime.cache import CacheInfo, ProgramCache
+from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
@@ -43,6 +42,7 @@ from ..runtime.explanation import Explanation
 from ..runtime.key import aliasing
 from ..runtime.miss_reasons import Symbol, fewer, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
 from ..runtime.program import Program
+from ..runtime.recompiles import Recompiles
 from ..sizes import SizeError
 from ..stages import Stages
 from ..subclasses import inner_tensors
@@ -57,14 +57,6 @@ from .peel import Printed
 
 _ATTEMPTS = 4
 """How often a call compiles before it is said that its program does not fit it."""
-
-_CHANGES = 3
-"""How often one value of Python state may be another before a call compiles with a warning."""
-
-_CHANGES_AGAIN = (
-    "{} compiles for the {}th time, since a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a "
-    "symbol, keep it in a tensor, or let what depends on it be done outside."
-)
 
 _PATHS = 16
 """So many paths through a function, by values that Python reads, have programs; calls that take others run in eager PyTorch."""
@@ -115,7 +107,8 @@ class Compiled:
         self._cache = ProgramCache()
         self._lock = threading.RLock()
         self._effects = threading.RLock()
-        self._changes: Counter[str] = Counter()
+        self._recompiles = Recompiles()
+        self._why_static = ""
         self._is_warned_of_paths = False
         self._lost_paths = 0
         self._not_symbolic: set[tuple[Symbol, Any]] = set()
@@ -312,28 +305,15 @@ class Compiled:
                 f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
             )
         log(1, f"compiling {self.__name__}: {nearest}")
-        self._note_change(inputs)
+        self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
+        kept = kept_by_module(inputs.leaves)  # before the function is traced, which may list the attributes of the module
         with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
             program = self._compile_on_path(inputs, path)
-        self._cache.add(program)
+        self._cache.add(program, kept)
         log(2, program.key)
         log(3, program.joint)
         log(4, program.kernels)
         return program
-
-    def _note_change(self, inputs: Inputs) -> None:
-        """Warn, once, of one value of Python state that is another in each of several calls."""
-        by_program = [(program.facts.symbols, why_not(program, inputs)) for program in self._cache.programs]
-        symbols = frozenset[str]().union(*(own for own, _ in by_program))
-        alone: dict[str, str] = {}
-        for own, found in by_program:
-            name = found[0].where if found and {(d.where, d.about) for d in found} == {(found[0].where, "state")} else ""
-            if name and (name in own or name not in symbols):  # programs from before it was a symbol say nothing about that
-                alone.setdefault(name, str(found[0]))
-        for name, reason in alone.items():
-            self._changes[name] += 1
-            if self._changes[name] == _CHANGES:
-                warnings.warn(_CHANGES_AGAIN.format(self.__name__, _CHANGES + 1, reason), RecompileWarning, stacklevel=2)
 
     def _compile_on_path(self, inputs: Inputs, path: Path) -> Program:
         """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if the function can work on
@@ -371,6 +351,7 @@ class Compiled:
                     raise
                 names = ", ".join(path if d is None else f"{path}.shape[{d}]" for path, d in sorted(kept, key=str))
                 log(1, f"{self.__name__} does not trace with symbols for {names} ({error})")
+                self._why_static = str(error)
             else:
                 self._not_symbolic |= {(symbol, shared) for symbol in symbols - kept}
                 return program

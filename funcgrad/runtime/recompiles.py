@@ -1,0 +1,94 @@
+"""Functions that compile again and again since one number is another in each call: who is told of it, once."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from ..capture.inputs import Inputs
+from ..errors import RecompileWarning
+from ..options import Options
+from .key import Difference
+from .miss_reasons import why_not
+from .program import Program
+
+_CHANGES = 3
+"""How often one number may be another before a call compiles with a warning."""
+
+_STATE = (
+    "a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a symbol, keep it in a tensor, or let "
+    "what depends on it be done outside."
+)
+_VALUE = (
+    "an argument is another number in each call ({}), which decides what the program is. Pass torch.tensor(n) where the value only goes "
+    "into arithmetic, or name the argument in static_argnums where a program for each value is meant."
+)
+_READ = (
+    "a size is another in each call ({}), and its value is taken as a number in {}. Compute with tensors there (torch.arange, a reduction, "
+    "a mask), pad to few sizes, or say dynamic=False where a program for each size is meant."
+)
+_STATIC = (
+    "a size is another in each call ({}), and the function is not traced with a symbol for it{}. Let what needs the number be done "
+    "outside, pad to few sizes, or say dynamic=False where a program for each size is meant."
+)
+_CAPTURED = "the size of a tensor it closes over is another in each call ({}). Pass the tensor as an argument: there its size is a symbol."
+
+
+class Recompiles:
+    """What made one compiled function compile."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def note(self, name: str, programs: Sequence[Program], inputs: Inputs, options: Options, why_static: str) -> None:
+        """Warn at the fourth compile for one number that alone is another. ``why_static``: what stood in the way of symbols for sizes."""
+        by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
+        reasons = _of_state(by_program)
+        if options.dynamic is not False:
+            meant = {inputs.names[i] for i in options.static_argnums if -len(inputs.names) <= i < len(inputs.names)}
+            reasons |= {d.where: _VALUE.format(d) for d in _of_values(by_program) if d.where not in meant}
+            reasons |= _of_sizes(by_program, inputs, why_static)
+        for about, reason in reasons.items():
+            self._counts[about] += 1
+            if self._counts[about] == _CHANGES:
+                warnings.warn(f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning, stacklevel=3)
+
+
+_Misses = Collection[tuple[Program, list[Difference]]]
+
+
+def _of_state(misses: _Misses) -> dict[str, str]:
+    """The values of Python state that alone are others."""
+    symbols = frozenset[str]().union(*(program.facts.symbols for program, _ in misses))
+    alone: dict[str, str] = {}
+    for program, found in misses:
+        name = found[0].where if {(d.where, d.about) for d in found} == {(found[0].where, "state")} else ""
+        if name and (name in program.facts.symbols or name not in symbols):  # programs from before it was a symbol say nothing about that
+            alone.setdefault(name, _STATE.format(found[0]))
+    return alone
+
+
+def _of_values(misses: _Misses) -> Iterator[Difference]:
+    """The arguments that alone are other numbers, each once."""
+    alone = {found[0].where: found[0] for _, found in reversed(list(misses)) if len(found) == 1 and found[0].about == "value"}
+    yield from alone.values()
+
+
+_SIZES = "sizes"
+
+
+def _of_sizes(misses: _Misses, inputs: Inputs, why_static: str) -> dict[str, str]:
+    """Sizes that alone are others, where a program with symbols takes one as a number, or where none has symbols."""
+    alone = [(program, found) for program, found in misses if {d.about for d in found} <= {"sizes", "shape", "stride"}]
+    symbolic = [found for program, found in alone if program.joint.sizes is not None]
+    for found in symbolic:
+        for difference in found:
+            if difference.fixed_in:
+                return {_SIZES: _READ.format(difference, difference.fixed_in)}
+    if symbolic or not alone:
+        return {}
+    first = alone[0][1][0]
+    if not any(first.where == slot.path for slot in inputs.slots):
+        return {_SIZES: _CAPTURED.format(first)}
+    return {_SIZES: _STATIC.format(first, f" ({why_static})" if why_static else "")}

@@ -1,0 +1,46 @@
+"""A training loop as lightning runs it: a module with a training step, its optimiser and its scheduler."""
+
+import pytest
+import torch
+from steps import World, check_steps
+
+lightning = pytest.importorskip("lightning", reason="pip install funcgrad[real]")
+
+
+class Classifier(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        # A bias before BatchNorm has rounding noise for a gradient, which Adam would make a step of.
+        layers = [torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3)]
+        self.layers = torch.nn.Sequential(*layers)
+        self.seen = 0
+
+    def training_step(self, batch):
+        x, y = batch
+        self.seen += 1
+        return torch.nn.functional.cross_entropy(self.layers(x), y)
+
+    def configure_optimizers(self):
+        optimiser = torch.optim.AdamW(self.parameters(), lr=0.01)
+        return [optimiser], [torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 5)]
+
+
+def test_a_loop_with_a_scheduler_learns():
+    models = []
+
+    def make():
+        model = Classifier().train()
+        (optimiser,), (scheduler,) = model.configure_optimizers()
+        models.append(model)
+
+        def loss(x, y):
+            return model.training_step((x, y))
+
+        def between(_):
+            optimiser.step()
+            scheduler.step()
+
+        return World(loss, lambda step: (torch.randn(16, 4), torch.randint(0, 3, (16,))), [model], between)
+
+    check_steps(make, programs=1)
+    assert [model.seen for model in models] == [6, 5]  # ours went through one step more

@@ -1,0 +1,37 @@
+"""Solvers of torchdiffeq, with gradients through their steps."""
+
+import pytest
+import torch
+from steps import World, check_steps
+
+torchdiffeq = pytest.importorskip("torchdiffeq", reason="pip install funcgrad[real]")
+
+
+# In single precision an adaptive solver's decisions depend on rounding, which differs where operators are fused: dopri5 is double here.
+# Its table of coefficients is an attribute of a class of the library's, which the library's own code alone reads: that is not watched.
+@pytest.mark.filterwarnings("ignore::funcgrad.errors.UnresolvedCaptureWarning")
+@pytest.mark.parametrize(("method", "dtype"), [("rk4", torch.float32), ("rk4", torch.float64), ("dopri5", torch.float64)])
+def test_a_differential_equation_is_solved(method, dtype):
+    def make():
+        def solve(y, decay):
+            times = torch.linspace(0, 1, 5, dtype=dtype)
+            return torchdiffeq.odeint(lambda t, y: -decay * y + torch.sin(t), y, times, method=method)[-1].sum()
+
+        def arguments(step):
+            return torch.randn(3, dtype=dtype).requires_grad_(), (torch.rand(3, dtype=dtype) * 0.1 + 1).requires_grad_()
+
+        return World(solve, arguments)
+
+    check_steps(make, programs=1 if method == "rk4" else 5)
+
+
+def test_a_neural_differential_equation_learns():
+    def make():
+        field = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+        def loss(y):
+            return torchdiffeq.odeint(lambda t, y: field(y), y, torch.linspace(0, 1, 4), method="rk4")[-1].square().mean()
+
+        return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field])
+
+    check_steps(make, programs=1)

@@ -1,0 +1,90 @@
+"""Models of transformers in tiny configurations: losses with gradients, and steps of generation with their caches."""
+
+import pytest
+import torch
+from steps import World, check_steps
+
+transformers = pytest.importorskip("transformers", reason="pip install funcgrad[real]")
+
+TINY = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(**TINY))
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32))
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, **TINY))
+
+
+def t5():
+    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(decoder_start_token_id=0, **sizes))
+
+
+def tokens(step):
+    """Ids and a mask, which hides the end of a sentence in every other step."""
+    mask = torch.ones(2, 8, dtype=torch.long)
+    if step % 2:
+        mask[0, 6:] = 0
+    return torch.randint(1, 50, (2, 8)), mask
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("build", [bert, gpt2, llama, t5])
+def test_a_language_model_learns(build, train):
+    def make():
+        model = build().train(train)
+
+        def loss(ids, mask):
+            return model(input_ids=ids, attention_mask=mask, labels=ids).loss
+
+        return World(loss, tokens, [model])
+
+    check_steps(make, programs=2)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+def test_a_vision_transformer_learns(train):
+    def make():
+        sizes = {k: v for k, v in TINY.items() if k != "vocab_size"}
+        model = transformers.ViTForImageClassification(transformers.ViTConfig(image_size=16, patch_size=8, **sizes)).train(train)
+
+        def loss(pixels):
+            return model(pixel_values=pixels).logits.logsumexp(-1).sum()
+
+        return World(loss, lambda step: (torch.randn(2, 3, 16, 16).requires_grad_(),), [model])
+
+    check_steps(make, programs=1)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_a_step_of_generation_goes_on_from_its_cache(build):
+    def make():
+        model = build().eval()
+
+        def step(ids, following):
+            seen = model(input_ids=ids, use_cache=True)
+            return model(input_ids=following, past_key_values=seen.past_key_values, use_cache=True).logits
+
+        return World(step, lambda _: (torch.randint(1, 50, (2, 6)), torch.randint(1, 50, (2, 1))), [model])
+
+    check_steps(make, programs=1)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_greedy_generation_draws_the_same_tokens(build):
+    def make():
+        model = build().eval()
+
+        def step(ids):
+            with torch.no_grad():
+                return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0).float()
+
+        return World(step, lambda _: (torch.randint(1, 50, (2, 6)),), [model])
+
+    check_steps(make, programs=2)

@@ -1,0 +1,193 @@
+"""Sizes that Python computes with: where the graph does not depend on the value, one program serves all of them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closeness import assert_rounded
+from torch import Tensor
+
+import funcgrad as fg
+
+LSTM = torch.nn.LSTM(6, 4, batch_first=True)
+IMAGE = torch.nn.Conv2d(1, 3, 3, padding=1)
+ATTENTION = torch.nn.MultiheadAttention(6, 2, batch_first=True)
+POSITIONS = torch.randn(64, 6)
+EMBEDDING = torch.nn.Embedding(64, 6)
+
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "len": lambda x: x / len(x),
+    "sqrt": lambda x: x / math.sqrt(x.shape[0]),
+    "log": lambda x: x.logsumexp(0) - math.log(len(x)),
+    "cos": lambda x: x * math.cos(math.pi / x.shape[0]),
+    "hypot": lambda x: x * math.hypot(x.shape[0], 2),
+    "power": lambda x: x * x.size(0) ** -0.5 + x.size(0) ** 2,
+    "quotient": lambda x: x * (1.0 / x.shape[0]) + x.shape[0] / 2,
+    "floor": lambda x: x[1:].new_zeros(math.floor(x.shape[0] / 2)).sum() + x * math.floor(x.shape[0] / 2),
+    "ceil": lambda x: x.sum() + torch.ones(math.ceil(x.shape[0] / 2)),
+    "half": lambda x: x.sum() + torch.ones(math.floor(x.shape[0] * 0.5), math.ceil(0.25 * x.shape[0])),
+    "negative": lambda x: x * math.trunc(-x.shape[0] / 4) + math.ceil(-x.shape[0] / 4) + math.floor(x.shape[0] / -4),
+    "round": lambda x: x * round(x.shape[0] / 3) + round(x.shape[0]),
+    "divmod": lambda x: x * divmod(x.shape[0], 2)[0] + divmod(100, x.shape[0])[1],
+    "remainder": lambda x: x * (x.shape[0] % 2 + 1),
+    "min and max": lambda x: x / max(1, x.shape[0] - 1) + min(x.shape[0], 1000),
+    "absolute": lambda x: x / abs(1 - x.shape[0]),
+    "an int": lambda x: x.sin() if isinstance(x.shape[0], int) and isinstance(x.numel() // 2, int) else x,
+    "a float": lambda x: x.sin() if isinstance(x.shape[0] / 2, float) and not isinstance(x.shape[0], float) else x,
+    "numel": lambda x: x / x.numel() + math.prod(x.shape),
+    "list": lambda x: (x * 2).reshape(*list(x.shape)[:-1], 2, 3),
+    "tensor": lambda x: x / torch.tensor(x.shape[0]) + torch.tensor(x.shape[0], dtype=torch.float32).sqrt(),
+    "tensors": lambda x: x.sum() / torch.tensor([[x.shape[0], 2], [1, x.shape[0] - 1]]) + torch.as_tensor([x.shape[0] / 2, 1]),
+    "new": lambda x: x / x.new_tensor(x.shape[0]),
+    "linspace": lambda x: x * torch.linspace(0, 1, len(x))[:, None] + torch.linspace(3, -len(x), len(x))[:, None],
+    "logspace": lambda x: x * torch.logspace(0, 1, x.shape[0])[:, None],
+    "arange": lambda x: x * (torch.arange(len(x)) / len(x))[:, None] + torch.arange(len(x) - 1, -1, -1)[:, None],
+    "full": lambda x: x + torch.full((x.shape[0], 1), x.shape[0]) + torch.eye(x.shape[0]) @ x,
+    "last": lambda x: x[x.shape[0] - 1] + x[x.shape[0] // 2, 1:2] + x[..., None, x.shape[0] // 2, :] + x[-1],
+    "mask": lambda x: (x @ x.t()).masked_fill(torch.ones(len(x), len(x)).tril() == 0, -1e9).softmax(-1),
+    "toeplitz": lambda x: (torch.arange(len(x))[:, None] - torch.arange(len(x))[None]).abs().float() @ x,
+    "view": lambda x: x.view(x.shape[0] // 2, 2, 6).sum(1),
+    "chunk": lambda x: x.chunk(2)[0].sum() + x.tensor_split(2)[1].mean(),
+    "split": lambda x: x.split([x.shape[0] // 2, x.shape[0] - x.shape[0] // 2])[0].sin(),
+    "unfold": lambda x: x.unfold(0, 2, 2).sum(-1) + F.unfold(x[None, None], 2).sum(),
+    "max_pool1d": lambda x: F.max_pool1d(x.t()[None], 2) + torch.nn.MaxPool1d(3, 2, 1)(x.t()),
+    "max_pool1d of no batch": lambda x: F.max_pool1d(x.t(), 3, stride=1, padding=1, dilation=2, ceil_mode=True),
+    "avg_pool": lambda x: F.avg_pool1d(x.t()[None], 2).sum() + F.avg_pool2d(x[None, None], 2).sum(),
+    "adaptive": lambda x: F.adaptive_avg_pool1d(x.t()[None], 1).sum() + F.adaptive_avg_pool2d(x[None, None], 1),
+    "interpolate": lambda x: F.interpolate(x[None, None], size=(x.shape[0] * 2, 12)),
+    "scale": lambda x: F.interpolate(x[None, None], scale_factor=2, mode="bilinear"),
+    "scale of a half": lambda x: F.interpolate(x[None, None], scale_factor=0.5),
+    "pad": lambda x: F.pad(x, (0, 0, 0, 64 - x.shape[0])).sum() + F.pad(x[None], (1, 1, 1, 1), mode="reflect").sum(),
+    "sdpa": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=x.shape[0] ** -0.5),
+    "causal": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], is_causal=True),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x),
+    "cat": lambda x: torch.cat([x, x[:1], x[1:]]),
+    "repeat": lambda x: torch.ones(1, 6).repeat(x.shape[0], 1) * x,
+    "cumulative mean": lambda x: x.cumsum(0) / torch.arange(1, x.shape[0] + 1)[:, None],
+    "topk": lambda x: x.topk(x.shape[0] // 2, 0)[0],
+    "conv": lambda x: IMAGE(x[None, None]),
+    "positions": lambda x: x + POSITIONS[: x.shape[0]] + EMBEDDING(torch.arange(x.shape[0])),
+    "one_hot": lambda x: F.one_hot(torch.arange(x.shape[0]), x.shape[0]).float() @ x,
+    "norms": lambda x: F.layer_norm(x, x.shape).sum() + F.group_norm(x.t()[None], 2),
+    "variance": lambda x: (x - x.sum(0) / x.size(0)).square().sum() / (x.size(0) - 1),
+    "where": lambda x: torch.where(torch.arange(x.shape[0])[:, None] < x.shape[0] // 2, x, 0.0),
+    "vmap": lambda x: torch.func.vmap(lambda row: row.sin() * x.shape[0])(x),
+}
+SIZES = (8, 12, 6, 20, 32, 14)
+
+
+def total(out: Any) -> Tensor:
+    return torch.as_tensor(out).float().square().sum()
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_program_from_the_second_size_on(name: str, transform: str) -> None:
+    function = FUNCTIONS[name]
+    compiled, eager = fg.jit(function, backend="aten"), function
+    if transform == "grad":
+        compiled = fg.grad_compiled(lambda x: total(function(x)), backend="aten")
+        eager = torch.func.grad(lambda x: total(function(x)))
+    for n in SIZES:
+        x = torch.randn(n, 6)
+        assert_rounded(compiled(x), eager(x))
+    assert compiled.cache_info().misses == 2, compiled.explain_miss(torch.randn(16, 6))
+
+
+def named(x: Tensor) -> Tensor:
+    return x * {"8": 2.0, "12": 3.0}.get(f"{x.shape[0]}", 5.0)
+
+
+def counted(x: Tensor) -> Tensor:
+    return x * {8: 2.0, 12: 3.0}.get(x.shape[0], 5.0)
+
+
+def looped(x: Tensor) -> Tensor:
+    return sum((row.sin() * i for i, row in enumerate(x[j] for j in range(x.shape[0]))), torch.zeros(6))
+
+
+def by_attribute(x: Tensor) -> Tensor:
+    return x * x.shape[0].bit_length() * x.shape[0].real
+
+
+def put(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[x.shape[0] - 1] = 3.0
+    y[x.shape[0] // 2, 1:3] *= 2.0
+    return y
+
+
+def complex_root(x: Tensor) -> Tensor:
+    return x * (2j * math.pi / x.shape[0]).imag
+
+
+@pytest.mark.parametrize("function", [named, counted, looped, by_attribute, put, complex_root])
+def test_what_depends_on_the_value_is_right_at_each(function: Callable[[Tensor], Tensor]) -> None:
+    compiled = fg.jit(function, backend="aten", dynamic=True)
+    for n in (*SIZES, *SIZES):
+        x = torch.randn(n, 6)
+        assert_rounded(compiled(x), function(x))
+
+
+# ── what takes the value as a number says so at its fourth program ───────────────────────────────────────────────
+
+
+def warnings_of(compiled: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[list[str]]:
+    """The texts of the warnings of each call."""
+    found = []
+    for args in calls:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled(*args)
+        found.append([str(w.message) for w in caught if w.category is fg.RecompileWarning])
+    return found
+
+
+@pytest.mark.parametrize("function", [named, counted, looped, by_attribute])
+def test_a_size_that_is_taken_as_a_number_is_named_at_the_fourth_program(function: Callable[[Tensor], Tensor]) -> None:
+    found = warnings_of(fg.jit(function, backend="aten"), [(torch.randn(n, 6),) for n in SIZES])
+    assert [len(texts) for texts in found] == [0, 0, 0, 1, 0, 0]
+    (text,) = found[3]
+    assert f"{function.__name__} compiles for the 4th time" in text and "x.shape[0]" in text and " no longer holds" in text
+    assert f"test_python_sizes.py:{function.__code__.co_firstlineno + 1} in " in text and "dynamic=False" in text
+
+
+def test_a_size_of_which_there_is_no_symbol_is_named_with_the_reason() -> None:
+    compiled = fg.jit(lambda x: x.flatten(), backend="aten")
+    (text,) = warnings_of(compiled, [(torch.randn(n, 6),) for n in SIZES])[3]
+    assert "x: shape was" in text and "now (20, 6)" in text and "results that look at inputs" in text
+
+
+def test_an_argument_that_is_another_number_is_named() -> None:
+    x = torch.randn(3)
+    calls = [(x, n) for n in range(6)]
+    found = warnings_of(fg.jit(lambda x, n: x * n, backend="aten"), calls)
+    assert [len(texts) for texts in found] == [0, 0, 0, 1, 0, 0]
+    assert "n: value was 2, now 3" in found[3][0] and "static_argnums" in found[3][0]
+    assert not any(warnings_of(fg.jit(lambda x, n: x * n, backend="aten", static_argnums=1), calls))
+
+
+def test_a_captured_tensor_of_another_size_is_named() -> None:
+    class State:
+        table = torch.ones(2)
+
+    compiled = fg.jit(lambda x: x * State.table.sum(), backend="aten")
+    for n in (2, 3, 4):
+        State.table = torch.ones(n)
+        assert not any(warnings_of(compiled, [(torch.ones(3),)]))
+    State.table = torch.ones(5)
+    ((text,),) = warnings_of(compiled, [(torch.ones(3),)])
+    assert "closes over" in text and "State.table" in text
+
+
+def test_programs_that_are_meant_or_few_are_not_warned_of() -> None:
+    calls = [(torch.randn(n, 6),) for n in SIZES]
+    assert not any(warnings_of(fg.jit(looped, backend="aten", dynamic=False), calls))
+    steps = fg.jit(lambda x: x.sin() if len(x) > 25 else x.cos() if len(x) > 15 else x.exp() if len(x) > 7 else x, backend="aten")
+    assert not any(warnings_of(steps, calls)) and steps.cache_info().misses >= 4
