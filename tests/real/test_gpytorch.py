@@ -30,7 +30,7 @@ def test_a_marginal_likelihood_is_maximised():
 
         return World(loss, lambda step: (torch.sin(x * 6) + 0.1 * step,), [marginal])
 
-    check_steps(make, programs=2, rtol=1e-3)
+    check_steps(make, programs=2)
 
 
 # Constants of the library stand in a functools.lru_cache, in which no rebinding can be watched.

@@ -18,7 +18,7 @@ def gpt2():
 
 
 def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, **TINY))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, initializer_range=0.2, **TINY))
 
 
 def t5():
