@@ -214,10 +214,10 @@ class _Printer:
         for reduced in stage.reductions:
             name = names[reduced] = f"a{next(self._numbers)}"
             how = REDUCTIONS[reduced.kind]
-            kind, sum_ = TYPES[reduced.dtype], name
-            if reduced.dtype == torch.float32 and reduced.kind == "sum" and hint(self._columns) > _LONG:
-                kind, sum_ = "double", f"w{name}"
-                after.append(f"const float {name} = {sum_};")
+            kind, sum_ = self._type_of_row(reduced.kind, reduced.dtype), name
+            if kind != TYPES[reduced.dtype]:
+                sum_ = f"w{name}"
+                after.append(f"const {TYPES[reduced.dtype]} {name} = {sum_};")
             before.append(f"{kind} {sum_} = {start(reduced.kind, reduced.dtype)};")
             body.append(f"{sum_} = {how.add.format(sum_, inside[reduced.body])};")
             clauses.append(f"reduction({how.clause}:{sum_})")
@@ -228,13 +228,18 @@ class _Printer:
             value, total, how = inside[effect.value], self._totals.place(effect), REDUCTIONS[effect.kind]
             if not effect.at.terms:  # in a register: no loop over columns is vectorised that adds to one place in memory
                 name = f"a{next(self._numbers)}"
-                before.append(f"{TYPES[effect.value.dtype]} {name} = {start(effect.kind, effect.value.dtype)};")
+                before.append(f"{self._type_of_row(effect.kind, effect.value.dtype)} {name} = {start(effect.kind, effect.value.dtype)};")
                 body.append(f"{name} = {how.add.format(name, value)};")
                 clauses.append(f"reduction({how.clause}:{name})")
                 after.append(f"{total} = {how.add.format(total, name)};")
             else:
                 body.append(f"{total} = {how.add.format(total, value)};")
         return [*before, *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)), *after]
+
+    def _type_of_row(self, kind: str, dtype: torch.dtype) -> str:
+        """What C keeps a reduction of a row in; of how many columns there are in a symbolic row nothing is known."""
+        is_long = not self._kernel.tile and (isinstance(self._columns, Size) or self._columns > _LONG)
+        return "double" if is_long and kind == "sum" and dtype == torch.float32 else TYPES[dtype]
 
     def _kept_and_stored(self, stage: Stage, effects: Sequence[Store | Total], names: Mapping[Expr, str]) -> list[str]:
         lines = [f"{self._kept[keep]}[{self._column()}] = {names[keep]};" for keep in stage.keeps]

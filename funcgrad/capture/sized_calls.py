@@ -40,7 +40,7 @@ def _made_of(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
         dtype = torch.int64 if isinstance(data, (SymInt, int)) else torch.get_default_dtype()
     if dtype.is_floating_point and isinstance(data, (SymFloat, float)):
         # rounded as data is, where full refuses what overflows
-        return torch.full((), data, dtype=torch.float64, device=device).to(dtype)
+        return torch.full((), data, dtype=torch.float64, device=device).to(dtype)  # type: ignore[arg-type]
     return torch.full((), data, dtype=dtype, device=device)
 
 

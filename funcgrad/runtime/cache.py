@@ -2,13 +2,15 @@
 
 A program refers to the objects it is for: it is for a module that it was given because it is that very one. Python frees two that refer to
 each other, and nobody else to them: a program for a module belongs to the module, and the cache refers to it weakly.
+
+What a module has so is not among its attributes: ``vars(module)`` is what its user and the function put there, to count, compare and copy.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,18 +48,21 @@ class Kept:
         return type(None), ()
 
 
-KEPT = "_funcgrad_programs"
-"""Under which a module has them."""
+_NAME = "_funcgrad_programs"
+"""The attribute of the ``OrderedDict`` of a module's forward hooks under which the module has them: an object of its own, that Python frees
+with it."""
 
 
 def kept_by_module(leaves: Sequence[Any]) -> Kept | None:
     """What has the programs of the module among the arguments of a call, those in containers included; of several, the last."""
     owner = next(_modules(tuple(reversed(leaves))), None)
-    if owner is None:
+    hooks = vars(owner).get("_forward_hooks") if owner is not None else None
+    if not isinstance(hooks, OrderedDict):
         return None
-    if not isinstance(vars(owner).get(KEPT), Kept):
-        vars(owner)[KEPT] = Kept()
-    return vars(owner)[KEPT]  # type: ignore[no-any-return]
+    own = vars(hooks)
+    if not isinstance(own.get(_NAME), Kept):
+        own[_NAME] = Kept()
+    return own[_NAME]  # type: ignore[no-any-return]
 
 
 def _modules(value: Any) -> Iterator[nn.Module]:

@@ -306,10 +306,9 @@ class Compiled:
             )
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
-        kept = kept_by_module(inputs.leaves)  # before the function is traced, which may list the attributes of the module
         with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
             program = self._compile_on_path(inputs, path)
-        self._cache.add(program, kept)
+        self._cache.add(program, kept_by_module(inputs.leaves))
         log(2, program.key)
         log(3, program.joint)
         log(4, program.kernels)

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from funcgrad.runtime.cache import Kept
+
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, torch.dtype, torch.device, torch.layout)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 _TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -132,7 +134,10 @@ class Snapshot:
             own = {}
         names = [n for c in type(value).__mro__ if self.own(c.__module__) for n in _slots(c)]
         filled = [(n, _MISSING if type(value) is type else _slot(value, n)) for n in names]
-        return [*own.items(), *((n, v) for n, v in filled if v is not _MISSING)] if isinstance(own, dict) else []
+        if not isinstance(own, dict):
+            return []
+        of_users = [(n, v) for n, v in own.items() if not isinstance(v, Kept)]
+        return [*of_users, *((n, v) for n, v in filled if v is not _MISSING)]
 
 
 def _values(value: Any) -> tuple[Any, ...]:
