@@ -248,7 +248,8 @@ class Function:
         """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
-        found = _backward_of(cls)(_Context(context, saved), *grads)
+        boxed = getattr(cls, "boxed_grads_call", False)  # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
+        found = _backward_of(cls)(_Context(context, saved), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         n = len(self.given)
         if len(found) > n and all(v is None for v in found[n:]):
