@@ -42,7 +42,7 @@ class _Zeros(TorchDispatchMode):
     """Where an ``autograd.Function`` is given zeros for a result that has no gradient, the engine makes them: of a size that is a token."""
 
     def __init__(self, say: Callable[[Any, Mapping[str, Any]], Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._say = say
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
