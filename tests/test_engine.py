@@ -297,3 +297,37 @@ def test_what_is_unpacked_keeps_its_shape():
             run(shape)
         with pytest.raises(fg.OpaqueCallError, match="and gave one of shape"):
             run(shapes[2])
+
+
+def test_a_result_without_a_gradient_is_zeros_to_a_custom_function():
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2, x.sum(0)
+
+        @staticmethod
+        def backward(ctx, a, b):
+            assert a.shape[1:] == b.shape
+            return 2 * a + b
+
+    def program(log):
+        x = torch.ones(3, 2, requires_grad=True)
+        first, second = Two.apply(x)
+        (first if not log else second).sum().backward()
+        log.append(1)
+        return [x.grad]
+
+    same_as_eager(program, 3)
+
+
+def test_what_a_formula_asks_of_a_saved_tensor():
+    """That of ``linalg.solve`` makes a gradient of the matrix if the matrix it has saved requires grad."""
+
+    def program(log):
+        torch.manual_seed(0)
+        a, b = torch.randn(3, 3, requires_grad=True), torch.randn(3, 2, requires_grad=True)
+        torch.linalg.solve(a, b).sum().backward()
+        torch.linalg.solve(a.detach(), b).sum().backward()
+        return [a.grad, b.grad]
+
+    assert same_as_eager(program, 3).captures == 2

@@ -123,9 +123,9 @@ class _Lowering:
                 strides = _strides_like(real, sizes)
                 fake = self._fake(functools.partial(torch.empty_strided, sizes, strides, dtype=real.dtype, device=real.device))
                 self._trace.given(slot, fake)
-                tensor = self._functional(fake)
-            else:
-                tensor = self._trace.input(slot, real, False, tuple(dims))
+                tensor = self._functional(fake).requires_grad_(real.requires_grad)
+            else:  # whether it requires grad, formulas ask: that of linalg.solve does
+                tensor = self._trace.input(slot, real, real.requires_grad, tuple(dims))
             for d, first in dims.items():
                 symbols.setdefault(first, tensor.shape[d])
             self._made[Ref("inputs", i)] = tensor

@@ -6,14 +6,16 @@ on a value, nor on how a tensor looks: all it is given to hold are tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from attrs import evolve
 from torch import Tensor
 
 from ..errors import GraphError
-from ..torch_private import engine_operators
+from ..torch_private import TorchDispatchMode, engine_operators
 from .statements import (
     VALIDATE,
     Declared,
@@ -31,8 +33,20 @@ from .statements import (
     store,
     tensor_hook,
     unpack,
+    zeros,
 )
 from .tokens import Ref, Tokens
+
+
+class _Zeros(TorchDispatchMode):
+    """Where an ``autograd.Function`` is given zeros for a result that has no gradient, the engine makes them: of a size that is a token."""
+
+    def __init__(self, say: Callable[[Any, Mapping[str, Any]], Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._say = say
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._say(args[0], kwargs) if func is torch.ops.aten.zeros.default else func(*args, **(kwargs or {}))
 
 
 class Recorder:
@@ -41,6 +55,7 @@ class Recorder:
     def __init__(self, done: Callable[[Recorder], tuple[Callable[..., Any], Any]]) -> None:
         self._done = done
         self._tokens = Tokens()
+        self._modes = ExitStack()
         self._node = 0
         self.statements: list[Statement] = []
         self.names: dict[int, str] = {}
@@ -54,6 +69,7 @@ class Recorder:
 
     def begin_capture(self, inputs: Any, sizes: Any, scalars: Any, origins: Any, accumulate_grad: bool, check_nans: bool) -> Any:
         """Tokens for the tensors, sizes and numbers of a run."""
+        self._modes.enter_context(_Zeros(self._zeros))
         number = self._tokens.number
         for value in scalars:
             if type(value) not in (int, float):
@@ -76,6 +92,9 @@ class Recorder:
         s = Statement(len(self.statements), self._node, kind, name, run, tuple(args), tuple(likes), **more)
         self.statements.append(s)
         return [self._tokens.tensor(ref) for ref in s.results]
+
+    def _zeros(self, sizes: Any, options: Mapping[str, Any]) -> Tensor:
+        return self._say(Kind.PURE, "zeros", zeros, (self._tokens.refs(list(sizes)), dict(options)), (None,))[0]
 
     # ── nodes of PyTorch's own ───────────────────────────────────────────────────────────────────────────────────
 
@@ -173,4 +192,5 @@ class Recorder:
         return self._done(self)
 
     def close(self) -> None:
+        self._modes.close()
         self._tokens.close()

@@ -7,7 +7,7 @@ of a graph (``lowering.py``); or as an opaque call of that graph.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,11 @@ VALIDATE = Functional("validate_outputs")
 """A node's results in the shapes and dtypes that its inputs have; or the error of eager PyTorch."""
 
 
+def zeros(sizes: Sequence[Any], options: Mapping[str, Any]) -> tuple[Tensor]:
+    """What an ``autograd.Function`` is given for a result that has no gradient."""
+    return (torch.zeros(sizes, **options),)
+
+
 def added(old: Tensor | None, new: Tensor | None) -> tuple[Tensor | None]:
     """The sum of two gradients, of which either may be undefined."""
     return (new if old is None else old if new is None else old + new,)
@@ -129,8 +134,8 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
     that of ``grad`` itself where nobody else has it (``is_own``)."""
     old = variable.grad
     if old is None:
-        if grad.layout is not torch.strided:
-            variable.grad = grad if is_own else grad.clone()
+        if grad.layout is not torch.strided or variable.layout is not torch.strided:
+            variable.grad = grad if is_own and grad.layout is not torch.strided else grad.clone()
         elif is_own and _lies_like(grad, variable):
             variable.grad = grad
         else:
@@ -243,7 +248,8 @@ class Function:
         """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
-        found = _backward_of(cls)(_Context(context, saved), *grads)
+        boxed = getattr(cls, "boxed_grads_call", False)  # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
+        found = _backward_of(cls)(_Context(context, saved), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         n = len(self.given)
         if len(found) > n and all(v is None for v in found[n:]):
