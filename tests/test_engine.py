@@ -43,7 +43,7 @@ def test_training():  # S3-6, S3-11, S3-30, S0-7
         for i, x in enumerate(batches):
             torch.testing.assert_close(gradients(model, x, lambda loss: loss.backward()), wanted[i])
             assert region.compiles == (1 if i < 2 else 2), region.explain()
-    assert region.captures == 1
+    assert len(region.captures) == 1
 
 
 def gradients_in_eager(model, x):
@@ -273,7 +273,7 @@ def test_regions_leave_nothing_behind():  # S3-63, S3-64, S3-65, S3-66
     regions.reset()
     with fg.compiled_autograd() as again:
         x.exp().sum().backward()
-    assert again.captures == 1 and again.events[0].graph == 0
+    assert len(again.captures) == 1 and again.events[0].graph == 0
 
 
 def test_a_region_is_entered_once():
@@ -330,4 +330,4 @@ def test_what_a_formula_asks_of_a_saved_tensor():
         torch.linalg.solve(a.detach(), b).sum().backward()
         return [a.grad, b.grad]
 
-    assert same_as_eager(program, 3).captures == 2
+    assert len(same_as_eager(program, 3).captures) == 2

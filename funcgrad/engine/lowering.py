@@ -23,7 +23,7 @@ from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
 from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
-from .statements import Declared, Kind, Statement, accumulate
+from .statements import Declared, Kind, Statement, accumulate, short_name
 from .tokens import Ref, mapped, refs_in
 
 _WAITING = 1 << 20
@@ -141,7 +141,7 @@ class _Lowering:
 
     def _play(self) -> None:
         for s in self._statements:
-            self._trace.origin = f"{self._names.get(s.node, 'a node')} ({s.node})"
+            self._trace.origin = f"{short_name(self._names.get(s.node, 'a node'))} ({s.node})"
             if s.kind is Kind.STORE:
                 variable, grad = (self._read(ref) for ref in s.args)
                 if grad is not None:

@@ -6,6 +6,7 @@ on a value, nor on how a tensor looks: all it is given to hold are tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -64,6 +65,8 @@ class Recorder:
         """What the pass returns (``torch.autograd.grad``)."""
         self.reasons: tuple[str, ...] = ()
         """Why none of the graphs that the engine knows would do."""
+        self.seconds = -time.perf_counter()
+        """How long it took."""
 
     # ── what it is given ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -189,6 +192,7 @@ class Recorder:
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Any]:
         self.outputs = tuple(None if v is None else self._tokens.refs(v) for v in outputs)
+        self.seconds += time.perf_counter()
         return self._done(self)
 
     def close(self) -> None:
