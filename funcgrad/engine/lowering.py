@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
 from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
-from .statements import Declared, Kind, Statement, accumulate, short_name
+from .statements import Declared, Kind, Statement, accumulate, lies_like, short_name
 from .tokens import Ref, mapped, refs_in
 
 _WAITING = 1 << 20
@@ -171,7 +172,14 @@ class _Lowering:
             self._stores.clear()
             writes = [len(variables) + i for i, is_new in enumerate(new) if is_new]
             nodes = [self._trace.result(v) for v in (*variables, *grads)]
-            self._trace.opaque(_Accumulate(new), nodes, (), name="accumulate_grad", writes=writes)
+            taken = tuple(is_new and self._may_take(v, g) for v, g, is_new in zip(variables, grads, new, strict=True))
+            self._trace.opaque(_Accumulate(new, taken), nodes, (), name="accumulate_grad", writes=writes)
+
+    def _may_take(self, variable: Tensor, grad: Tensor) -> bool:
+        """Whether a leaf's gradient may be the tensor that was computed, in every run: it lies as the leaf does, by no size that varies."""
+        own, made = (value_of(self._trace.result(v)) for v in (variable, grad))
+        is_plain = own.layout is made.layout is torch.strided and own.dtype == made.dtype
+        return is_plain and all(isinstance(n, int) for v in (own, made) for n in (*v.shape, *v.stride())) and lies_like(made, own)
 
     def _call(self, s: Statement) -> list[Any]:
         refs = list(dict.fromkeys(r for r in refs_in(s.args) if r.of not in ("hooks", "packed")))
@@ -249,16 +257,20 @@ def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
 
 @frozen(eq=False)
 class _Accumulate:
-    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients are the call's own."""
+    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients are the call's own.
+    ``taken``: which of those become the leaf's as they are."""
 
     new: tuple[bool, ...]
+    taken: tuple[bool, ...]
 
     def __call__(self, *values: Tensor) -> None:
         n = len(self.new)
         old, added = [], []
-        for variable, grad, is_own in zip(values[:n], values[n:], self.new, strict=True):
+        for variable, grad, is_own, is_taken in zip(values[:n], values[n:], self.new, self.taken, strict=True):
             now = variable.grad
-            if now is None or now.is_sparse or now.is_nested:
+            if now is None and is_taken:
+                variable.grad = grad
+            elif now is None or now.is_sparse or now.is_nested:
                 accumulate(variable, grad, is_own)
             else:
                 old.append(now)
@@ -270,26 +282,42 @@ class _Accumulate:
             add_to_each(old, added)
 
 
-@frozen(eq=False)
 class _Called:
-    """A statement that runs the caller's Python. ``refs``: what it reads of the graph; ``wanted``: which of its results are tensors."""
+    """A statement that runs the caller's Python. ``refs``: what it reads of the graph; ``wanted``: which of its results are tensors;
+    ``looks``: how results looked of which nothing else is known."""
 
-    statement: Statement
-    refs: tuple[Ref, ...]
-    wanted: tuple[bool, ...]
-    looks: tuple[Look, ...]
-    """How results looked of which nothing else is known."""
+    def __init__(self, statement: Statement, refs: Sequence[Ref], wanted: Sequence[bool], looks: Sequence[Look]) -> None:
+        self._statement, self._looks = statement, looks
+        self._drops = not all(wanted)
+        self._wanted = wanted
+        self._args = _read_from(statement.args, {ref: i for i, ref in enumerate(refs)})
 
-    def __call__(self, hooks: Sequence[Any], packed: Sequence[Any], *values: Any) -> tuple[Any, ...]:
-        known = dict(zip(self.refs, values, strict=False))
-        lists = {"hooks": hooks, "packed": packed}
-        args = mapped(self.statement.args, lambda r: lists[r.of][r.at] if r.of in lists else known[r])
-        found = self.statement.run(*args)
-        for value, look in zip(found, self.looks, strict=False):
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        """``values``: the hooks, what was packed, and what it reads of the graph."""
+        found = self._statement.run(*self._args(values))
+        for value, look in zip(found, self._looks, strict=False):
             if look is not None and isinstance(value, Tensor) and tuple(value.shape) != look[0]:
                 raise OpaqueCallError(
-                    f"{self.statement.name} gave a tensor of shape {list(value.shape)}, and gave one of shape {list(look[0])} before",
-                    where=self.statement.name,
+                    f"{self._statement.name} gave a tensor of shape {list(value.shape)}, and gave one of shape {list(look[0])} before",
+                    where=self._statement.name,
                     fix="run this backward pass outside of fg.compiled_autograd()",
                 )
-        return tuple(v for v, want in zip(found, self.wanted, strict=True) if want or v is not None)
+        if not self._drops:
+            return found
+        return tuple(v for v, want in zip(found, self._wanted, strict=True) if want or v is not None)
+
+
+def _read_from(value: Any, places: Mapping[Ref, int]) -> Callable[[Sequence[Any]], Any]:
+    """What finds a value that has ``Ref``s in it, where hooks, what was packed, and values of the graph come as one sequence: it is made
+    once, and called in each run."""
+    if isinstance(value, Ref):
+        at = value.at
+        if value.of == "hooks":
+            return lambda values: values[0][at]
+        if value.of == "packed":
+            return lambda values: values[1][at]
+        return operator.itemgetter(2 + places[value])
+    if type(value) in (list, tuple) and any(True for _ in refs_in(value)):
+        readers, kind = [_read_from(v, places) for v in value], type(value)
+        return lambda values: kind([read(values) for read in readers])
+    return lambda values: value
