@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
 from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
-from .statements import Declared, Kind, Statement, accumulate
+from .inlined import Copy, Region, written_by
+from .statements import Declared, Kind, Statement, accumulate, validated
 from .tokens import Ref, mapped, refs_in
 
 _WAITING = 1 << 20
@@ -47,6 +49,11 @@ class Run:
         lists = {"inputs": self.inputs, "sizes": self.sizes, "scalars": self.scalars, "hooks": self.hooks, "packed": self.packed}
         return lists[str(ref.of)][ref.at]
 
+    def number(self, place: tuple[int, int]) -> float:
+        """What the node of a region among the hooks has saved at a position."""
+        context, i = place
+        return float(self.hooks[context].scalars[i])
+
 
 @frozen(eq=False)
 class Symbolic:
@@ -56,16 +63,27 @@ class Symbolic:
     dims: Mapping[int, Mapping[int, tuple[int, int]]] = {}
     sizes: Mapping[int, tuple[int, int]] = {}
     alone: tuple[int, ...] = ()
+    numbers: bool = True
+    """Whether the floats that regions have saved are symbols."""
+    inlines: bool = True
+    """Whether the backward halves of regions are part of the graph, and no calls."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether any size is a symbol."""
+        return bool(self.dims or self.alone)
 
 
 @frozen(eq=False)
 class Lowered:
-    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, and a tensor of a size at each of
-    ``Symbolic.alone``; ``outputs``: what the run returns, for each a result of the graph or None."""
+    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, a tensor of a size at each of
+    ``Symbolic.alone``, and ``numbers``; ``outputs``: what the run returns, for each a result of the graph or None."""
 
     joint: Joint
     takes: tuple[int, ...]
     outputs: tuple[int | None, ...]
+    numbers: Mapping[str, tuple[int, int]]
+    """By symbol, where a float is found that a region has saved: among the hooks, and what that one saved."""
 
 
 def lower(
@@ -85,6 +103,9 @@ class _Lowering:
         self._made: dict[Ref, Any] = {}
         self._slots: list[Arg] = []
         self._stores: list[tuple[Tensor, Tensor, bool]] = []
+        self._floats: dict[str, tuple[int, int]] = {}
+        self._scalars: dict[int, list[Any]] = {}
+        self._used: Counter[int] = Counter()
 
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
@@ -105,7 +126,8 @@ class _Lowering:
         numbers = iter(range(len(nodes)))
         guards = tuple(trace.symbols.guards())
         joint = evolve(Joint.of(verify(graph)), guards=guards, sizes=trace.symbols.of_sizes)
-        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found))
+        symbols = {symbol: self._floats[path] for symbol, path in trace.symbols.floats.names.items()}
+        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found), symbols)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,6 +158,22 @@ class _Lowering:
             self._made[Ref("sizes", k)] = tensor.shape[1]
         for k, value in enumerate(self._run.scalars):
             self._made[Ref("scalars", k)] = value
+        for s in self._statements if self._symbolic.inlines else ():
+            if isinstance(s.run, Region):
+                self._scalars[s.number] = self._scalars_of(s.run, s.args[1])
+
+    def _scalars_of(self, region: Region, at: Ref) -> list[Any]:
+        """What a region has saved that is no tensor: ints are sizes of the run, floats inputs of their own."""
+        found: list[Any] = list(self._run.read(at).scalars)
+        ints = iter(region.sizes)
+        for i, value in enumerate(found):
+            if type(value) is int:
+                found[i] = mapped(next(ints), self._read)
+            elif type(value) is float and self._symbolic.numbers:
+                slot = self._slot(f"{at}.scalars[{i}]")
+                self._floats[str(slot)] = at.at, i
+                found[i] = self._trace.symbolic_number(slot, value)
+        return found
 
     # ── statements ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,9 +185,12 @@ class _Lowering:
                 if grad is not None:
                     self._store(variable, grad, self._run.read(s.args[0]).grad is None)
                 continue
-            if s.kind is Kind.CALL:
+            results: Sequence[Any]
+            if isinstance(s.run, Region) and self._symbolic.inlines:
+                results = self._region(s, s.run)
+            elif s.kind is Kind.CALL:
                 self._settle()
-                results: Sequence[Any] = self._call(s)
+                results = self._call(s)
             else:
                 results = s.run(*mapped(s.args, self._read))
             self._made.update(zip(s.results, results, strict=True))
@@ -178,11 +219,29 @@ class _Lowering:
         values = [self._read(r) for r in refs]
         like = [self._like(s, i) for i in range(len(s.likes))]
         called = _Called(s, tuple(refs), tuple(v is not None for v in like), () if any(s.likes) else self._looks.get(s.number, ()))
-        after = self._readers(s.writes) if s.writes is not None else ()
+        after = self._readers([storage_id(self._run.read(s.writes))]) if s.writes is not None else ()
         fakes = [v for v in like if v is not None]
         nodes = [self._trace.result(v) for v in values]
         self._trace.opaque(called, (self._hooks, self._packed, *nodes, *after), fakes, name=s.name)
         return [None if v is None else self._functional(v) for v in like]
+
+    def _region(self, s: Statement, region: Region) -> list[Any]:
+        """The backward half of a compiled region, as a part of the graph."""
+        validation, at, saved, *cotangents = s.args
+        context = self._run.read(at)
+        number = context.program.number
+        prefix = f"aot{number}_{self._used[number]}_" if self._used[number] else f"aot{number}_"
+        self._used[number] += 1
+        scalars = self._scalars[s.number]
+        beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars) :], self._read)
+        copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside)
+        if copy.has_effects:
+            self._settle()
+        kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
+        memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
+        gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))
+        results = [gradients.get(i - 2) for i in range(len(s.likes))]  # the first inputs of the autograd Function are no tensors
+        return validated(results, *mapped(validation, self._read)) if validation is not None else results
 
     def _like(self, s: Statement, i: int) -> Tensor | None:
         """A fake of a result of the caller's Python; None where it is None."""
@@ -212,10 +271,9 @@ class _Lowering:
         with without_function_modes(), self._trace.fakes, self._trace.functional, torch.no_grad():
             return to_functional(fake)
 
-    def _readers(self, variable: Ref) -> list[fx.Node]:
-        """What has been computed of a tensor that a call may write to, and no call before has been given: it is computed before."""
-        own = storage_id(self._run.read(variable))
-        given = [r for r, v in self._made.items() if r.of == "inputs" and storage_id(self._run.read(r)) == own]
+    def _readers(self, own: Collection[int]) -> list[fx.Node]:
+        """What has been computed of memory that a call may write to, and no call before has been given: it is computed before."""
+        given = [r for r, v in self._made.items() if r.of == "inputs" and storage_id(self._run.read(r)) in own]
         looks = [self._trace.result(self._made[r]) for r in given]
         memory = frozenset[int]().union(*map(storages, looks))
         found: list[fx.Node] = []

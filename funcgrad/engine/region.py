@@ -39,8 +39,8 @@ from .record import Recorder
 
 @frozen
 class Event:
-    """Something that a region did: ``what`` is "captured", "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the
-    captured graph, None where there is none."""
+    """Something that a region did: ``what`` is "captured", "called" (a compiled function whose backward half is not part of the graph),
+    "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the captured graph, None where there is none."""
 
     number: int
     what: str
@@ -178,6 +178,8 @@ def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
     captured = Captured(next(_graphs), recorder.statements, recorder.outputs, recorder.names, recorder.reasons)
     if _open:
         _open[-1].note("captured", captured.number, "; ".join(recorder.reasons))
+        for why in recorder.calls:
+            _open[-1].note("called", captured.number, why)
     return _run, captured
 
 

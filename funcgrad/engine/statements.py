@@ -260,13 +260,16 @@ class Function:
             if given and value is not None and not isinstance(value, Tensor):
                 raise RuntimeError(f"function {name} returned a gradient that is no tensor but a {type(value).__name__}")
         results = [value if given else None for value, given in zip(found, self.given, strict=True)]
-        if validation is None:
-            return tuple(results)
-        places, args = validation  # of the inputs that are tensors
-        for i, value in zip(places, VALIDATE([None if i is None else results[i] for i in places], *args), strict=True):
-            if i is not None and results[i] is not None:
-                results[i] = value
-        return tuple(results)
+        return tuple(results if validation is None else validated(results, *validation))
+
+
+def validated(results: Sequence[Any], places: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs that are tensors."""
+    found = list(results)
+    for i, value in zip(places, VALIDATE([None if i is None else found[i] for i in places], *args), strict=True):
+        if i is not None and found[i] is not None:
+            found[i] = value
+    return found
 
 
 def _backward_of(cls: Any) -> Callable[..., Any]:
