@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import funcgrad as fg
+from funcgrad.capture.floats import NotSymbolicError
+from funcgrad.engine import inlined
 from funcgrad.engine import program as programs
 
 
@@ -365,6 +367,26 @@ def test_what_stays_a_call_says_so(compiled):
     region = same_as_eager(lambda x, two: (x.sin(), two.a * 2)[0], step, 3)
     assert "which takes or makes wrapper subclasses" in region.explain()
     assert not any(map(names, compiled))
+
+
+def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
+    """What fails when it is copied is a call from then on: what it returns is learnt in one run."""
+
+    def fails(*_):
+        raise NotSymbolicError("for this test")
+
+    monkeypatch.setattr(inlined.Copy, "__call__", fails)
+
+    def step(f, i):
+        x = leaf(i)
+        sin, tanh = f(x.exp(), 2.5 + i)
+        (sin if i < 3 else tanh).sum().backward()
+        return [x.grad]
+
+    region = same_as_eager(lambda x, a: (x.sin() * a, x.tanh()), step, 5)
+    assert "their backward halves could not be traced: NotSymbolicError: for this test" in region.explain()
+    assert len(compiled) == 2 and not any(map(names, compiled))
+    assert [event.what for event in region.events[:6] if event.what != "left alone"] == ["captured", "called", "replayed", "ran"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

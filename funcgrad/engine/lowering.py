@@ -25,7 +25,7 @@ from ..joint import Joint
 from ..slots import Arg, Out, Signature
 from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
 from .inlined import Copy, Region, written_by
-from .statements import Declared, Kind, Statement, accumulate, validated
+from .statements import Declared, Kind, Statement, accumulate, short_name, validated
 from .tokens import Ref, mapped, refs_in
 
 _WAITING = 1 << 20
@@ -145,9 +145,9 @@ class _Lowering:
                 strides = _strides_like(real, sizes)
                 fake = self._fake(functools.partial(torch.empty_strided, sizes, strides, dtype=real.dtype, device=real.device))
                 self._trace.given(slot, fake)
-                tensor = self._functional(fake)
-            else:
-                tensor = self._trace.input(slot, real, False, tuple(dims))
+                tensor = self._functional(fake).requires_grad_(real.requires_grad)
+            else:  # whether it requires grad, formulas ask: that of linalg.solve does
+                tensor = self._trace.input(slot, real, real.requires_grad, tuple(dims))
             for d, first in dims.items():
                 symbols.setdefault(first, tensor.shape[d])
             self._made[Ref("inputs", i)] = tensor
@@ -179,7 +179,7 @@ class _Lowering:
 
     def _play(self) -> None:
         for s in self._statements:
-            self._trace.origin = f"{self._names.get(s.node, 'a node')} ({s.node})"
+            self._trace.origin = f"{short_name(self._names.get(s.node, 'a node'))} ({s.node})"
             if s.kind is Kind.STORE:
                 variable, grad = (self._read(ref) for ref in s.args)
                 if grad is not None:

@@ -6,6 +6,7 @@ on a value, nor on how a tensor looks: all it is given to hold are tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -43,7 +44,7 @@ class _Zeros(TorchDispatchMode):
     """Where an ``autograd.Function`` is given zeros for a result that has no gradient, the engine makes them: of a size that is a token."""
 
     def __init__(self, say: Callable[[Any, Mapping[str, Any]], Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._say = say
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,6 +68,8 @@ class Recorder:
         """Why none of the graphs that the engine knows would do."""
         self.calls: list[str] = []
         """The compiled regions whose backward halves are calls, each with the reason."""
+        self.seconds = -time.perf_counter()
+        """How long it took."""
 
     # ── what it is given ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,6 +196,7 @@ class Recorder:
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Any]:
         self.outputs = tuple(None if v is None else self._tokens.refs(v) for v in outputs)
+        self.seconds += time.perf_counter()
         return self._done(self)
 
     def close(self) -> None:

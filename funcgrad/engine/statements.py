@@ -63,7 +63,13 @@ class Statement:
 
     def __str__(self) -> str:
         made = f"{', '.join(map(str, self.results))} = " if self.likes else ""
-        return f"{made}{self.name}({', '.join(map(_text, self.args))})"
+        args = self.args[:1] if self.run is VALIDATE else self.args  # what it validates, without the metadata
+        return f"{made}{self.name}({', '.join(map(_text, args))})"
+
+
+def short_name(node: str) -> str:
+    """The name of a node of autograd without its namespace."""
+    return node.rpartition("::")[2]
 
 
 def _text(value: Any) -> str:
