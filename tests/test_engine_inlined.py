@@ -386,7 +386,8 @@ def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
     region = same_as_eager(lambda x, a: (x.sin() * a, x.tanh()), step, 5)
     assert "their backward halves could not be traced: NotSymbolicError: for this test" in region.explain()
     assert len(compiled) == 2 and not any(map(names, compiled))
-    assert [event.what for event in region.events[:6] if event.what != "left alone"] == ["captured", "called", "replayed", "ran"]
+    done = [event.what for event in region.events if event.what != "left alone"]
+    assert done[:4] == ["captured", "called", "replayed", "ran"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
