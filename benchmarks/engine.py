@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._dynamo.compiled_autograd
 from attrs import frozen
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -50,8 +50,7 @@ def transformer(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
 
 def convolutions(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
     """Three convolutions with batch normalisation, 8 images of 3 x 32 x 32."""
-    channels = (3, 16, 32, 32)
-    layers = [m for a, b in zip(channels, channels[1:], strict=False) for m in (nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())]
+    layers = [m for a, b in ((3, 16), (16, 32), (32, 32)) for m in (nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())]
     return _of(nn.Sequential(*layers), torch.randn(2 if small else 8, 3, 32, 32))
 
 
@@ -74,9 +73,7 @@ CASES = (
 
 @contextlib.contextmanager
 def _torch_own() -> Iterator[None]:
-    from torch._dynamo import compiled_autograd  # noqa: PLC0415  (a second, only where it is asked for)
-
-    with compiled_autograd._enable(torch.compile(backend="inductor")):
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="inductor")):
         yield
 
 
@@ -119,20 +116,21 @@ def measure(case: Case, small: bool, beside: bool) -> Measured:
         loss().backward()
     times: dict[str, list[float]] = {name: [] for name in regions}
     for _ in range(3 if small else ROUNDS):
-        for name, found in times.items():
-            found += [backward(name) for _ in range(3)][1:]  # the first after another contestant finds the caches as that left them
+        for name, taken in times.items():
+            taken += [backward(name) for _ in range(3)][1:]  # the first after another contestant finds the caches as that left them
     return Measured({name: statistics.median(t) for name, t in times.items()}, first, region.captures[0].seconds)
 
 
-def table(console: Console, small: bool = False, beside: bool = True, only: tuple[str, ...] = ()) -> None:
-    """Print the table."""
-    rows = Table(title="backward passes captured from the engine (median of a backward pass; its first one; our capture)")
-    for column in ("", "eager", "funcgrad", "eager / funcgrad", "torch's own", "torch's own / funcgrad", "first, ours", "first, torch's", "capture"):
-        rows.add_column(column, justify="left" if not column else "right")
+def table(only: Sequence[str] = ("",), beside: bool = True, small: bool = False) -> Table:
+    """The cases with one of these in their names; ``beside``: with torch's own compiled autograd, which compiles for most of a minute."""
+    rows = Table(title=f"backward passes, {torch.get_num_threads()} threads: median; the first; how long our capture took")
+    for column in ("", "eager", "funcgrad", "ratio", "torch's own", "ratio", "first, funcgrad", "first, torch's own", "capture"):
+        rows.add_column(column, justify="right" if column else "left")
     for case in CASES:
-        if only and not any(name in case.name for name in only):
+        if not any(part in case.name for part in only):
             continue
-        torch._dynamo.reset() if beside else None
+        if beside:
+            torch._dynamo.reset()
         found = measure(case, small, beside)
         ours, own = found.seconds["funcgrad"], found.seconds.get(OWN)
         rows.add_row(
@@ -140,7 +138,7 @@ def table(console: Console, small: bool = False, beside: bool = True, only: tupl
             _ms(own) if own else "", f"{own / ours:.2f}" if own else "", _ms(found.first["funcgrad"]),
             f"{found.first[OWN]:.1f} s" if own else "", _ms(found.capture),
         )  # fmt: skip
-    console.print(rows)
+    return rows
 
 
 def _ms(seconds: float) -> str:

@@ -13,7 +13,20 @@ from torch import Tensor, fx
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..errors import DataDependentControlFlowError
 from ..graph_primitives import Opaque, on_path
-from ..graphs import Graph, ancestors, as_needed, bodies_of, has_effect, in_order, is_path_check, is_view, pass_of, storages, value_of, where_of
+from ..graphs import (
+    Graph,
+    ancestors,
+    as_needed,
+    bodies_of,
+    has_effect,
+    in_order,
+    is_path_check,
+    is_view,
+    pass_of,
+    storages,
+    value_of,
+    where_of,
+)
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch

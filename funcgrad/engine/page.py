@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..runtime.execute import Differentiable
 from ..show import Doc, Table, in_bytes, in_seconds
 from .lowering import Run
 from .statements import Kind, Statement, short_name
@@ -22,6 +23,10 @@ def names_of_callers(statements: Sequence[Statement], run: Run) -> dict[int, str
 
 
 def _name(function: Any) -> str:
+    program = getattr(function, "program", None)
+    if isinstance(program, Differentiable):
+        where = program.copied if isinstance(program.copied, str) else f"is part of the graph, as aot{program.number}"
+        return f"the backward half of {program.name}, which {where}"
     function = getattr(function, "_forward_cls", function)  # the context of an autograd.Function
     function = getattr(function, "backward", function) if isinstance(function, type) else function
     name = getattr(function, "__qualname__", type(function).__qualname__)

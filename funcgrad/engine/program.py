@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..capture.floats import NotSymbolicError
 from ..capture.source_location import user_line
@@ -20,6 +20,7 @@ from ..show import Doc, Several, Shown
 from ..sizes import SizeError
 from ..stages import Stages
 from ..torch_private import looks_like_in, storage_id
+from .inlined import Region, floats_of, written_by
 from .looks import Looks
 from .lowering import Lowered, Run, Symbolic, lower
 from .page import names_of_callers, page
@@ -37,8 +38,7 @@ class Made:
     """A program for runs like one. ``fits`` says of the tensors, the sizes that are not symbols, and the rest, whether a run is."""
 
     executable: Executable
-    takes: tuple[int, ...]
-    outputs: tuple[int | None, ...]
+    lowered: Lowered
     symbolic: Symbolic
     looks: Looks
     seconds: float
@@ -51,13 +51,15 @@ class Made:
         return f"inputs like {', '.join(self.looks.inputs)}" + (f"; {free} of their sizes are symbols" if free else "")
 
     def __call__(self, run: Run) -> list[Any]:
-        inputs = run.inputs
-        values = [run.hooks, run.packed, *[inputs[i] for i in self.takes]]
+        inputs, lowered = run.inputs, self.lowered
+        values = [run.hooks, run.packed, *[inputs[i] for i in lowered.takes]]
         if self.symbolic.alone:
             values += [torch.empty(0, run.sizes[k]) for k in self.symbolic.alone]
+        if lowered.numbers:
+            values += [run.number(place) for place in lowered.numbers.values()]
         inputs.clear()
         found = self.executable.runnables[0](values)
-        return [None if i is None else found[i] for i in self.outputs]
+        return [None if i is None else found[i] for i in lowered.outputs]
 
 
 @define(eq=False)
@@ -69,6 +71,8 @@ class Variant:
     walk: Walk | None
     programs: dict[Options, list[Made]] = field(factory=dict)
     refused: str | None = None
+    inlines: bool = True
+    """Whether regions are part of its graphs."""
     learnt: set[Any] = field(factory=set)
 
     @property
@@ -99,6 +103,7 @@ class Captured(Shown):
         self.runs = 0
         self.saved: int | None = None
         self._written = [s.writes.at for s in statements if s.writes is not None]
+        self._regions = [s for s in statements if isinstance(s.run, Region)]
         self._variants: dict[Order | None, Variant] = {}
         self._now: Variant | None = None
 
@@ -116,7 +121,7 @@ class Captured(Shown):
         return Several(made.executable for variant in self.variants for made in variant.made)
 
     def headline(self) -> str:
-        calls = sum(s.kind is Kind.CALL for s in self.statements)
+        calls = sum(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in self.statements)
         return f"{self.name}: {len(self.statements)} statements, {calls} of them calls of Python, {len(self.programs)} programs"
 
     def doc(self) -> Doc:
@@ -174,28 +179,32 @@ class Captured(Shown):
 
     def _compile(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> Made | None:
         programs = variant.programs[options]
-        symbolic = Symbolic()
+        symbolic = Symbolic(inlines=variant.inlines)
         if options.dynamic is not False and not self.has_unpacked and options.memory_budget is None:
-            symbolic = _symbolic(programs[0] if programs else None, run, bool(options.dynamic))
+            symbolic = evolve(_symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines)
+        attempts = [symbolic]
+        attempts += [Symbolic(inlines=variant.inlines)] if symbolic.varies else []
+        attempts += [Symbolic(numbers=False)] if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions) else []
         unsymbolic = ""
         stages = Stages(self.name)
         with stages.progress():
-            for attempt in (symbolic, Symbolic()) if symbolic.dims or symbolic.alone else (symbolic,):
+            for attempt in attempts:
+                is_last = attempt is attempts[-1]
                 try:
                     with stages("capture"):
                         lowered = self._lowered(variant, run, attempt)
                 except (FuncgradError, NotSymbolicError, RuntimeError, TypeError) as error:
-                    if attempt is symbolic and (symbolic.dims or symbolic.alone):
-                        unsymbolic = f"; sizes cannot be symbols: {error}"
-                        continue
-                    self._refuse(variant, error, note)
-                    return None
+                    if is_last:
+                        self._refuse(variant, run, error, note)
+                        return None
+                    unsymbolic = f"; {_what(attempt)} cannot be symbols: {error}"
+                    continue
                 try:
                     executable = compile_joint(lowered.joint, options, stages, user_line())
                 except SizeError as error:
-                    if attempt is not symbolic or not (symbolic.dims or symbolic.alone):
+                    if is_last:
                         raise
-                    unsymbolic = f"; sizes cannot be symbols: {error}"
+                    unsymbolic = f"; {_what(attempt)} cannot be symbols: {error}"
                     continue
                 looks = Looks.of(run, self.stored)
                 self.saved = looks.saved if self.saved is None else self.saved
@@ -207,8 +216,14 @@ class Captured(Shown):
         looks = variant.replay.looks if self.learns else {}
         return lower(variant.statements, self.outputs, self.names, run, symbolic, looks, self.name)
 
-    def _refuse(self, variant: Variant, error: Exception, note: Callable[[str, str], None]) -> None:
+    def _refuse(self, variant: Variant, run: Run, error: Exception, note: Callable[[str, str], None]) -> None:
         what = getattr(error, "what", str(error)).splitlines()[0]
+        if variant.inlines and self._regions:
+            variant.inlines, self.learns = False, True
+            variant.learnt.add(self._kind(run))
+            note("called", f"compiled functions, as their backward halves could not be traced: {type(error).__name__}: {what}")
+            note("replayed", "what they return is learnt in a first run")
+            return
         variant.refused = f"it could not be traced: {type(error).__name__}: {what}"
         note("replayed", variant.refused)
         log(1, f"{self.name}: {variant.refused}")
@@ -225,9 +240,10 @@ class Captured(Shown):
         equal = [(("inputs", i, d), first) for i, dims in symbolic.dims.items() for d, first in dims.items() if (i, d) != first]
         equal += [(("sizes", k, 0), first) for k, first in symbolic.sizes.items()]
         missing = [run.inputs[i].grad is None for i in self.stored]
-        memory = _memory(run, self._written, takes)
+        memory = self._memory(run, takes)
         known = executable.joint.sizes
-        conditions = list(known.guards) if known is not None else []
+        conditions = list(executable.joint.conditions)
+        fixed_numbers = None if symbolic.numbers else self._numbers(run)
         names = _symbols(known)
         if known is not None:
             known.close()
@@ -236,22 +252,38 @@ class Captured(Shown):
             inputs = other.inputs
             if not looks(*[inputs[i] for i in takes]) or ambient() != state or tuple(other.scalars) != scalars:
                 return False
-            if symbolic.dims or symbolic.alone:
+            found: dict[str, Any] = {}
+            if symbolic.varies:
                 now = other.sizes
                 if any(now[k] != n for k, n in fixed) or any(_size(other, a) != inputs[i].shape[d] for a, (i, d) in equal):
                     return False
                 found = {symbol: _size(other, place) for symbol, place in names.items()}
-                if not all(guard_holds(condition, **found) for condition in conditions):
-                    return False
                 if any(n < 2 for n in found.values()):
                     return False
             elif tuple(other.sizes) != sizes:
                 return False
+            if fixed_numbers is not None and self._numbers(other) != fixed_numbers:
+                return False
+            found |= {symbol: other.number(place) for symbol, place in lowered.numbers.items()}
+            if not all(guard_holds(condition, **found) for condition in conditions):
+                return False
             if [inputs[i].grad is None for i in self.stored] != missing:
                 return False
-            return not memory or _memory(other, self._written, takes) == memory
+            return not memory or self._memory(other, takes) == memory
 
-        return Made(executable, takes, lowered.outputs, symbolic, seen, seconds, fits)
+        return Made(executable, lowered, symbolic, seen, seconds, fits)
+
+    def _memory(self, run: Run, takes: Sequence[int]) -> list[list[int]]:
+        """For each tensor that a hook or a region may write to, the inputs in the same memory."""
+        written = [run.inputs[i] for i in self._written]
+        for s in self._regions:
+            written += written_by(run.read(s.args[1]), s.args[2], run.read)
+        lies = {i: storage_id(run.inputs[i]) for i in takes} if written else {}
+        return [[i for i, own in lies.items() if own == storage_id(t)] for t in written]
+
+    def _numbers(self, run: Run) -> list[str]:
+        """The floats that regions have saved: nan is nan, and 0.0 is not -0.0."""
+        return [repr(floats_of(run.read(s.args[1]))) for s in self._regions]
 
 
 def _why(last: Looks | None, now: Looks) -> str:
@@ -260,7 +292,7 @@ def _why(last: Looks | None, now: Looks) -> str:
         return "a first run"
     found = list(last.differences(now))
     more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return "; ".join(found[:_NAMED]) + more or "what a hook may write to shares other memory"
+    return "; ".join(found[:_NAMED]) + more or "what is written to shares other memory, or a number that was saved is another one"
 
 
 def _size(run: Run, place: tuple[str, int, int]) -> int:
@@ -278,12 +310,8 @@ def _symbols(known: Any) -> dict[str, tuple[str, int, int]]:
     return found
 
 
-def _memory(run: Run, written: Sequence[int], takes: Sequence[int]) -> list[list[int]]:
-    """For each tensor that a hook may write to, the inputs in the same memory."""
-    if not written:
-        return []
-    lies = {i: storage_id(run.inputs[i]) for i in takes}
-    return [[i for i, own in lies.items() if own == storage_id(run.inputs[w])] for w in written]
+def _what(symbolic: Symbolic) -> str:
+    return "sizes" if symbolic.varies else "numbers"
 
 
 def _symbolic(last: Made | None, run: Run, every: bool) -> Symbolic:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import GraphError
 from ..torch_private import TorchDispatchMode, engine_operators
+from .inlined import Region, function_of
 from .statements import (
     VALIDATE,
     Declared,
@@ -65,6 +66,8 @@ class Recorder:
         """What the pass returns (``torch.autograd.grad``)."""
         self.reasons: tuple[str, ...] = ()
         """Why none of the graphs that the engine knows would do."""
+        self.calls: list[str] = []
+        """The compiled regions whose backward halves are calls, each with the reason."""
         self.seconds = -time.perf_counter()
         """How long it took."""
 
@@ -143,12 +146,13 @@ class Recorder:
     def proxy_call_backward(
         self, inputs: Any, metadata: Sequence[Any], saved: Any, context: int, function: Any, state: Any, opaque: Any
     ) -> tuple[Any, ...]:
-        """An ``autograd.Function``: the caller's Python, which nobody looks into."""
+        """An ``autograd.Function``: the caller's Python, which nobody looks into; or a region that we have compiled."""
         refs = self._tokens.refs
         likes = [None if m is None else Declared(m[1], m[2], refs(tuple(m[3]))) for m in metadata]
         args = (None, Ref("hooks", context), refs(list(saved)), *refs(tuple(inputs)))
-        run = Function([m is not None for m in metadata])
-        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=True)
+        run, why = function_of([m is not None for m in metadata], function, refs)
+        self.calls += [why] if why is not None else []
+        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Region))
         return tuple(None if m is None else token for m, token in zip(metadata, new, strict=True))
 
     def call_copy_slices_prologue(self, inputs: Any, *geometry: Any) -> list[Tensor]:

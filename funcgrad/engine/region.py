@@ -43,8 +43,8 @@ _MOST_EVENTS = 10_000
 
 @frozen
 class Event:
-    """Something that a region did: ``what`` is "captured", "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the
-    captured graph, None where there is none."""
+    """Something that a region did: ``what`` is "captured", "called" (a compiled function whose backward half is not part of the graph),
+    "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the captured graph, None where there is none."""
 
     number: int
     what: str
@@ -187,6 +187,8 @@ def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
     captured = Captured(next(_graphs), recorder)
     if _open:
         _open[-1].note("captured", captured, "; ".join(recorder.reasons))
+        for why in recorder.calls:
+            _open[-1].note("called", captured, why)
     return _run, captured
 
 

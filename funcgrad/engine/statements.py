@@ -156,7 +156,8 @@ def lies_like(grad: Tensor, variable: Tensor) -> bool:
     """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf is not dense."""
     if not _is_dense(variable):
         return grad.is_contiguous()
-    return all(a == b or n == 1 for a, b, n in zip(grad.stride(), variable.stride(), variable.shape, strict=True))
+    made, own = grad.stride(), variable.stride()
+    return made == own or all(a == b or n == 1 for a, b, n in zip(made, own, variable.shape, strict=True))
 
 
 def _like(variable: Tensor) -> Tensor:
@@ -266,13 +267,16 @@ class Function:
             if given and value is not None and not isinstance(value, Tensor):
                 raise RuntimeError(f"function {name} returned a gradient that is no tensor but a {type(value).__name__}")
         results = [value if given else None for value, given in zip(found, self.given, strict=True)]
-        if validation is None:
-            return tuple(results)
-        places, args = validation  # of the inputs that are tensors
-        for i, value in zip(places, VALIDATE([None if i is None else results[i] for i in places], *args), strict=True):
-            if i is not None and results[i] is not None:
-                results[i] = value
-        return tuple(results)
+        return tuple(results if validation is None else validated(results, *validation))
+
+
+def validated(results: Sequence[Any], places: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs that are tensors."""
+    found = list(results)
+    for i, value in zip(places, VALIDATE([None if i is None else found[i] for i in places], *args), strict=True):
+        if i is not None and found[i] is not None:
+            found[i] = value
+    return found
 
 
 def _backward_of(cls: Any) -> Callable[..., Any]:
