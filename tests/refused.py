@@ -381,11 +381,6 @@ def gives(x: Tensor) -> Tensor:
     return x.sum()
 
 
-def gives_doubles(x: Tensor) -> Tensor:
-    x.data = torch.ones(3, dtype=torch.float64)
-    return x.sum()
-
-
 def sets(x: Tensor) -> Tensor:
     x.set_(torch.ones(3))
     return x.sum()
@@ -505,7 +500,10 @@ row("a write to an inference tensor", MUTATION, "inference tensor", writes, infe
 row("a write that requires grad, to memory that overlaps itself", MUTATION, "overlaps itself what requires grad", lambda x: x.mul_(WEIGHT[0]).sum(),
     lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),), fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum())
 row("other memory and other sizes", MUTATION, "also changes how it looks", restrides_and_gives, ones(), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
-row("other memory of another dtype", MUTATION, "of another kind", gives_doubles, ones(), fixed=gives)
+row("other memory of other sizes, with a history", MUTATION, "goes back through it", lambda x, y: (setattr(x, "data", y), x * 2)[1],
+    lambda: (*leaf(), torch.ones(4)), fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1])
+row("other memory of a subclass", MUTATION, "of another class or device", lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
+    lambda: (pair(), pair()), fixed=lambda x, y: y.a * 2)
 row("set_ of what requires grad", MUTATION, "", lambda x: x.set_(WEIGHT).sum(), ones(), fixed=lambda x: (setattr(x, "data", WEIGHT.detach()), x.sum())[1])
 row("set_ of a storage", MUTATION, "of a storage", lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),
     fixed=lambda x: x.set_(torch.ones(4)).sum())
@@ -750,6 +748,14 @@ def gives_a_view(x: Tensor, y: Tensor) -> tuple[Tensor]:
     return (view,)
 
 
+def views_and_writes(x: Tensor) -> Tensor:
+    z = x.data
+    with torch.no_grad():
+        view = z.t()
+    z.copy_(WEIGHT * 2)
+    return view
+
+
 def changes_a_used_leaf(w: Tensor, x: Tensor) -> Tensor:
     y = w * 2
     with torch.no_grad():
@@ -805,12 +811,14 @@ class Storing(torch.autograd.Function):
         return g * 2
 
 
-row("other memory of a result", MUTATION, "a result that requires grad other memory", lambda x, y: (lambda z: (setattr(z, "data", y), z * 1)[1])(x.relu()),
-    lambda: (*leaf(), torch.ones(3)), fixed=lambda x, y: y * 1)
-row("other memory of a view that requires grad", MUTATION, "requires grad other memory", lambda x, y: (setattr(x[1:], "data", y), x * 1)[1],
-    lambda: (*leaf(), torch.ones(2)), fixed=lambda x, y: (x * 1, y * 1)[0])
-row("other memory of a view, and a history", MUTATION, "what it is a view of a history", gives_a_view, lambda: (torch.ones(3), torch.ones(2)),
-    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1], where="result[0]")
+row("other memory of what was used", MUTATION, "after it was used", lambda x, y: (lambda z, out: (setattr(z, "data", y), out)[1])(*(lambda z: (z, z * z))(x * 2)),
+    lambda: (*leaf(), torch.ones(3)), fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2))
+row("other memory of a view, and a write", MUTATION, "to a view of it, or to what it is a view of", gives_a_view, lambda: (torch.ones(3), torch.ones(2)),
+    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1])
+row("other memory of a view that requires grad", MUTATION, "gives a view that requires grad other memory", lambda x, y: under_no_grad(x[1:].set_)(y) * 1,
+    lambda: (*leaf(), torch.ones(2)), fixed=lambda x, y: y * 1)
+row("a view taken under no_grad of what gets a history", MUTATION, "taken under no_grad of what it detached", views_and_writes, leaf, where="result",
+    fixed=lambda x: (lambda z: (z.copy_(WEIGHT * 2), z.t())[1])(x.data))
 row("out= of another size that requires grad", MUTATION, "requires grad other memory (out=)", under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
     lambda: (*leaf(), torch.ones(4)), fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1), fixed_args=lambda: (*leaf(), torch.ones(3)))
 row("out= of another size, transposed", MUTATION, "a transposed layout", lambda x, y: torch.mul(y.t(), 2, out=x) * 1, lambda: (torch.ones(3), torch.ones(2, 3)),

@@ -311,7 +311,7 @@ def gives_a_view_of_what_gets_a_history(x, y):
     ("f", "message"),
     [
         (sets_a_gradient_it_then_changes, "that it made the gradient of x"),
-        (gives_a_view_of_what_gets_a_history, "gives a view other memory"),
+        (gives_a_view_of_what_gets_a_history, "to what it is a view of"),
     ],
 )
 def test_what_a_call_could_not_carry_over_is_refused(f, message):

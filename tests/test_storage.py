@@ -331,7 +331,7 @@ REFUSED = {
     "differentiated": (lambda x, y: (x * y, y.resize_(2))[0], two_leaves, "its result is differentiated"),
     "depends": (lambda x, y: (y.resize_(0), y.resize_as_(x).copy_(x))[0].detach(), two_leaves, "other memory"),
     "a part of a result": (lambda x, y: (x * y)[1:].resize_(1), two, "memory that lies around it"),
-    "a result": (lambda x, y: ((z := x.relu()), setattr(z, "data", y))[0], two_leaves, "a result that requires grad other memory"),
+    "a used result": (lambda x, y: ((z := x * 2), z * z, setattr(z, "data", y))[1], two_leaves, "after it was used"),
     "resized, given": (lambda x, y: (x.resize_(2), setattr(x, "data", y)), two, "other memory in two ways"),
     "empty, viewed": (lambda x, y: (x.detach(), x.resize_(2))[0], lambda: (torch.ones(0), torch.ones(3)), "memory that lies around it"),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
@@ -576,3 +576,193 @@ def test_other_memory_of_a_view_that_may_not_be_used_any_more_is_refused():
 
     with pytest.raises(fg.MutationError, match="whose base was written to since"):
         fg.jit(f)((torch.arange(8.0, requires_grad=True) * 1).view(2, 4).unbind(0)[1])
+
+
+# ── other sizes, another dtype, results ──────────────────────────────────────────────────────────────────────────────
+
+
+def of_other_sizes_and_returned(w, x):
+    w.data = torch.ones(2, 3)
+    return x * 2, w
+
+
+def of_other_sizes_and_read(w, x):
+    w.data = torch.ones(2, 3)
+    unused = w * 2
+    return unused.detach(), w.data
+
+
+def of_other_sizes_under_no_grad(w, x):
+    with torch.no_grad():
+        w.set_(x[0])
+    return (x + w.detach(),)
+
+
+def of_another_dtype(w, x):
+    w.data = x.double()
+    x.data = torch.ones(4, dtype=torch.int64)
+    return w.detach() * 2, x + 1
+
+
+def a_result_of_other_sizes(w, x):
+    z = w.view_as(w)
+    z.data = torch.ones(2, 2)
+    return z.detach() * 2, w * x
+
+
+def a_result(w, x):
+    z = w.sin()
+    z.data = x * 5
+    return z, z * z
+
+
+def a_result_that_is_written_to(w, x):
+    z = w.sin()
+    z.data = x * 5
+    z.mul_(2)
+    return (z,)
+
+
+def a_result_that_backward_reads(w, x):
+    z = w.exp()  # of which a copy is saved: it keeps the memory it had, and the version counter
+    z.data = x * 5
+    return (z,)
+
+
+def a_result_that_backward_reads_and_is_written_to(w, x):
+    z = w.exp()
+    z.data = x * 5
+    with torch.no_grad():
+        z.mul_(2)
+    return (z,)
+
+
+def what_another_one_used(w, x):
+    z = x * 2
+    out = w * z.detach()
+    z.data = x * 5
+    return (out,)
+
+
+def a_view_is_used(w, x):
+    z = x * 2
+    out = w[1:] * z[1:]
+    z.data = x * 5
+    return (out,)
+
+
+RESULTS = (
+    of_other_sizes_and_returned, of_other_sizes_and_read, of_other_sizes_under_no_grad, of_another_dtype, a_result_of_other_sizes, a_result,
+    a_result_that_is_written_to, a_result_that_backward_reads, a_result_that_backward_reads_and_is_written_to, what_another_one_used,
+    a_view_is_used,
+)  # fmt: skip
+
+
+def given(f, make):
+    """The function does in each of two calls what it does in eager PyTorch."""
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+@pytest.mark.parametrize("make", [lambda: (leaf(), torch.ones(3)), lambda: (leaf() * 2, torch.ones(3))])
+@pytest.mark.parametrize("f", RESULTS)
+def test_other_memory_of_another_kind_and_of_results(f, make):
+    given(f, make)
+
+
+def test_a_gradient_may_be_a_view_of_memory_that_was_given():
+    def f(x, y, z):
+        x.data = y
+        look = x.view_as(x)
+        y.grad = look
+        return ()
+
+    given(f, lambda: (torch.ones(2), (torch.arange(4.0).requires_grad_() * 1)[:2], torch.ones(2)))
+
+
+def saved_and_differentiated(x, w):
+    loss = (x * w).sum()
+    x.data = x * 5
+    (g,) = torch.autograd.grad(loss, w)
+    return g.detach()
+
+
+def saved_of_a_result(x, w):
+    z = x * 2
+    out = w * z
+    z.data = x * 5
+    return out
+
+
+def saved_of_what_was_given(x, w):
+    z = x * 2
+    z.data = x * 7
+    out = w * z
+    z.data = x * 5
+    return out
+
+
+def saved_by_a_custom_function(x, w):
+    z = x * 2
+    out = CountBackward.apply(w, z)
+    z.data = x * 5
+    return out
+
+
+def two_graphs(x, w):
+    loss = (w * x).sum()
+    w.data = x * 5
+    (g,) = torch.autograd.grad(loss + (w * x).sum(), w)
+    return g.detach()
+
+
+SAVED = (saved_and_differentiated, saved_of_a_result, saved_of_what_was_given, saved_by_a_custom_function, two_graphs)
+
+
+@pytest.mark.parametrize("f", SAVED)
+def test_what_was_saved_of_a_tensor_that_is_given_other_memory_is_not_read(f):
+    """Eager PyTorch saves the tensor itself: its backward reads what that has been given since."""
+    with pytest.raises(fg.MutationError, match="after it was used, and goes back through what used it"):
+        fg.jit(f)(torch.ones(3), leaf())
+
+
+def the_base_then_a_view(w, x):
+    z = w * w
+    v = z[1:]
+    z.data = x * 5
+    v.mul_(2)
+    return z, v
+
+
+def a_view_then_the_base(w, x):
+    z = w * w
+    v = z[1:]
+    v.data = x[:2] * 5
+    z.mul_(2)
+    return z, v
+
+
+def a_view_of_what_was_written(w, x):
+    z = w * w
+    v = z[1:]
+    with torch.no_grad():
+        z.mul_(2)
+    v.data = x[:2] * 5
+    return (v,)
+
+
+def a_history_through_a_view(w, x):
+    z = x * 2
+    v = z[1:]
+    z.data = x * 3
+    v.mul_(w[1:])
+    return z, v
+
+
+@pytest.mark.parametrize("f", [the_base_then_a_view, a_view_then_the_base, a_view_of_what_was_written, a_history_through_a_view])
+def test_a_history_is_not_found_again_in_memory_that_was_given(f):
+    """Eager PyTorch finds the history of a view again when that is written to: by how the view lies in memory, which it has no more."""
+    with pytest.raises(fg.MutationError, match="to a view of it, or to what it is a view of"):
+        fg.jit(f)(leaf(), torch.ones(3))

@@ -315,7 +315,8 @@ class _DryRun:
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
         extra |= {NewGradient(slot): self.trace.named(new) for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
-        refuse_retained(made, [*made.values(), *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history)])
+        with_history = [*made.values(), *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history)]
+        refuse_retained(made, with_history)
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
         looks = {slot: g for slot, leaf in made.items() for look in lineage.looks(leaf) if (g := gradient_of(look)) is not None}
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
@@ -349,6 +350,8 @@ class _DryRun:
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
         refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late, self.trace.forgotten.is_used)
+        self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
+        self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,

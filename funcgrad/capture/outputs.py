@@ -83,13 +83,14 @@ def look_at_outputs(
                 when = "after" if view is None else view.when
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
-            if lineage.given(leaf) is not None and lineage.source(leaf) is not None and leaf.requires_grad != now.requires_grad:
+            seen_of = view_base(now)
+            if view is not None and seen_of is not None and is_untold(now) and has_history(seen_of) and detaches(view.steps):
                 raise MutationError(
-                    "the function gives a view other memory (.data =), and what it is a view of a history",
+                    "the function returns a view taken under no_grad of what it detached, and wrote to that what requires grad",
                     where=f"result{path}",
-                    fix="use the other tensor itself",
+                    fix="take the view in grad mode, or after the write",
                 )
-            of_input = view is not None and is_untold(now) and id(view_base(now)) in slot_of
+            of_input = view is not None and is_untold(now) and id(seen_of) in slot_of
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             made = id(leaf) not in slot_of
             attributes = tuple(set_by_function(leaf).items()) if made else ()

@@ -1,4 +1,5 @@
-"""Sizes changed under ``no_grad`` (``x.t_()``): autograd does not hear of it, and goes on with a gradient of other sizes.
+"""What autograd goes by, and is not told of: sizes changed under ``no_grad`` (``x.t_()``), other memory of other sizes (``x.data = y``): it
+goes on with a gradient of other sizes. And ``x.data = y`` of any sizes: what was saved of ``x`` for backward is ``y`` from then on.
 
 In eager PyTorch such a backward fails, or is wrong without a word where the matrix is square. A program is refused that would need one.
 No such tensor is a view, as autograd finds its history when asked for, nor a leaf nobody has used so far; nor is it one that got
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd_state import has_history, is_leaf
+from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
 from ..errors import MutationError
 from ..graphs import tensors_in, type_text
 from .source_location import user_line
@@ -24,21 +25,31 @@ class Forgotten:
     """What was used so that a gradient may come back to it, and what must not be any more, in the dry run."""
 
     def __init__(self) -> None:
-        self._used: dict[int, Tensor] = {}
+        self._used: dict[int, tuple[Tensor, frozenset[Any]]] = {}
+        """Each with the nodes of autograd that may have saved it."""
         self._errors: dict[int, MutationError] = {}
+        self._outdated: dict[Any, MutationError] = {}
+        """The nodes that have saved what is another value since, or get a gradient of other sizes than the history behind them."""
+        self._parted: list[tuple[Tensor, Tensor, int, MutationError]] = []
+        """What was given other memory than its views have, or what it is a view of."""
 
     def used(self, args: Iterable[Any], out: Any) -> None:
         """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them was forgotten."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
+            nodes = [t.grad_fn for t in tensors_in(out) if has_history(t)]
             for tensor in (t for a in args for t in tensors_in(a)):
                 self.require_known(tensor)
-                self._used[id(tensor)] = tensor
+                self._use(tensor, nodes)
+
+    def _use(self, tensor: Tensor, nodes: Iterable[Any] = ()) -> None:
+        _, before = self._used.get(id(tensor), (tensor, frozenset()))
+        self._used[id(tensor)] = tensor, before.union(nodes)
 
     def handed_to_python(self, operand: Tensor) -> None:
         """Write down that a custom ``autograd.Function`` got a tensor, which it may look at in backward."""
         self.used([operand], operand)
         if torch.is_grad_enabled():
-            self._used[id(operand)] = operand
+            self._use(operand)
 
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
@@ -49,7 +60,49 @@ class Forgotten:
 
     def is_used(self, known: Callable[[Tensor], bool]) -> bool:
         """Whether a gradient may come back to what was computed of a tensor that is ``known``."""
-        return any(map(known, self._used.values()))
+        return any(known(tensor) for tensor, _ in self._used.values())
+
+    def given(self, known: Callable[[Tensor], bool], what: str) -> None:
+        """What was ``known`` as one tensor is given other memory (``x.data = y``), unheard of by what has saved it."""
+        error = MutationError(
+            f"the function gives {what} other memory (.data =) after it was used, and goes back through what used it",
+            where=user_line(),
+            fix="use the other tensor itself, or give it before",
+        )
+        for tensor, nodes in self._used.values():
+            self._outdated |= dict.fromkeys(nodes if known(tensor) else (), error)
+
+    def parted(self, tensor: Tensor, by: Tensor, version: int, what: str) -> None:
+        """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still share one history,
+        which it finds again by how it lies in memory, if that was written to since the ``version``."""
+        error = MutationError(
+            f"the function gives {what} other memory (.data =), and writes to it, to a view of it, or to what it is a view of",
+            where=user_line(),
+            fix="use the other tensor itself",
+        )
+        self._parted.append((tensor, by, version, error))
+
+    def require_apart(self) -> None:
+        """Raises ``MutationError`` where something was written to since that shares a history, and no memory, with something else."""
+        for tensor, by, version, error in self._parted:
+            tracked = by.requires_grad or family_of(tensor).requires_grad
+            if tracked and max(version_of(tensor), version_of(by)) != version:
+                raise error
+
+    def misfits(self, by: Tensor, what: str) -> None:
+        """``by`` stands for what has a history of other sizes, or of another dtype."""
+        self._outdated[by.grad_fn] = MutationError(
+            f"the function gives {what} that requires grad other memory of another kind, {type_text(by)}, and goes back through it",
+            where=user_line(),
+            fix="use the other tensor itself: autograd would go on with a gradient of other sizes",
+        )
+
+    def require_saved(self, roots: Iterable[Any]) -> None:
+        """Raises ``MutationError`` where a backward pass from ``roots`` would come to such a node."""
+        found = nodes_below([t for t in roots if isinstance(t, Tensor) and has_history(t)]) if self._outdated else ()
+        for node in found:
+            if node in self._outdated:
+                raise self._outdated[node]
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's history is of other sizes than it has."""

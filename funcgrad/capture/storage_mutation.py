@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..autograd_state import bump_version, has_history, is_stale, version_of, with_history_of, without_derivative
+from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
 from ..errors import MutationError
 from ..graphs import type_text
 from ..subclasses import is_traced
@@ -29,23 +29,18 @@ if TYPE_CHECKING:
 
 def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
     """``tensor``, which stands for ``original``, is given the memory of ``value``; it keeps its history."""
-    plain = isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor)
-    fits = plain and (tensor.dtype, tensor.device) == (value.dtype, value.device)
-    fits = fits and (not tensor.requires_grad or tensor.shape == value.shape)
     if value is tensor and how == "data":
         return  # x.data = x
-    if not fits:
+    if not (isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device):
         raise MutationError(
-            f"the function gives a tensor {type_text(tensor)} other memory of another kind, {type_text(value)}",
+            f"the function gives a tensor {type_text(tensor)} other memory of another class or device, {type_text(value)}",
             where=user_line(),
-            fix="give it a plain tensor of its own dtype (where it requires grad: of its sizes), or use the other tensor itself",
+            fix="give it a plain tensor on its own device, or use the other tensor itself",
         )
+    if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
+        raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
     if is_stale(value) or is_stale(tensor) or (tensor._is_view() and tensor.requires_grad and how != "data"):
         raise _of_a_view()
-    if has_history(tensor) and id(original) not in trace.inputs and is_traced(original):
-        raise MutationError(  # what computed it may have saved it for backward
-            "the function gives a result that requires grad other memory", where=user_line(), fix="use the other tensor itself"
-        )
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
         raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
@@ -54,9 +49,15 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     memory = value.data  # a version counter of its own
     with trace.forgotten.unheard():
         by = with_history_of(memory, tensor)
+    if how == "data":
+        trace.forgotten.given(lambda t: trace.lineage.named(t) is own, f"a tensor {type_text(tensor)}")
+    if tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype):
+        trace.forgotten.misfits(by, f"a tensor {type_text(tensor)}")
     trace.lineage.give(own, by, memory, how)
-    if id(own) not in trace.inputs and trace.lineage.source(tensor) is not None:
-        trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of
+    if id(own) not in trace.inputs:
+        trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of, or what was saved of it
+        if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
+            trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
 
 
@@ -185,6 +186,7 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         out.numel()
         or not like.numel()
         or trace.lineage.given(original) is not None
+        or (id(trace.lineage.named(out)) not in trace.inputs and trace.lineage.source(out) is not None)
         or (not is_traced(own) and own.untyped_storage().nbytes())
     ):
         _resize(trace, original, out, *like.shape)

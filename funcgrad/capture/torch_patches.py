@@ -191,9 +191,21 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         value = trace.questions.attribute(tensor, name)
         return original(tensor, name) if value is ABSENT else value
 
+    def apply_function(apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def takes_gradient(tensor: torch.Tensor) -> None:
+            trace.lifting().takes_gradient(trace.lineage.named(tensor))
+
+        operands = [*map(operand, args)]
+        out = trace.writes.run_custom_function(apply, operands, kwargs, takes_gradient)
+        if trace.graph is None:
+            trace.forgotten.used(operands, out)
+        return out
+
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
             raise GradientsMatter
+        if trace.current_pass == "forward":
+            trace.forgotten.require_saved(args[0])
         is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
         if is_backward:
             trace.backward_begins()
@@ -208,9 +220,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),  # torch's own would be compiled by torch; so would others
         "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
         "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),  # on a real tensor, torch's own would be carried out at once
-        "apply": lambda apply, *args, **kwargs: trace.writes.run_custom_function(
-            apply, [*map(operand, args)], kwargs, lambda tensor: trace.lifting().takes_gradient(trace.lineage.named(tensor))
-        ),
+        "apply": apply_function,
         "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
         "engine": run_engine,
         "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask

@@ -284,10 +284,15 @@ class Lineage:
     def give(self, tensor: Tensor, by: Tensor, memory: Tensor, how: HowGiven) -> None:
         """From now on ``tensor`` means ``by``, which has its history and looks at the memory of ``memory``."""
         self._replaced[id(tensor)] = by
+        self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
         self._how_given[id(tensor)] = how
         self._alive += [tensor, by, memory]
+
+    def version_taken(self, tensor: Tensor) -> int:
+        """The version counter of a tensor when it was taken as a view; of any other, its counter now."""
+        return self._taken[id(tensor)][2] if id(tensor) in self._taken else version_of(tensor)
 
     def late(self, tensor: Tensor, root: Tensor) -> int:
         """How many of the last steps on the way from a root to a tensor were taken after all writes."""
@@ -327,7 +332,7 @@ class Lineage:
         return self._replaced.get(id(tensor), tensor)
 
     def looks(self, tensor: Tensor) -> Sequence[Tensor]:
-        """The views that have stood for a tensor since it was restrided, in order."""
+        """What has stood for a tensor since it was restrided, or given other memory, in order."""
         return self._looks.get(id(tensor), ())
 
     def named(self, tensor: Tensor) -> Tensor:

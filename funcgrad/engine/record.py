@@ -6,14 +6,18 @@ on a value, nor on how a tensor looks: all it is given to hold are tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import torch
 from attrs import evolve
 from torch import Tensor
 
 from ..errors import GraphError
-from ..torch_private import engine_operators
+from ..torch_private import TorchDispatchMode, engine_operators
+from .inlined import Region, function_of
 from .statements import (
     VALIDATE,
     Declared,
@@ -31,8 +35,20 @@ from .statements import (
     store,
     tensor_hook,
     unpack,
+    zeros,
 )
 from .tokens import Ref, Tokens
+
+
+class _Zeros(TorchDispatchMode):
+    """Where an ``autograd.Function`` is given zeros for a result that has no gradient, the engine makes them: of a size that is a token."""
+
+    def __init__(self, say: Callable[[Any, Mapping[str, Any]], Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._say = say
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._say(args[0], kwargs) if func is torch.ops.aten.zeros.default else func(*args, **(kwargs or {}))
 
 
 class Recorder:
@@ -41,6 +57,7 @@ class Recorder:
     def __init__(self, done: Callable[[Recorder], tuple[Callable[..., Any], Any]]) -> None:
         self._done = done
         self._tokens = Tokens()
+        self._modes = ExitStack()
         self._node = 0
         self.statements: list[Statement] = []
         self.names: dict[int, str] = {}
@@ -49,11 +66,16 @@ class Recorder:
         """What the pass returns (``torch.autograd.grad``)."""
         self.reasons: tuple[str, ...] = ()
         """Why none of the graphs that the engine knows would do."""
+        self.calls: list[str] = []
+        """The compiled regions whose backward halves are calls, each with the reason."""
+        self.seconds = -time.perf_counter()
+        """How long it took."""
 
     # ── what it is given ─────────────────────────────────────────────────────────────────────────────────────────
 
     def begin_capture(self, inputs: Any, sizes: Any, scalars: Any, origins: Any, accumulate_grad: bool, check_nans: bool) -> Any:
         """Tokens for the tensors, sizes and numbers of a run."""
+        self._modes.enter_context(_Zeros(self._zeros))
         number = self._tokens.number
         for value in scalars:
             if type(value) not in (int, float):
@@ -76,6 +98,9 @@ class Recorder:
         s = Statement(len(self.statements), self._node, kind, name, run, tuple(args), tuple(likes), **more)
         self.statements.append(s)
         return [self._tokens.tensor(ref) for ref in s.results]
+
+    def _zeros(self, sizes: Any, options: Mapping[str, Any]) -> Tensor:
+        return self._say(Kind.PURE, "zeros", zeros, (self._tokens.refs(list(sizes)), dict(options)), (None,))[0]
 
     # ── nodes of PyTorch's own ───────────────────────────────────────────────────────────────────────────────────
 
@@ -121,12 +146,13 @@ class Recorder:
     def proxy_call_backward(
         self, inputs: Any, metadata: Sequence[Any], saved: Any, context: int, function: Any, state: Any, opaque: Any
     ) -> tuple[Any, ...]:
-        """An ``autograd.Function``: the caller's Python, which nobody looks into."""
+        """An ``autograd.Function``: the caller's Python, which nobody looks into; or a region that we have compiled."""
         refs = self._tokens.refs
         likes = [None if m is None else Declared(m[1], m[2], refs(tuple(m[3]))) for m in metadata]
         args = (None, Ref("hooks", context), refs(list(saved)), *refs(tuple(inputs)))
-        run = Function([m is not None for m in metadata])
-        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=True)
+        run, why = function_of([m is not None for m in metadata], function, refs)
+        self.calls += [why] if why is not None else []
+        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Region))
         return tuple(None if m is None else token for m, token in zip(metadata, new, strict=True))
 
     def call_copy_slices_prologue(self, inputs: Any, *geometry: Any) -> list[Tensor]:
@@ -170,7 +196,9 @@ class Recorder:
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Any]:
         self.outputs = tuple(None if v is None else self._tokens.refs(v) for v in outputs)
+        self.seconds += time.perf_counter()
         return self._done(self)
 
     def close(self) -> None:
+        self._modes.close()
         self._tokens.close()

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .lowering import Look, Run
+from .calls import Look
+from .lowering import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
 

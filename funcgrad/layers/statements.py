@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from ..capture.views import View
 from ..slots import Signature, Slot
-from .effects import LAST, Effect, GoOn, Recipe, RequireGrad, Wrapped
+from .effects import LAST, Effect, GoOn, Recipe, RequireGrad, SetGradient, Wrapped
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -42,6 +42,8 @@ class Moment(enum.IntEnum):
     """The caller's tensors get what they hold in the end."""
     WRITTEN = enum.auto()
     """Views are taken of what inputs look like in the end."""
+    GRADIENTS = enum.auto()
+    """Inputs get gradients, which may be such views."""
     LAST = enum.auto()
     """Outputs become leaves, parameters, get gradients."""
 
@@ -144,6 +146,8 @@ def _of_layer(layer: Layer, outer: Signature, quiet: set[Slot]) -> Iterator[tupl
             yield Moment.REQUIRED, Do(effect)  # before the kernel runs, so that what that computes has a history
         elif isinstance(effect, LAST):
             yield Moment.LAST, Do(effect)
+        elif isinstance(effect, SetGradient):
+            yield Moment.GRADIENTS, Do(effect)
         else:
             yield Moment.WRITES, Do(effect, effect.target in quiet)
 

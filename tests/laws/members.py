@@ -3,6 +3,7 @@ optimiser's step leaves, compiled and in eager PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import funcgrad as fg
 
+from . import regions
+
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 Check = Callable[[Pair], str | None]
 Case = tuple[str, Callable[[int | None], Iterator[str]]]
@@ -26,7 +29,7 @@ DTYPE = torch.float64
 # ── modules ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _called(module: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _called(module: Any, call: Callable[..., Any], args: Any, kwargs: Any, region: Any = None) -> Any:
     """Two forward and backward passes: results, gradients of arguments and parameters, and what the module holds after them."""
     results = []
     for _ in range(2):
@@ -34,8 +37,9 @@ def _called(module: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> An
         module.zero_grad()
         out = call(*own_args, **own_kwargs)
         roots = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
-        if roots:
-            torch.autograd.backward(roots, [torch.linspace(0.5, 1.5, t.numel(), dtype=DTYPE).to(t.dtype).view(t.shape) for t in roots])
+        with region or contextlib.nullcontext():
+            if roots:
+                torch.autograd.backward(roots, [torch.linspace(0.5, 1.5, t.numel(), dtype=DTYPE).to(t.dtype).view(t.shape) for t in roots])
         taken = [t.grad for t in tree_leaves((own_args, own_kwargs)) if isinstance(t, Tensor)]
         gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
         results.append((tree_map_only(Tensor, Tensor.detach, out), taken, gradients))
@@ -44,6 +48,15 @@ def _called(module: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> An
 
 def modules(checked: Check) -> Iterator[Case]:
     """Each module of the database, in training and not."""
+    return _modules(checked, _pair_of_modules)
+
+
+def backward_of_modules(checked: Check) -> Iterator[Case]:
+    """The same modules, of which the backward passes are captured from the autograd engine: two of one shape are one capture."""
+    return _modules(checked, _pair_of_backwards)
+
+
+def _modules(checked: Check, pair: Callable[[Any, Any], Pair]) -> Iterator[Case]:
 
     def differences(info: Any, most: int | None) -> Iterator[str]:
         for training in (True, False):
@@ -53,7 +66,7 @@ def modules(checked: Check) -> Iterator[Case]:
                 torch.manual_seed(1)
                 built = sample.constructor_input
                 module = info.module_cls(*built.args, **built.kwargs).to(DTYPE).train(training)
-                text = checked(_pair_of_modules(module, sample.forward_input))
+                text = checked(pair(module, sample.forward_input))
                 if text is not None:
                     yield f"{'training' if training else 'evaluation'} {sample.desc}: {text}"
 
@@ -67,6 +80,18 @@ def _pair_of_modules(module: Any, given: Any) -> Pair:
         lambda: _called(eager, eager, given.args, given.kwargs),
         lambda: _called(compiled, fg.jit(compiled, backend="aten"), given.args, given.kwargs),
     )
+
+
+def _pair_of_backwards(module: Any, given: Any) -> Pair:
+    eager, captured = copy.deepcopy(module), copy.deepcopy(module)
+
+    def under_region() -> Any:
+        regions.reset()
+        region = fg.compiled_autograd(backend="aten")
+        found = _called(captured, captured, given.args, given.kwargs, region)
+        return found, len(region.captures) <= 1, regions.refusals(region)
+
+    return (lambda: (_called(eager, eager, given.args, given.kwargs), True, "")), under_region
 
 
 # ── optimisers ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -66,6 +66,9 @@ def _of_leaves(a: Any, b: Any) -> str | None:
         return None if type(a) is type(b) and repr(a) == repr(b) else f"{a!r} for {b!r}"
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{a.dtype}{list(a.shape)} for {b.dtype}{list(b.shape)}"
+    if a.layout != b.layout:
+        return f"{a.layout} for {b.layout}"
+    a, b = (t if t.layout == torch.strided else t.to_dense() for t in (a, b))
     limit = 1e-9 if a.dtype in (torch.float64, torch.complex128) else 3e-2 if a.dtype in (torch.float16, torch.bfloat16) else 1e-4
     finite = b.detach()[b.isfinite()].abs() if b.dtype.is_floating_point else torch.ones(1)
     scale = float(finite.max()) if finite.numel() else 1.0

@@ -32,16 +32,22 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
         "vmap": "cov",
         "modules": "BatchNorm1d BatchNorm2d BatchNorm3d",
         "optimisers": "Adafactor LBFGS Muon",
+        "engine": "svd linalg.svd svd_lowrank pca_lowrank",
     }),
     Exceptional("DataDependentShapeError", READS, {
         "value": "masked_select unique unique_consecutive bincount nonzero argwhere linalg.lstsq linalg.lstsq.grad_oriented",
         "gradient": "masked_select index_fill linalg.lstsq linalg.lstsq.grad_oriented",
         "second": "masked_select index_fill index_put linalg.lstsq linalg.lstsq.grad_oriented",
         "vmap": "masked_select index_put argwhere linalg.lstsq linalg.lstsq.grad_oriented",
+        "engine": "index_fill index_put",
     }),
     Exceptional("sparse", "graphs are of dense tensors", {
         "value gradient second": "sparse.sampled_addmm sparse.mm.reduce",
-        "gradient second": "to_sparse",
+        "gradient second engine": "to_sparse",
+        "engine": "sparse.mm.reduce",
+    }),
+    Exceptional("attempting to assign a gradient", "Python may not give a sparse leaf the dense gradient that the engine gives it", {
+        "engine": "sparse.sampled_addmm",
     }),
     Exceptional("2 results for 3", "the gradient of one factor, or none, does not depend on it, and requires no grad", {"second": "prod"}),
     Exceptional("for [0.0", "eager PyTorch's kernel has a sixth in single precision", {"gradient": "nn.functional.hardsigmoid"}),

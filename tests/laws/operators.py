@@ -3,12 +3,13 @@
 Each sample of each operator does in a compiled function what it does in eager PyTorch (or torch.func): its value, its gradient, the
 gradient of that, forward mode, vmap, the variant that writes to its argument. What differs, or is refused, stands in
 ``operator_exceptions.py`` with the reason; what stands there and agrees fails the sweep, so that the list only shrinks.
-``PART/PARTS``: of so many parts that one. ``SAMPLES``: at most so many of each operator in each dtype. KIND is one of ``KINDS``,
-``modules`` and ``optimisers``.
+``PART/PARTS``: of so many parts that one. ``SAMPLES``: at most so many of each operator in each dtype. KIND is one of ``KINDS``
+and ``MEMBERS``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import sys
@@ -27,7 +28,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 import funcgrad as fg
 
-from .members import Case, Check, Pair, modules, optimisers
+from . import regions
+from .members import Case, Check, Pair, backward_of_modules, modules, optimisers
 from .numbers import Raised, difference, outcome
 from .operator_exceptions import EXCEPTIONS
 
@@ -37,6 +39,7 @@ testing_utils.freeze_rng_state = torch.random.fork_rng  # puts the generator bac
 REAL, ALL = (torch.float64,), (torch.float64, torch.float32, torch.complex128, torch.bfloat16)
 DTYPES = {
     "value": (*ALL, torch.int64), "gradient": ALL, "second": REAL, "forward": REAL, "vmap": REAL, "in-place": REAL,
+    "engine": (torch.float64, torch.complex128, torch.bfloat16),
 }  # fmt: skip
 SEED = 7
 
@@ -78,7 +81,7 @@ def _copy(t: Tensor) -> Tensor:
 
 def samples_of(info: Any, kind: str, dtype: torch.dtype, most: int | None) -> Iterator[Sample]:
     """The calls that the database makes of an operator, of the variant that a kind is about."""
-    differentiable = kind in ("gradient", "second")
+    differentiable = kind in ("gradient", "second", "engine")
     op = info.inplace_variant if kind == "in-place" else info.op
     torch.manual_seed(0)
     given = outcome(lambda: info.sample_inputs("cpu", dtype, requires_grad=differentiable))
@@ -95,7 +98,7 @@ def is_suited(info: Any, kind: str, dtype: torch.dtype) -> bool:
     """Whether eager PyTorch has what a kind asks of an operator, in a dtype."""
     backward = dtype in info.supported_backward_dtypes("cpu") and info.supports_autograd
     return dtype in info.supported_dtypes("cpu") and {
-        "gradient": backward, "second": backward and info.supports_gradgrad, "forward": info.supports_forward_ad,
+        "gradient": backward, "engine": backward, "second": backward and info.supports_gradgrad, "forward": info.supports_forward_ad,
         "in-place": info.inplace_variant is not None,
     }.get(kind, True)  # fmt: skip
 
@@ -218,13 +221,39 @@ def of_in_place(sample: Sample, backend: str) -> Iterator[Pair]:
         yield (lambda check=check: check(lambda f: f)), (lambda check=check: check(lambda f: fg.jit(f, backend=backend)))
 
 
+def of_engine(sample: Sample, backend: str) -> Iterator[Pair]:
+    """Two backward passes of one shape: the second is no capture of its own."""
+
+    def gradients(region: Any) -> Any:
+        found = []
+        with region:
+            for _ in range(2):
+                leaves = sample.fresh(True)
+                roots = differentiable(sample(*leaves))
+                if roots:
+                    torch.autograd.backward(roots, cotangents(roots))
+                found.append([t.grad for t in leaves])
+        return found
+
+    def captured() -> Any:
+        regions.reset()
+        region = fg.compiled_autograd(backend=backend)
+        found = gradients(region)
+        return found, len(region.captures) <= 1, regions.refusals(region)
+
+    yield (lambda: (gradients(contextlib.nullcontext()), True, "")), captured
+
+
 KINDS: dict[str, tuple[Callable[[Sample, str], Iterator[Pair]], str]] = {
     "value": (of_value, "c"), "gradient": (of_gradient, "c"), "second": (of_second, "aten"), "forward": (of_forward, "aten"),
     "vmap": (of_vmap, "aten"), "in-place": (of_in_place, "aten"),
+    "engine": (of_engine, "aten"),
 }  # fmt: skip
 
 
-MEMBERS: dict[str, Callable[[Check], Iterator[Case]]] = {"modules": modules, "optimisers": optimisers}
+MEMBERS: dict[str, Callable[[Check], Iterator[Case]]] = {
+    "modules": modules, "engine-modules": backward_of_modules, "optimisers": optimisers,
+}  # fmt: skip
 
 
 # ── the sweep ────────────────────────────────────────────────────────────────────────────────────────────────────────
