@@ -18,12 +18,20 @@ from torch import Tensor, fx
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
-from ..errors import OpaqueCallError
+from ..errors import OpaqueCallError, UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
-from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
+from ..torch_private import (
+    add_to_each,
+    from_functional,
+    is_wrapper_subclass,
+    storage_id,
+    to_functional,
+    without_function_modes,
+    without_modes,
+)
 from .inlined import Copy, Region, written_by
 from .statements import Declared, Kind, Statement, accumulate, short_name, validated
 from .tokens import Ref, mapped, refs_in
@@ -31,8 +39,8 @@ from .tokens import Ref, mapped, refs_in
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
 
-Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None
-"""How a result of the caller's Python looked: sizes, strides, dtype, device; None: it was None."""
+Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | type[Tensor] | None
+"""How a result of the caller's Python looked: sizes, strides, dtype, device; a wrapper subclass; None: it was None."""
 
 
 @frozen(eq=False)
@@ -140,6 +148,8 @@ class _Lowering:
         symbols: dict[tuple[int, int], Any] = {}
         for i in takes:
             real, slot, dims = self._run.inputs[i], self._slot(f"inputs[{i}]"), self._symbolic.dims.get(i, {})
+            if is_wrapper_subclass(real):
+                raise _not_plain(str(slot), type(real))
             if all(first in symbols for first in dims.values()) and dims:
                 sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
                 strides = _strides_like(real, sizes)
@@ -249,6 +259,8 @@ class _Lowering:
         like = s.likes[i]
         if declared and look is None:
             return None
+        if isinstance(look, type):
+            raise _not_plain(f"a result of {s.name}", look)
         if isinstance(like, Ref):
             given = self._read(like)
             if given is None:
@@ -286,6 +298,14 @@ class _Lowering:
                 elif isinstance(value_of(user), Tensor) and not any(isinstance(n.target, Opaque) for n in user.users):
                     found.append(user)
         return list(dict.fromkeys(found))
+
+
+def _not_plain(what: str, kind: type) -> UnsupportedTensorError:
+    return UnsupportedTensorError(
+        f"{what} is a {kind.__name__}, a wrapper subclass, which captured backward passes do not know the inside of",
+        where=what,
+        fix="run this backward pass outside of fg.compiled_autograd()",
+    )
 
 
 def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
@@ -344,7 +364,7 @@ class _Called:
         args = mapped(self.statement.args, lambda r: lists[r.of][r.at] if r.of in lists else known[r])
         found = self.statement.run(*args)
         for value, look in zip(found, self.looks, strict=False):
-            if look is not None and isinstance(value, Tensor) and tuple(value.shape) != look[0]:
+            if isinstance(look, tuple) and isinstance(value, Tensor) and tuple(value.shape) != look[0]:
                 raise OpaqueCallError(
                     f"{self.statement.name} gave a tensor of shape {list(value.shape)}, and gave one of shape {list(look[0])} before",
                     where=self.statement.name,
