@@ -354,3 +354,62 @@ def test_hooks_that_are_given_no_gradient():
         return [x.grad]
 
     assert same_as_eager(program, 3).compiles == 1
+
+
+def test_what_is_none_stays_none():
+    """Whether a custom function's gradient is None, the program knows from a run before: another time is refused, and stores nothing."""
+
+    class Fickle(torch.autograd.Function):
+        gives = True
+
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2 if Fickle.gives else None
+
+    def run():
+        x = torch.ones(3, requires_grad=True)
+        Fickle.apply(x).sum().backward()
+        return x.grad
+
+    with fg.compiled_autograd() as region:
+        assert torch.equal(run(), run()) and region.compiles == 1
+        Fickle.gives = False
+        with pytest.raises(fg.OpaqueCallError, match="gave None, and gave a tensor before"):
+            run()
+
+
+def test_python_at_a_node_is_one_call():
+    """A hook, the sum in the leaf's gradient, and what comes after it: they see what they see in eager PyTorch."""
+
+    def program(log):
+        torch.manual_seed(0)
+        leaves = [torch.randn(3, requires_grad=True) for _ in range(3)]
+        for i, leaf in enumerate(leaves):
+            leaf.register_hook(lambda g, i=i: log.append(("hook", i, g.sum().item())) or g * 2)
+            leaf.register_hook(lambda g, i=i: log.append(("again", i, g.sum().item())))
+            leaf.register_post_accumulate_grad_hook(lambda p, i=i: log.append(("after", i, p.grad.sum().item(), leaves[0].grad is None)))
+        for _ in range(2):
+            (leaves[0].exp() * leaves[1] + leaves[2]).sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    region = same_as_eager(program, 3)
+    calls = [node.name for node in region.captures[0].programs[0].graphs[0].fx.nodes if "tensor_hook" in node.name]
+    assert calls == [f"tensor_hook_and_accumulate_grad_and_after_store{end}" for end in ("", "_1", "_2")]
+
+
+def test_a_hook_that_keeps_what_it_returns():
+    """What the caller's Python has made is not the leaf's own: adding to the leaf's gradient changes nothing of it."""
+
+    def program(log):
+        kept = []
+        x = torch.ones(3, requires_grad=True)
+        x.register_hook(lambda g: kept.append(g * 2) or kept[-1])
+        for _ in range(2):
+            x.exp().sum().backward()
+        return [x.grad, *kept]
+
+    same_as_eager(program, 3)

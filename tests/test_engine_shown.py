@@ -50,7 +50,7 @@ class TestPage(expecttest.TestCase):
         region = trained(network(), 4, 6)
         statements, first, *others = str(region.captures[0]).split("\n\nprogram for ")
         assert "3 of their sizes are symbols" in others[0].replace("\n  ", " ")
-        assert "accumulate_grad(inputs_6, tensor_hook_0)" in first and "schedule of backward0" in first
+        assert "tensor_hook_and_accumulate_grad(" in first and "schedule of backward0" in first
         lines = [re.sub(r"in [\d.]+ .s\b", "in ...", line.rstrip()) for line in statements.splitlines()]
         self.assertExpectedInline("\n".join(lines), """\
 backward0: 19 statements, 2 of them calls of Python, 2 programs

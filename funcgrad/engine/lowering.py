@@ -6,6 +6,7 @@ An opaque call is given the hooks and the packed tensors of a run as two lists. 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,13 +19,12 @@ from torch import Tensor, fx
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
-from ..errors import OpaqueCallError, UnsupportedTensorError
+from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
 from ..torch_private import (
-    add_to_each,
     from_functional,
     is_wrapper_subclass,
     storage_id,
@@ -32,15 +32,13 @@ from ..torch_private import (
     without_function_modes,
     without_modes,
 )
+from .calls import Accumulate, Block, Look, Step, calling, storing
 from .inlined import Copy, Region, written_by
-from .statements import Declared, Kind, Statement, accumulate, short_name, validated
+from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
-
-Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | type[Tensor] | None
-"""How a result of the caller's Python looked: sizes, strides, dtype, device; a wrapper subclass; None: it was None."""
 
 
 @frozen(eq=False)
@@ -114,11 +112,14 @@ class _Lowering:
         self._floats: dict[str, tuple[int, int]] = {}
         self._scalars: dict[int, list[Any]] = {}
         self._used: Counter[int] = Counter()
+        self._inside: dict[Ref, Tensor | None] = {}
+        """Fakes of what the caller's Python returns."""
+        self._readers_of: Counter[Ref] = Counter()
 
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
         self._hooks, self._packed = (trace.given(self._slot(text), None) for text in ("hooks", "packed"))
-        used = dict.fromkeys(r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value))
+        used = self._readers_of = Counter(r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value))
         takes = tuple(sorted(r.at for r in used if r.of == "inputs"))
         with torch.no_grad():
             self._enter(takes)
@@ -188,23 +189,30 @@ class _Lowering:
     # ── statements ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _play(self) -> None:
-        for s in self._statements:
-            self._trace.origin = f"{short_name(self._names.get(s.node, 'a node'))} ({s.node})"
-            if s.kind is Kind.STORE:
-                variable, grad = (self._read(ref) for ref in s.args)
-                if grad is not None:
-                    self._store(variable, grad, self._run.read(s.args[0]).grad is None)
-                continue
-            results: Sequence[Any]
-            if isinstance(s.run, Region) and self._symbolic.inlines:
-                results = self._region(s, s.run)
-            elif s.kind is Kind.CALL:
+        for (node, is_python), group in itertools.groupby(self._statements, lambda s: (s.node, self._is_python(s))):
+            self._trace.origin = f"{short_name(self._names.get(node, 'a node'))} ({node})"
+            statements = list(group)
+            if is_python and any(s.kind is Kind.CALL for s in statements):
                 self._settle()
-                results = self._call(s)
-            else:
-                results = s.run(*mapped(s.args, self._read))
-            self._made.update(zip(s.results, results, strict=True))
+                self._block(statements)
+                continue
+            for s in statements:
+                if s.kind is Kind.STORE:
+                    variable, grad = (self._read(ref) for ref in s.args)
+                    if grad is not None:
+                        self._store(variable, grad, self._is_new(s))
+                    continue
+                results = self._region(s, s.run) if isinstance(s.run, Region) else s.run(*mapped(s.args, self._read))
+                self._made.update(zip(s.results, results, strict=True))
         self._settle()
+
+    def _is_python(self, s: Statement) -> bool:
+        """Whether a statement is no part of the graph."""
+        return s.kind is Kind.STORE or (s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines))
+
+    def _is_new(self, s: Statement) -> bool:
+        """Whether a leaf has no gradient yet."""
+        return self._run.read(s.args[0]).grad is None
 
     def _read(self, ref: Ref) -> Any:
         return self._made[ref]
@@ -222,18 +230,47 @@ class _Lowering:
             self._stores.clear()
             writes = [len(variables) + i for i, is_new in enumerate(new) if is_new]
             nodes = [self._trace.result(v) for v in (*variables, *grads)]
-            self._trace.opaque(_Accumulate(new), nodes, (), name="accumulate_grad", writes=writes)
+            taken = tuple(is_new and self._may_take(v, g) for v, g, is_new in zip(variables, grads, new, strict=True))
+            self._trace.opaque(Accumulate(new, taken), nodes, (), name="accumulate_grad", writes=writes)
 
-    def _call(self, s: Statement) -> list[Any]:
-        refs = list(dict.fromkeys(r for r in refs_in(s.args) if r.of not in ("hooks", "packed")))
-        values = [self._read(r) for r in refs]
-        like = [self._like(s, i) for i in range(len(s.likes))]
-        called = _Called(s, tuple(refs), tuple(v is not None for v in like), () if any(s.likes) else self._looks.get(s.number, ()))
-        after = self._readers([storage_id(self._run.read(s.writes))]) if s.writes is not None else ()
-        fakes = [v for v in like if v is not None]
-        nodes = [self._trace.result(v) for v in values]
-        self._trace.opaque(called, (self._hooks, self._packed, *nodes, *after), fakes, name=s.name)
-        return [None if v is None else self._functional(v) for v in like]
+    def _may_take(self, variable: Tensor, grad: Tensor) -> bool:
+        """Whether a leaf's gradient may be the tensor that was computed, in every run: it lies as the leaf does, by no size that varies."""
+        own, made = (value_of(self._trace.result(v)) for v in (variable, grad))
+        is_plain = own.layout is made.layout is torch.strided and own.dtype == made.dtype
+        return is_plain and all(isinstance(n, int) for v in (own, made) for n in (*v.shape, *v.stride())) and lies_like(made, own)
+
+    def _block(self, statements: Sequence[Statement]) -> None:
+        """What the caller's Python does at a node, with what is added to ``.grad`` there, as one opaque call."""
+        own = {r for s in statements for r in s.results}
+        read = dict.fromkeys(r for s in statements for r in refs_in(s.args))
+        refs = [r for r in read if r not in own and r.of not in ("hooks", "packed")]
+        places = {r: 2 + i for i, r in enumerate(refs)}
+        steps, writes, memory = list[Step](), set[int](), list[int]()
+        for s in statements:
+            if s.kind is Kind.STORE:
+                variable, grad = (self._read(r) for r in s.args)
+                if grad is not None:
+                    is_own = self._is_new(s) and s.args[1] not in own
+                    writes |= {places[s.args[1]]} if is_own else set()
+                    at, added = (places[r] for r in s.args)
+                    steps.append(storing(at, added, is_own, is_own and self._may_take(variable, grad)))
+                continue
+            like = [self._like(s, i) for i in range(len(s.likes))]
+            looks = () if any(s.likes) else self._looks.get(s.number, ())
+            steps.append(calling(s, places, [v is not None for v in like], looks))
+            places |= {r: len(places) + 2 + i for i, r in enumerate(s.results)}
+            self._inside.update(zip(s.results, like, strict=True))
+            self._made |= {r: None if v is None else self._functional(v) for r, v in zip(s.results, like, strict=True)}
+            memory += [storage_id(self._run.read(s.writes))] if s.writes is not None else []
+        inside = Counter(r for s in statements for r in refs_in(s.args))
+        kept = [r for r in own if self._made[r] is not None and self._readers_of[r] > inside[r]]
+        kept.sort(key=places.__getitem__)
+        values = [self._trace.result(self._read(r)) for r in refs]
+        before = self._readers(memory) if memory else []
+        name = "_and_".join(dict.fromkeys(s.name for s in statements))
+        block = Block(steps, len(refs), [places[r] for r in kept])
+        results = [v for r in kept if (v := self._inside[r]) is not None]
+        self._trace.opaque(block, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes))
 
     def _region(self, s: Statement, region: Region) -> list[Any]:
         """The backward half of a compiled region, as a part of the graph."""
@@ -265,7 +302,8 @@ class _Lowering:
             given = self._read(like)
             if given is None:
                 return None
-            own = value_of(self._trace.node(from_functional(given)))
+            inside = self._inside.get(like)
+            own = value_of(self._trace.node(from_functional(given))) if inside is None else inside
             return self._fake(lambda: torch.empty_like(own))  # an expanded gradient, dense
         if isinstance(like, Declared):
             shape = [self._read(n) if isinstance(n, Ref) else n for n in like.shape]
@@ -320,54 +358,3 @@ def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
     if not dense or not math.prod(real.shape):
         raise NotSymbolicError("an input whose size is a symbol does not lie as its sizes say")
     return strides
-
-
-# ── what opaque calls run ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@frozen(eq=False)
-class _Accumulate:
-    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients are the call's own."""
-
-    new: tuple[bool, ...]
-
-    def __call__(self, *values: Tensor) -> None:
-        n = len(self.new)
-        old, added = [], []
-        for variable, grad, is_own in zip(values[:n], values[n:], self.new, strict=True):
-            now = variable.grad
-            if now is None or now.is_sparse or now.is_nested:
-                accumulate(variable, grad, is_own)
-            else:
-                old.append(now)
-                added.append(grad)
-        if len(set(map(id, old))) < len(old):  # one leaf twice
-            for now, grad in zip(old, added, strict=True):
-                now.add_(grad)
-        elif old:
-            add_to_each(old, added)
-
-
-@frozen(eq=False)
-class _Called:
-    """A statement that runs the caller's Python. ``refs``: what it reads of the graph; ``wanted``: which of its results are tensors."""
-
-    statement: Statement
-    refs: tuple[Ref, ...]
-    wanted: tuple[bool, ...]
-    looks: tuple[Look, ...]
-    """How results looked of which nothing else is known."""
-
-    def __call__(self, hooks: Sequence[Any], packed: Sequence[Any], *values: Any) -> tuple[Any, ...]:
-        known = dict(zip(self.refs, values, strict=False))
-        lists = {"hooks": hooks, "packed": packed}
-        args = mapped(self.statement.args, lambda r: lists[r.of][r.at] if r.of in lists else known[r])
-        found = self.statement.run(*args)
-        for value, look in zip(found, self.looks, strict=False):
-            if isinstance(look, tuple) and isinstance(value, Tensor) and tuple(value.shape) != look[0]:
-                raise OpaqueCallError(
-                    f"{self.statement.name} gave a tensor of shape {list(value.shape)}, and gave one of shape {list(look[0])} before",
-                    where=self.statement.name,
-                    fix="run this backward pass outside of fg.compiled_autograd()",
-                )
-        return tuple(v for v, want in zip(found, self.wanted, strict=True) if want or v is not None)

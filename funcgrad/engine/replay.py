@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..torch_private import is_wrapper_subclass
-from .lowering import Look, Run
+from .calls import Look
+from .lowering import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
 

@@ -142,7 +142,7 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
     if old is None:
         if grad.layout is not torch.strided or variable.layout is not torch.strided:
             variable.grad = grad if is_own and grad.layout is not torch.strided else grad.clone()
-        elif is_own and _lies_like(grad, variable):
+        elif is_own and lies_like(grad, variable):
             variable.grad = grad
         else:
             variable.grad = _like(variable, grad).copy_(grad)
@@ -152,11 +152,12 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
         old.add_(grad)
 
 
-def _lies_like(grad: Tensor, variable: Tensor) -> bool:
+def lies_like(grad: Tensor, variable: Tensor) -> bool:
     """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf is not dense."""
     if not _is_dense(variable):
         return grad.is_contiguous()
-    return all(a == b or n == 1 for a, b, n in zip(grad.stride(), variable.stride(), variable.shape, strict=True))
+    made, own = grad.stride(), variable.stride()
+    return made == own or all(a == b or n == 1 for a, b, n in zip(made, own, variable.shape, strict=True))
 
 
 def _like(variable: Tensor, grad: Tensor) -> Tensor:
@@ -229,13 +230,13 @@ def _others_for(hook: Any, values: Sequence[Any], found: Any) -> tuple[Any, ...]
 
 def _require_like(hook: Any, old: Any, new: Any) -> None:
     """A hook may give another gradient of the same type and size alone: the errors of eager PyTorch."""
-    if new is None:
+    if new is None or new is old:
         return
     if old is None:
         raise RuntimeError("can't replace a None gradient with a non-None value")
     if not isinstance(new, Tensor):
         raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
-    if (old.dtype, old.layout, old.device.type) != (new.dtype, new.layout, new.device.type):
+    if old.dtype is not new.dtype or old.layout is not new.layout or old.device.type != new.device.type:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})")
     if old.shape != new.shape:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
