@@ -333,6 +333,29 @@ def test_what_a_formula_asks_of_a_saved_tensor():
     assert len(same_as_eager(program, 3).captures) == 2
 
 
+def test_hooks_that_are_given_no_gradient():
+    """What an ``autograd.Function`` is given for a result without one is zeros, where a hook of its node has seen None."""
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sin(), x.cos()
+
+        @staticmethod
+        def backward(ctx, a, b):
+            return a * 2 + b
+
+    def program(log):
+        x = torch.linspace(0, 1, 3, requires_grad=True)
+        a, _ = Two.apply(x.exp())
+        a.grad_fn.register_prehook(lambda gs: log.append([g is None for g in gs]))
+        a.grad_fn.register_hook(lambda made, given: log.append([g is None for g in given]))
+        a.sum().backward()
+        return [x.grad]
+
+    assert same_as_eager(program, 3).compiles == 1
+
+
 def test_what_is_none_stays_none():
     """Whether a custom function's gradient is None, the program knows from a run before: another time is refused, and stores nothing."""
 

@@ -19,11 +19,19 @@ from torch import Tensor, fx
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
+from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
-from ..torch_private import from_functional, storage_id, to_functional, without_function_modes, without_modes
+from ..torch_private import (
+    from_functional,
+    is_wrapper_subclass,
+    storage_id,
+    to_functional,
+    without_function_modes,
+    without_modes,
+)
 from .calls import Accumulate, Block, Look, Step, calling, storing
 from .inlined import Copy, Region, written_by
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
@@ -141,6 +149,8 @@ class _Lowering:
         symbols: dict[tuple[int, int], Any] = {}
         for i in takes:
             real, slot, dims = self._run.inputs[i], self._slot(f"inputs[{i}]"), self._symbolic.dims.get(i, {})
+            if is_wrapper_subclass(real):
+                raise _not_plain(str(slot), type(real))
             if all(first in symbols for first in dims.values()) and dims:
                 sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
                 strides = _strides_like(real, sizes)
@@ -286,6 +296,8 @@ class _Lowering:
         like = s.likes[i]
         if declared and look is None:
             return None
+        if isinstance(look, type):
+            raise _not_plain(f"a result of {s.name}", look)
         if isinstance(like, Ref):
             given = self._read(like)
             if given is None:
@@ -324,6 +336,14 @@ class _Lowering:
                 elif isinstance(value_of(user), Tensor) and not any(isinstance(n.target, Opaque) for n in user.users):
                     found.append(user)
         return list(dict.fromkeys(found))
+
+
+def _not_plain(what: str, kind: type) -> UnsupportedTensorError:
+    return UnsupportedTensorError(
+        f"{what} is a {kind.__name__}, a wrapper subclass, which captured backward passes do not know the inside of",
+        where=what,
+        fix="run this backward pass outside of fg.compiled_autograd()",
+    )
 
 
 def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
