@@ -1,4 +1,4 @@
-"""Print the tables: ``python -m benchmarks [steady] [dispatch] [memory] [start] [transforms] [frontier]``.
+"""Print the tables: ``python -m benchmarks [steady] [dispatch] [memory] [start] [transforms] [engine] [frontier]``.
 
 ``--help`` lists what can be left out.
 """
@@ -17,23 +17,23 @@ import torch
 from attrs import asdict
 from rich.console import Console
 
-from . import dispatch, frontier, memory, start, steady, transforms
+from . import dispatch, engine, frontier, memory, start, steady, transforms
 from .integrator import integrator
 
 TABLES = ("dispatch", "memory", "start", "steady")
-NAMED = (*TABLES, "transforms", "frontier")
+NAMED = (*TABLES, "transforms", "engine", "frontier")
 
 
 def read_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(NAMED)} (default: all but the last two)")
-    parser.add_argument("--threads", type=int, action="append", metavar="N", help="steady: threads, may be repeated (default: 1 and 2)")
+    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(NAMED)} (default: all but the last three)")
+    parser.add_argument("--threads", type=int, action="append", metavar="N", help="steady, engine: may be repeated (default: 1 and 2)")
     parser.add_argument(
         "--only",
         action="append",
         metavar="NAME",
-        help="steady, start, transforms, frontier: workloads with this in their name, may be repeated",
+        help="steady, start, transforms, engine, frontier: workloads with this in their name, may be repeated",
     )
     parser.add_argument("--beside", action="append", choices=("aot_eager", "inductor"), help="frontier: backends of torch.compile (both)")
     parser.add_argument("--no-jax", action="store_true")
@@ -75,6 +75,10 @@ def main() -> None:
     if "transforms" in tables:
         for threads in arguments.threads or (1, 2):
             console.print(transforms.table(transforms.available(contestants), arguments.only or [""], threads, console))
+    if "engine" in tables:
+        for threads in arguments.threads or (1, 2):
+            torch.set_num_threads(threads)
+            console.print(engine.table(arguments.only or [""], beside=not arguments.no_compile))
     if "frontier" in tables:
         spots = [s for c in arguments.beside or ("aot_eager", "inductor") for s in frontier.measure(c, arguments.only or [""], console)]
         console.print(frontier.table(spots))

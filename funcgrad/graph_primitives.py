@@ -146,6 +146,10 @@ def again(value: Tensor) -> Tensor:
     return value
 
 
+Look = tuple[torch.dtype, int] | type
+"""Dtype and number of dimensions of a tensor: sizes may be symbols. The type of what is none."""
+
+
 @frozen(eq=False, repr=False)
 class Opaque:
     """What an opaque call runs: ``function``, of tensors and numbers, which returns a tensor, a tuple of some, or None.
@@ -159,7 +163,7 @@ class Opaque:
     function: Callable[..., Any]
     name: str
     writes: tuple[int, ...] = ()
-    returns: tuple[str, ...] = field(default=(), kw_only=True)
+    returns: tuple[Look, ...] = field(default=(), kw_only=True)
     is_pure: bool = field(default=False, kw_only=True)
     traced: Callable[..., tuple[Any, ...]] | None = field(default=None, kw_only=True)
 
@@ -181,17 +185,20 @@ class Opaque:
     def in_place(self, *values: Any) -> tuple[Any, ...]:
         """The same, of arguments of which those it writes to are its own."""
         found = self.function(*values)
-        results = () if found is None else tuple(found) if isinstance(found, (tuple, list)) else (found,)
-        looks = tuple(map(look_of, results))
-        if looks != self.returns:
+        results = found if type(found) is tuple else () if found is None else tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        if tuple(map(look_of, results)) != self.returns:
+            now, then = (", ".join(map(_look_text, looks)) for looks in (map(look_of, results), self.returns))
             raise OpaqueCallError(
-                f"{self.name} returned ({', '.join(looks)}) and was to return ({', '.join(self.returns)})",
+                f"{self.name} returned ({now}) and was to return ({then})",
                 where=self.name,
                 fix="let it return tensors of these dtypes and numbers of dimensions on each call, or name what it returns now",
             )
-        return *results, *(values[i] for i in self.writes)
+        return (*results, *(values[i] for i in self.writes)) if self.writes else results
 
 
-def look_of(value: Any) -> str:
-    """Dtype and number of dimensions: sizes may be symbols."""
-    return f"{str(value.dtype).removeprefix('torch.')} {value.ndim}-d" if isinstance(value, Tensor) else type(value).__name__
+def look_of(value: Any) -> Look:
+    return (value.dtype, value.ndim) if isinstance(value, Tensor) else type(value)
+
+
+def _look_text(look: Look) -> str:
+    return look.__name__ if isinstance(look, type) else f"{str(look[0]).removeprefix('torch.')} {look[1]}-d"

@@ -8,7 +8,7 @@ then. A schedule gives it the argument itself where nobody else reads that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -42,16 +42,26 @@ def call_opaque(
 
 
 def given_whole(call: fx.Node, kernels_read: frozenset[str] = frozenset()) -> frozenset[str]:
-    """The arguments that an opaque call writes to and may have as they are: nobody else reads them, or looks at their memory.
-    ``kernels_read``: what kernels read, which may read a value where another one of the same number lies."""
-    if not isinstance(call.target, Opaque):
+    """The arguments that an opaque call writes to and may have as they are: nobody else reads them, or looks at their memory, but what
+    they are views of. ``kernels_read``: what kernels read, which may read a value where another one of the same number lies."""
+    if not isinstance(call.target, Opaque) or not call.target.writes:
         return frozenset()
+    looks: dict[int, list[fx.Node]] = {}
+    for node in call.graph.nodes:
+        for memory in storages(node):
+            looks.setdefault(memory, []).append(node)
     found: set[str] = set()
     for i in call.target.writes:
         arg = call.args[i]
         assert isinstance(arg, fx.Node)
-        is_made = arg.op == "call_function" and is_operator(arg.target) and is_torchs_own(arg.target)  # others may return an input
-        alone = list(arg.users) == [call] and list(call.args).count(arg) == 1 and arg.name not in kernels_read
-        if is_made and alone and not any(storages(arg) & storages(n) for n in call.graph.nodes if n is not arg):
+        lies = {n for memory in storages(arg) for n in looks[memory]}
+        if list(call.args).count(arg) == 1 and all(_is_on_the_way(n, call, lies) and n.name not in kernels_read for n in lies):
             found.add(arg.name)
     return frozenset(found)
+
+
+def _is_on_the_way(node: fx.Node, call: fx.Node, lies: Collection[fx.Node]) -> bool:
+    """Whether a value in some memory was made by an operator of torch (others may return an input), and is read by the call alone, or by
+    the one view of it that leads there."""
+    is_made = node.op == "call_function" and is_operator(node.target) and is_torchs_own(node.target)
+    return is_made and len(node.users) == 1 and next(iter(node.users)) in (call, *lies)

@@ -13,7 +13,20 @@ from torch import Tensor, fx
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
 from ..errors import DataDependentControlFlowError
 from ..graph_primitives import Opaque, on_path
-from ..graphs import Graph, ancestors, as_needed, bodies_of, has_effect, in_order, is_path_check, pass_of, storages, value_of, where_of
+from ..graphs import (
+    Graph,
+    ancestors,
+    as_needed,
+    bodies_of,
+    has_effect,
+    in_order,
+    is_path_check,
+    is_view,
+    pass_of,
+    storages,
+    value_of,
+    where_of,
+)
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
@@ -202,7 +215,8 @@ def _require_nothing_done(order: Sequence[fx.Node]) -> None:
 
 
 def simplify(graph: Graph) -> None:
-    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), and calls nobody reads.
+    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), views that end where one began (a transposition
+    of a transposition), and calls nobody reads.
 
     A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does a returned
     alias of an input or of another returned value: the caller gets a tensor object of its own, with a gradient of its own or none.
@@ -215,11 +229,12 @@ def simplify(graph: Graph) -> None:
     for node in graph.fx.nodes:
         if node.target is torch.ops.aten.empty_like.default:
             _of_its_own(node)
-        if node.op != "call_function" or not (node.target in aliases or _is_noop_view(node)):
+        like = node.args[0] if node.target in aliases else _viewed_before(node)
+        if like is None:
             continue
         others = outside.union(*(storages(r) for r in returned if r is not node)) if node in returned else frozenset()
         if not storages(node) & others:
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(like)
             returned = [r for r in graph.results if isinstance(r, fx.Node)]
     for node in reversed(list(graph.fx.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
@@ -234,9 +249,23 @@ def _of_its_own(node: fx.Node) -> None:
     node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
-def _is_noop_view(node: fx.Node) -> bool:
-    """A view or expand to the very sizes and strides its input has."""
-    if node.target not in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.expand.default):
-        return False
-    before, after = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
-    return bool(before.shape == after.shape and before.stride() == after.stride())
+def _viewed_before(node: fx.Node) -> fx.Node | None:
+    """Of what a view is a view of, the first that is the same elements: ``x`` for a transposition of its transposition."""
+    found, at = None, node
+    look = _look(node) if node.op == "call_function" and is_view(node) else None
+    while look is not None and at.op == "call_function" and is_view(at):
+        base = at.args[0]
+        if not isinstance(base, fx.Node) or not storages(base) & storages(node):
+            break
+        at = base
+        found = at if _look(at) == look else found
+    return found
+
+
+def _look(node: fx.Node) -> tuple[Any, ...] | None:
+    """Which elements of its memory a tensor is, and as what they are read."""
+    value = value_of(node)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    sizes = *value.shape, *value.stride(), value.storage_offset()  # symbolic ones by what they say: that leaves no guard
+    return (value.ndim, *map(str, sizes), value.dtype, value.is_conj(), value.is_neg())

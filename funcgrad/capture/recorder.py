@@ -50,6 +50,8 @@ class Recorder:
         self._lines: dict[int, str] = {}
         self.origin: str | None = None
         """Where calls come from, if not from a line of the caller's that runs now: a node of autograd."""
+        self.prefix = ""
+        """What the names of nodes begin with."""
         self.regions: tuple[Region, ...] = ()
         self.bodies = Bodies()
 
@@ -99,7 +101,7 @@ class Recorder:
         node_args = [self._argument(a, op) for a in args]
         node_kwargs = {k: self._argument(v, op) for k, v in kwargs.items()}
         meta = {"pass": self.current_pass, "where": self.line()}
-        name = op.__name__.split(".")[0].strip("_") or "call"
+        name = self.prefix + (op.__name__.split(".")[0].strip("_") or "call")
         node = self.graph.create_node("call_function", op, tuple(node_args), node_kwargs, name=name)
         node.meta = {"val": out, **meta}
         self._remember(out, node)

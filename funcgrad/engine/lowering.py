@@ -6,8 +6,10 @@ An opaque call is given the hooks and the packed tensors of a run as two lists. 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,20 +19,26 @@ from torch import Tensor, fx
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
-from ..errors import OpaqueCallError
+from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
-from ..torch_private import add_to_each, from_functional, storage_id, to_functional, without_function_modes, without_modes
-from .statements import Declared, Kind, Statement, accumulate
+from ..torch_private import (
+    from_functional,
+    is_wrapper_subclass,
+    storage_id,
+    to_functional,
+    without_function_modes,
+    without_modes,
+)
+from .calls import Accumulate, Block, Look, Step, calling, storing
+from .inlined import Copy, Region, written_by
+from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
-
-Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None
-"""How a result of the caller's Python looked: sizes, strides, dtype, device; None: it was None."""
 
 
 @frozen(eq=False)
@@ -47,6 +55,11 @@ class Run:
         lists = {"inputs": self.inputs, "sizes": self.sizes, "scalars": self.scalars, "hooks": self.hooks, "packed": self.packed}
         return lists[str(ref.of)][ref.at]
 
+    def number(self, place: tuple[int, int]) -> float:
+        """What the node of a region among the hooks has saved at a position."""
+        context, i = place
+        return float(self.hooks[context].scalars[i])
+
 
 @frozen(eq=False)
 class Symbolic:
@@ -56,16 +69,27 @@ class Symbolic:
     dims: Mapping[int, Mapping[int, tuple[int, int]]] = {}
     sizes: Mapping[int, tuple[int, int]] = {}
     alone: tuple[int, ...] = ()
+    numbers: bool = True
+    """Whether the floats that regions have saved are symbols."""
+    inlines: bool = True
+    """Whether the backward halves of regions are part of the graph, and no calls."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether any size is a symbol."""
+        return bool(self.dims or self.alone)
 
 
 @frozen(eq=False)
 class Lowered:
-    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, and a tensor of a size at each of
-    ``Symbolic.alone``; ``outputs``: what the run returns, for each a result of the graph or None."""
+    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, a tensor of a size at each of
+    ``Symbolic.alone``, and ``numbers``; ``outputs``: what the run returns, for each a result of the graph or None."""
 
     joint: Joint
     takes: tuple[int, ...]
     outputs: tuple[int | None, ...]
+    numbers: Mapping[str, tuple[int, int]]
+    """By symbol, where a float is found that a region has saved: among the hooks, and what that one saved."""
 
 
 def lower(
@@ -85,11 +109,17 @@ class _Lowering:
         self._made: dict[Ref, Any] = {}
         self._slots: list[Arg] = []
         self._stores: list[tuple[Tensor, Tensor, bool]] = []
+        self._floats: dict[str, tuple[int, int]] = {}
+        self._scalars: dict[int, list[Any]] = {}
+        self._used: Counter[int] = Counter()
+        self._inside: dict[Ref, Tensor | None] = {}
+        """Fakes of what the caller's Python returns."""
+        self._readers_of: Counter[Ref] = Counter()
 
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
         self._hooks, self._packed = (trace.given(self._slot(text), None) for text in ("hooks", "packed"))
-        used = dict.fromkeys(r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value))
+        used = self._readers_of = Counter(r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value))
         takes = tuple(sorted(r.at for r in used if r.of == "inputs"))
         with torch.no_grad():
             self._enter(takes)
@@ -105,7 +135,8 @@ class _Lowering:
         numbers = iter(range(len(nodes)))
         guards = tuple(trace.symbols.guards())
         joint = evolve(Joint.of(verify(graph)), guards=guards, sizes=trace.symbols.of_sizes)
-        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found))
+        symbols = {symbol: self._floats[path] for symbol, path in trace.symbols.floats.names.items()}
+        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found), symbols)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,6 +149,8 @@ class _Lowering:
         symbols: dict[tuple[int, int], Any] = {}
         for i in takes:
             real, slot, dims = self._run.inputs[i], self._slot(f"inputs[{i}]"), self._symbolic.dims.get(i, {})
+            if is_wrapper_subclass(real):
+                raise _not_plain(str(slot), type(real))
             if all(first in symbols for first in dims.values()) and dims:
                 sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
                 strides = _strides_like(real, sizes)
@@ -136,24 +169,50 @@ class _Lowering:
             self._made[Ref("sizes", k)] = tensor.shape[1]
         for k, value in enumerate(self._run.scalars):
             self._made[Ref("scalars", k)] = value
+        for s in self._statements if self._symbolic.inlines else ():
+            if isinstance(s.run, Region):
+                self._scalars[s.number] = self._scalars_of(s.run, s.args[1])
+
+    def _scalars_of(self, region: Region, at: Ref) -> list[Any]:
+        """What a region has saved that is no tensor: ints are sizes of the run, floats inputs of their own."""
+        found: list[Any] = list(self._run.read(at).scalars)
+        ints = iter(region.sizes)
+        for i, value in enumerate(found):
+            if type(value) is int:
+                found[i] = mapped(next(ints), self._read)
+            elif type(value) is float and self._symbolic.numbers:
+                slot = self._slot(f"{at}.scalars[{i}]")
+                self._floats[str(slot)] = at.at, i
+                found[i] = self._trace.symbolic_number(slot, value)
+        return found
 
     # ── statements ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _play(self) -> None:
-        for s in self._statements:
-            self._trace.origin = f"{self._names.get(s.node, 'a node')} ({s.node})"
-            if s.kind is Kind.STORE:
-                variable, grad = (self._read(ref) for ref in s.args)
-                if grad is not None:
-                    self._store(variable, grad, self._run.read(s.args[0]).grad is None)
-                continue
-            if s.kind is Kind.CALL:
+        for (node, is_python), group in itertools.groupby(self._statements, lambda s: (s.node, self._is_python(s))):
+            self._trace.origin = f"{short_name(self._names.get(node, 'a node'))} ({node})"
+            statements = list(group)
+            if is_python and any(s.kind is Kind.CALL for s in statements):
                 self._settle()
-                results: Sequence[Any] = self._call(s)
-            else:
-                results = s.run(*mapped(s.args, self._read))
-            self._made.update(zip(s.results, results, strict=True))
+                self._block(statements)
+                continue
+            for s in statements:
+                if s.kind is Kind.STORE:
+                    variable, grad = (self._read(ref) for ref in s.args)
+                    if grad is not None:
+                        self._store(variable, grad, self._is_new(s))
+                    continue
+                results = self._region(s, s.run) if isinstance(s.run, Region) else s.run(*mapped(s.args, self._read))
+                self._made.update(zip(s.results, results, strict=True))
         self._settle()
+
+    def _is_python(self, s: Statement) -> bool:
+        """Whether a statement is no part of the graph."""
+        return s.kind is Kind.STORE or (s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines))
+
+    def _is_new(self, s: Statement) -> bool:
+        """Whether a leaf has no gradient yet."""
+        return self._run.read(s.args[0]).grad is None
 
     def _read(self, ref: Ref) -> Any:
         return self._made[ref]
@@ -171,18 +230,65 @@ class _Lowering:
             self._stores.clear()
             writes = [len(variables) + i for i, is_new in enumerate(new) if is_new]
             nodes = [self._trace.result(v) for v in (*variables, *grads)]
-            self._trace.opaque(_Accumulate(new), nodes, (), name="accumulate_grad", writes=writes)
+            taken = tuple(is_new and self._may_take(v, g) for v, g, is_new in zip(variables, grads, new, strict=True))
+            self._trace.opaque(Accumulate(new, taken), nodes, (), name="accumulate_grad", writes=writes)
 
-    def _call(self, s: Statement) -> list[Any]:
-        refs = list(dict.fromkeys(r for r in refs_in(s.args) if r.of not in ("hooks", "packed")))
-        values = [self._read(r) for r in refs]
-        like = [self._like(s, i) for i in range(len(s.likes))]
-        called = _Called(s, tuple(refs), tuple(v is not None for v in like), () if any(s.likes) else self._looks.get(s.number, ()))
-        after = self._readers(s.writes) if s.writes is not None else ()
-        fakes = [v for v in like if v is not None]
-        nodes = [self._trace.result(v) for v in values]
-        self._trace.opaque(called, (self._hooks, self._packed, *nodes, *after), fakes, name=s.name)
-        return [None if v is None else self._functional(v) for v in like]
+    def _may_take(self, variable: Tensor, grad: Tensor) -> bool:
+        """Whether a leaf's gradient may be the tensor that was computed, in every run: it lies as the leaf does, by no size that varies."""
+        own, made = (value_of(self._trace.result(v)) for v in (variable, grad))
+        is_plain = own.layout is made.layout is torch.strided and own.dtype == made.dtype
+        return is_plain and all(isinstance(n, int) for v in (own, made) for n in (*v.shape, *v.stride())) and lies_like(made, own)
+
+    def _block(self, statements: Sequence[Statement]) -> None:
+        """What the caller's Python does at a node, with what is added to ``.grad`` there, as one opaque call."""
+        own = {r for s in statements for r in s.results}
+        read = dict.fromkeys(r for s in statements for r in refs_in(s.args))
+        refs = [r for r in read if r not in own and r.of not in ("hooks", "packed")]
+        places = {r: 2 + i for i, r in enumerate(refs)}
+        steps, writes, memory = list[Step](), set[int](), list[int]()
+        for s in statements:
+            if s.kind is Kind.STORE:
+                variable, grad = (self._read(r) for r in s.args)
+                if grad is not None:
+                    is_own = self._is_new(s) and s.args[1] not in own
+                    writes |= {places[s.args[1]]} if is_own else set()
+                    at, added = (places[r] for r in s.args)
+                    steps.append(storing(at, added, is_own, is_own and self._may_take(variable, grad)))
+                continue
+            like = [self._like(s, i) for i in range(len(s.likes))]
+            looks = () if any(s.likes) else self._looks.get(s.number, ())
+            steps.append(calling(s, places, [v is not None for v in like], looks))
+            places |= {r: len(places) + 2 + i for i, r in enumerate(s.results)}
+            self._inside.update(zip(s.results, like, strict=True))
+            self._made |= {r: None if v is None else self._functional(v) for r, v in zip(s.results, like, strict=True)}
+            memory += [storage_id(self._run.read(s.writes))] if s.writes is not None else []
+        inside = Counter(r for s in statements for r in refs_in(s.args))
+        kept = [r for r in own if self._made[r] is not None and self._readers_of[r] > inside[r]]
+        kept.sort(key=places.__getitem__)
+        values = [self._trace.result(self._read(r)) for r in refs]
+        before = self._readers(memory) if memory else []
+        name = "_and_".join(dict.fromkeys(s.name for s in statements))
+        block = Block(steps, len(refs), [places[r] for r in kept])
+        results = [v for r in kept if (v := self._inside[r]) is not None]
+        self._trace.opaque(block, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes))
+
+    def _region(self, s: Statement, region: Region) -> list[Any]:
+        """The backward half of a compiled region, as a part of the graph."""
+        validation, at, saved, *cotangents = s.args
+        context = self._run.read(at)
+        number = context.program.number
+        prefix = f"aot{number}_{self._used[number]}_" if self._used[number] else f"aot{number}_"
+        self._used[number] += 1
+        scalars = self._scalars[s.number]
+        beside = mapped(region.sizes[sum(type(v) is int for v in context.scalars) :], self._read)
+        copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside)
+        if copy.has_effects:
+            self._settle()
+        kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
+        memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
+        gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))
+        results = [gradients.get(i - 2) for i in range(len(s.likes))]  # the first inputs of the autograd Function are no tensors
+        return validated(results, *mapped(validation, self._read)) if validation is not None else results
 
     def _like(self, s: Statement, i: int) -> Tensor | None:
         """A fake of a result of the caller's Python; None where it is None."""
@@ -190,11 +296,14 @@ class _Lowering:
         like = s.likes[i]
         if declared and look is None:
             return None
+        if isinstance(look, type):
+            raise _not_plain(f"a result of {s.name}", look)
         if isinstance(like, Ref):
             given = self._read(like)
             if given is None:
                 return None
-            own = value_of(self._trace.node(from_functional(given)))
+            inside = self._inside.get(like)
+            own = value_of(self._trace.node(from_functional(given))) if inside is None else inside
             return self._fake(lambda: torch.empty_like(own))  # an expanded gradient, dense
         if isinstance(like, Declared):
             shape = [self._read(n) if isinstance(n, Ref) else n for n in like.shape]
@@ -212,10 +321,9 @@ class _Lowering:
         with without_function_modes(), self._trace.fakes, self._trace.functional, torch.no_grad():
             return to_functional(fake)
 
-    def _readers(self, variable: Ref) -> list[fx.Node]:
-        """What has been computed of a tensor that a call may write to, and no call before has been given: it is computed before."""
-        own = storage_id(self._run.read(variable))
-        given = [r for r, v in self._made.items() if r.of == "inputs" and storage_id(self._run.read(r)) == own]
+    def _readers(self, own: Collection[int]) -> list[fx.Node]:
+        """What has been computed of memory that a call may write to, and no call before has been given: it is computed before."""
+        given = [r for r, v in self._made.items() if r.of == "inputs" and storage_id(self._run.read(r)) in own]
         looks = [self._trace.result(self._made[r]) for r in given]
         memory = frozenset[int]().union(*map(storages, looks))
         found: list[fx.Node] = []
@@ -230,6 +338,14 @@ class _Lowering:
         return list(dict.fromkeys(found))
 
 
+def _not_plain(what: str, kind: type) -> UnsupportedTensorError:
+    return UnsupportedTensorError(
+        f"{what} is a {kind.__name__}, a wrapper subclass, which captured backward passes do not know the inside of",
+        where=what,
+        fix="run this backward pass outside of fg.compiled_autograd()",
+    )
+
+
 def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
     """The strides of a tensor that lies as ``real`` does and has symbols for some of its sizes."""
     strides, dense = [0] * real.ndim, True
@@ -242,54 +358,3 @@ def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:
     if not dense or not math.prod(real.shape):
         raise NotSymbolicError("an input whose size is a symbol does not lie as its sizes say")
     return strides
-
-
-# ── what opaque calls run ────────────────────────────────────────────────────────────────────────────────────────
-
-
-@frozen(eq=False)
-class _Accumulate:
-    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients are the call's own."""
-
-    new: tuple[bool, ...]
-
-    def __call__(self, *values: Tensor) -> None:
-        n = len(self.new)
-        old, added = [], []
-        for variable, grad, is_own in zip(values[:n], values[n:], self.new, strict=True):
-            now = variable.grad
-            if now is None or now.is_sparse or now.is_nested:
-                accumulate(variable, grad, is_own)
-            else:
-                old.append(now)
-                added.append(grad)
-        if len(set(map(id, old))) < len(old):  # one leaf twice
-            for now, grad in zip(old, added, strict=True):
-                now.add_(grad)
-        elif old:
-            add_to_each(old, added)
-
-
-@frozen(eq=False)
-class _Called:
-    """A statement that runs the caller's Python. ``refs``: what it reads of the graph; ``wanted``: which of its results are tensors."""
-
-    statement: Statement
-    refs: tuple[Ref, ...]
-    wanted: tuple[bool, ...]
-    looks: tuple[Look, ...]
-    """How results looked of which nothing else is known."""
-
-    def __call__(self, hooks: Sequence[Any], packed: Sequence[Any], *values: Any) -> tuple[Any, ...]:
-        known = dict(zip(self.refs, values, strict=False))
-        lists = {"hooks": hooks, "packed": packed}
-        args = mapped(self.statement.args, lambda r: lists[r.of][r.at] if r.of in lists else known[r])
-        found = self.statement.run(*args)
-        for value, look in zip(found, self.looks, strict=False):
-            if look is not None and isinstance(value, Tensor) and tuple(value.shape) != look[0]:
-                raise OpaqueCallError(
-                    f"{self.statement.name} gave a tensor of shape {list(value.shape)}, and gave one of shape {list(look[0])} before",
-                    where=self.statement.name,
-                    fix="run this backward pass outside of fg.compiled_autograd()",
-                )
-        return tuple(v for v, want in zip(found, self.wanted, strict=True) if want or v is not None)

@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 
 from ..errors import GraphError
 from ..torch_private import sequence_number
-from .statements import Kind, Statement
+from .statements import Kind, Statement, short_name
 from .tokens import Ref, refs_in
 
 Order = tuple[int, ...]
@@ -50,13 +50,9 @@ def reached(roots: Sequence[Any], targets: Sequence[Any], names: Mapping[int, st
         if node not in numbers:
             numbers[node] = n
             n += 1
-    if any(number in names and _short(node.name()) != _short(names[number]) for node, number in numbers.items()):
+    if any(number in names and short_name(node.name()) != short_name(names[number]) for node, number in numbers.items()):
         return None
     return Reached(numbers, (root, *(numbers[node] for node in _as_eager(roots, following, waits, needed))), root)
-
-
-def _short(name: str) -> str:
-    return name.rpartition("::")[2]
 
 
 def _edges(roots: Sequence[Any]) -> tuple[dict[Any, list[Any]], Counter[Any]]:

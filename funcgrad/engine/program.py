@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ..capture.floats import NotSymbolicError
 from ..capture.source_location import user_line
@@ -16,13 +16,21 @@ from ..executable import Executable, compile_joint
 from ..graph_primitives import guard_holds
 from ..options import Options, log
 from ..runtime.key import ambient
+from ..show import Doc, Several, Shown
 from ..sizes import SizeError
 from ..stages import Stages
 from ..torch_private import looks_like_in, storage_id
+from .inlined import Region, floats_of, written_by
+from .looks import Looks
 from .lowering import Lowered, Run, Symbolic, lower
+from .page import names_of_callers, page
 from .placement import Order, Reached, Walk, is_seen, placed
+from .record import Recorder
 from .replay import Replay
 from .statements import Kind, Statement
+
+_NAMED = 4
+"""Differences of two runs that are named."""
 
 
 @frozen(eq=False)
@@ -30,21 +38,28 @@ class Made:
     """A program for runs like one. ``fits`` says of the tensors, the sizes that are not symbols, and the rest, whether a run is."""
 
     executable: Executable
-    takes: tuple[int, ...]
-    outputs: tuple[int | None, ...]
+    lowered: Lowered
     symbolic: Symbolic
-    shapes: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
+    looks: Looks
+    seconds: float
     fits: Callable[[Run], bool]
 
+    @property
+    def title(self) -> str:
+        """What it is for, in a line."""
+        free = sum(map(len, self.symbolic.dims.values()))
+        return f"inputs like {', '.join(self.looks.inputs)}" + (f"; {free} of their sizes are symbols" if free else "")
+
     def __call__(self, run: Run) -> list[Any]:
-        inputs = run.inputs
-        values = [run.hooks, run.packed, *[inputs[i] for i in self.takes]]
+        inputs, lowered = run.inputs, self.lowered
+        values = [run.hooks, run.packed, *[inputs[i] for i in lowered.takes]]
         if self.symbolic.alone:
             values += [torch.empty(0, run.sizes[k]) for k in self.symbolic.alone]
+        if lowered.numbers:
+            values += [run.number(place) for place in lowered.numbers.values()]
         inputs.clear()
         found = self.executable.runnables[0](values)
-        return [None if i is None else found[i] for i in self.outputs]
+        return [None if i is None else found[i] for i in lowered.outputs]
 
 
 @define(eq=False)
@@ -56,29 +71,61 @@ class Variant:
     walk: Walk | None
     programs: dict[Options, list[Made]] = field(factory=dict)
     refused: str | None = None
+    inlines: bool = True
+    """Whether regions are part of its graphs."""
     learnt: set[Any] = field(factory=set)
 
+    @property
+    def made(self) -> tuple[Made, ...]:
+        """Its programs, in the order they were made."""
+        return tuple(made for found in self.programs.values() for made in reversed(found))
 
-class Captured:
-    """One graph of the autograd engine: it keeps this, and hands it over whenever a graph of the same shape runs backward."""
 
-    def __init__(
-        self, number: int, statements: Sequence[Statement], outputs: Sequence[Any], names: Mapping[int, str], reasons: Sequence[str]
-    ) -> None:
-        self.number, self.statements, self.outputs, self.names = number, list(statements), outputs, names
-        self.reasons = tuple(reasons)
+class Captured(Shown):
+    """One graph of the autograd engine: it keeps this, and hands it over whenever a graph of the same shape runs backward.
+
+    ``statements``: what the engine does, in the order it told; ``programs``: what they were compiled to. ``str()``, and in a notebook the
+    object itself, show both: which hook is where, the graph, kernels, and what is kept for it.
+    """
+
+    def __init__(self, number: int, recorded: Recorder) -> None:
+        statements = recorded.statements
+        self.number, self.statements, self.outputs, self.names = number, list(statements), recorded.outputs, recorded.names
+        self.reasons, self.seconds = recorded.reasons, recorded.seconds
         self.is_seen = is_seen(statements)
         self.learns = any(s.may_be_none for s in statements)
         """Whether the caller's Python may return what the engine does not say: the first run of a kind is by statements, and tells."""
         self.has_unpacked = any(s.kind is Kind.CALL and s.likes and not any(s.likes) for s in statements)
-        self._stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
+        self.stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
+        """The inputs that are leaves to whose ``.grad`` it adds."""
+        self.callers: dict[int, str] = {}
+        """The caller's functions by the statements that call them: as they were called in the first run."""
+        self.runs = 0
+        self.saved: int | None = None
         self._written = [s.writes.at for s in statements if s.writes is not None]
+        self._regions = [s for s in statements if isinstance(s.run, Region)]
         self._variants: dict[Order | None, Variant] = {}
         self._now: Variant | None = None
 
     @property
     def name(self) -> str:
         return f"backward{self.number}"
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return tuple(self._variants.values())
+
+    @property
+    def programs(self) -> Several[Executable]:
+        """What it was compiled to, in the order that was done."""
+        return Several(made.executable for variant in self.variants for made in variant.made)
+
+    def headline(self) -> str:
+        calls = sum(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in self.statements)
+        return f"{self.name}: {len(self.statements)} statements, {calls} of them calls of Python, {len(self.programs)} programs"
+
+    def doc(self) -> Doc:
+        return page(self)
 
     # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -101,6 +148,9 @@ class Captured:
 
     def __call__(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> list[Any]:
         """Run it; ``note(what, why)`` is told of what is not a run of a program that is there."""
+        self.runs += 1
+        if self.runs == 1:
+            self.callers = names_of_callers(self.statements, run)
         if torch.is_grad_enabled():  # create_graph
             note("replayed", "the backward pass is itself differentiated (create_graph=True)")
             return variant.replay(run)
@@ -129,39 +179,51 @@ class Captured:
 
     def _compile(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> Made | None:
         programs = variant.programs[options]
-        symbolic = Symbolic()
+        symbolic = Symbolic(inlines=variant.inlines)
         if options.dynamic is not False and not self.has_unpacked and options.memory_budget is None:
-            symbolic = _symbolic(programs[0] if programs else None, run, bool(options.dynamic))
-        why = "a first run" if not programs else "sizes varied" if symbolic.dims or symbolic.alone else "inputs of another kind"
+            symbolic = evolve(_symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines)
+        attempts = [symbolic]
+        attempts += [Symbolic(inlines=variant.inlines)] if symbolic.varies else []
+        attempts += [Symbolic(numbers=False)] if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions) else []
+        unsymbolic = ""
         stages = Stages(self.name)
         with stages.progress():
-            for attempt in (symbolic, Symbolic()) if symbolic.dims or symbolic.alone else (symbolic,):
+            for attempt in attempts:
+                is_last = attempt is attempts[-1]
                 try:
                     with stages("capture"):
                         lowered = self._lowered(variant, run, attempt)
                 except (FuncgradError, NotSymbolicError, RuntimeError, TypeError) as error:
-                    if attempt is symbolic and (symbolic.dims or symbolic.alone):
-                        why = f"sizes varied, and cannot be symbols: {error}"
-                        continue
-                    self._refuse(variant, error, note)
-                    return None
+                    if is_last:
+                        self._refuse(variant, run, error, note)
+                        return None
+                    unsymbolic = f"; {_what(attempt)} cannot be symbols: {error}"
+                    continue
                 try:
                     executable = compile_joint(lowered.joint, options, stages, user_line())
                 except SizeError as error:
-                    if attempt is not symbolic or not (symbolic.dims or symbolic.alone):
+                    if is_last:
                         raise
-                    why = f"sizes varied, and cannot be symbols: {error}"
+                    unsymbolic = f"; {_what(attempt)} cannot be symbols: {error}"
                     continue
-                note("compiled", why)
-                return self._made(lowered, executable, attempt, run)
+                looks = Looks.of(run, self.stored)
+                self.saved = looks.saved if self.saved is None else self.saved
+                note("compiled", _why(programs[0].looks if programs else None, looks) + unsymbolic)
+                return self._made(lowered, executable, attempt, run, looks, sum(stages.seconds.values()))
         return None
 
     def _lowered(self, variant: Variant, run: Run, symbolic: Symbolic) -> Lowered:
         looks = variant.replay.looks if self.learns else {}
         return lower(variant.statements, self.outputs, self.names, run, symbolic, looks, self.name)
 
-    def _refuse(self, variant: Variant, error: Exception, note: Callable[[str, str], None]) -> None:
+    def _refuse(self, variant: Variant, run: Run, error: Exception, note: Callable[[str, str], None]) -> None:
         what = getattr(error, "what", str(error)).splitlines()[0]
+        if variant.inlines and self._regions:
+            variant.inlines, self.learns = False, True
+            variant.learnt.add(self._kind(run))
+            note("called", f"compiled functions, as their backward halves could not be traced: {type(error).__name__}: {what}")
+            note("replayed", "what they return is learnt in a first run")
+            return
         variant.refused = f"it could not be traced: {type(error).__name__}: {what}"
         note("replayed", variant.refused)
         log(1, f"{self.name}: {variant.refused}")
@@ -169,7 +231,7 @@ class Captured:
             f"a backward pass is run statement by statement, as {variant.refused} ({user_line()})", UncompiledBackwardWarning, stacklevel=2
         )
 
-    def _made(self, lowered: Lowered, executable: Executable, symbolic: Symbolic, run: Run) -> Made:
+    def _made(self, lowered: Lowered, executable: Executable, symbolic: Symbolic, run: Run, seen: Looks, seconds: float) -> Made:
         tensors = [run.inputs[i] for i in lowered.takes]
         free = [tuple(symbolic.dims.get(i, ())) for i in lowered.takes]
         looks, takes = looks_like_in(tensors, free), lowered.takes
@@ -177,10 +239,11 @@ class Captured:
         fixed = [(k, n) for k, n in enumerate(sizes) if k not in symbolic.sizes and k not in symbolic.alone]
         equal = [(("inputs", i, d), first) for i, dims in symbolic.dims.items() for d, first in dims.items() if (i, d) != first]
         equal += [(("sizes", k, 0), first) for k, first in symbolic.sizes.items()]
-        missing = [run.inputs[i].grad is None for i in self._stored]
-        memory = _memory(run, self._written, takes)
+        missing = [run.inputs[i].grad is None for i in self.stored]
+        memory = self._memory(run, takes)
         known = executable.joint.sizes
-        conditions = list(known.guards) if known is not None else []
+        conditions = list(executable.joint.conditions)
+        fixed_numbers = None if symbolic.numbers else self._numbers(run)
         names = _symbols(known)
         if known is not None:
             known.close()
@@ -189,22 +252,47 @@ class Captured:
             inputs = other.inputs
             if not looks(*[inputs[i] for i in takes]) or ambient() != state or tuple(other.scalars) != scalars:
                 return False
-            if symbolic.dims or symbolic.alone:
+            found: dict[str, Any] = {}
+            if symbolic.varies:
                 now = other.sizes
                 if any(now[k] != n for k, n in fixed) or any(_size(other, a) != inputs[i].shape[d] for a, (i, d) in equal):
                     return False
                 found = {symbol: _size(other, place) for symbol, place in names.items()}
-                if not all(guard_holds(condition, **found) for condition in conditions):
-                    return False
                 if any(n < 2 for n in found.values()):
                     return False
             elif tuple(other.sizes) != sizes:
                 return False
-            if [inputs[i].grad is None for i in self._stored] != missing:
+            if fixed_numbers is not None and self._numbers(other) != fixed_numbers:
                 return False
-            return not memory or _memory(other, self._written, takes) == memory
+            found |= {symbol: other.number(place) for symbol, place in lowered.numbers.items()}
+            if not all(guard_holds(condition, **found) for condition in conditions):
+                return False
+            if [inputs[i].grad is None for i in self.stored] != missing:
+                return False
+            return not memory or self._memory(other, takes) == memory
 
-        return Made(executable, takes, lowered.outputs, symbolic, tuple(tuple(v.shape) for v in run.inputs), sizes, fits)
+        return Made(executable, lowered, symbolic, seen, seconds, fits)
+
+    def _memory(self, run: Run, takes: Sequence[int]) -> list[list[int]]:
+        """For each tensor that a hook or a region may write to, the inputs in the same memory."""
+        written = [run.inputs[i] for i in self._written]
+        for s in self._regions:
+            written += written_by(run.read(s.args[1]), s.args[2], run.read)
+        lies = {i: storage_id(run.inputs[i]) for i in takes} if written else {}
+        return [[i for i, own in lies.items() if own == storage_id(t)] for t in written]
+
+    def _numbers(self, run: Run) -> list[str]:
+        """The floats that regions have saved: nan is nan, and 0.0 is not -0.0."""
+        return [repr(floats_of(run.read(s.args[1]))) for s in self._regions]
+
+
+def _why(last: Looks | None, now: Looks) -> str:
+    """What a run is that no program is for, beside the run that the last one was made for."""
+    if last is None:
+        return "a first run"
+    found = list(last.differences(now))
+    more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return "; ".join(found[:_NAMED]) + more or "what is written to shares other memory, or a number that was saved is another one"
 
 
 def _size(run: Run, place: tuple[str, int, int]) -> int:
@@ -222,12 +310,8 @@ def _symbols(known: Any) -> dict[str, tuple[str, int, int]]:
     return found
 
 
-def _memory(run: Run, written: Sequence[int], takes: Sequence[int]) -> list[list[int]]:
-    """For each tensor that a hook may write to, the inputs in the same memory."""
-    if not written:
-        return []
-    lies = {i: storage_id(run.inputs[i]) for i in takes}
-    return [[i for i, own in lies.items() if own == storage_id(run.inputs[w])] for w in written]
+def _what(symbolic: Symbolic) -> str:
+    return "sizes" if symbolic.varies else "numbers"
 
 
 def _symbolic(last: Made | None, run: Run, every: bool) -> Symbolic:
@@ -236,9 +320,9 @@ def _symbolic(last: Made | None, run: Run, every: bool) -> Symbolic:
     if last is None and not every:
         return Symbolic()
     shapes = tuple(tuple(v.shape) for v in run.inputs)
-    before = shapes if last is None else last.shapes
+    before = shapes if last is None else last.looks.shapes
     sizes = tuple(run.sizes)
-    then = sizes if last is None else last.sizes
+    then = sizes if last is None else last.looks.sizes
     first: dict[tuple[int, int], tuple[int, int]] = {}
     dims: dict[int, dict[int, tuple[int, int]]] = {}
     for i, (old, new) in enumerate(zip(before, shapes, strict=True)):

@@ -6,6 +6,7 @@ on a value, nor on how a tensor looks: all it is given to hold are tokens.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..errors import GraphError
 from ..torch_private import TorchDispatchMode, engine_operators
+from .inlined import Region, function_of
 from .statements import (
     VALIDATE,
     Declared,
@@ -64,6 +66,10 @@ class Recorder:
         """What the pass returns (``torch.autograd.grad``)."""
         self.reasons: tuple[str, ...] = ()
         """Why none of the graphs that the engine knows would do."""
+        self.calls: list[str] = []
+        """The compiled regions whose backward halves are calls, each with the reason."""
+        self.seconds = -time.perf_counter()
+        """How long it took."""
 
     # ── what it is given ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,12 +146,13 @@ class Recorder:
     def proxy_call_backward(
         self, inputs: Any, metadata: Sequence[Any], saved: Any, context: int, function: Any, state: Any, opaque: Any
     ) -> tuple[Any, ...]:
-        """An ``autograd.Function``: the caller's Python, which nobody looks into."""
+        """An ``autograd.Function``: the caller's Python, which nobody looks into; or a region that we have compiled."""
         refs = self._tokens.refs
         likes = [None if m is None else Declared(m[1], m[2], refs(tuple(m[3]))) for m in metadata]
         args = (None, Ref("hooks", context), refs(list(saved)), *refs(tuple(inputs)))
-        run = Function([m is not None for m in metadata])
-        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=True)
+        run, why = function_of([m is not None for m in metadata], function, refs)
+        self.calls += [why] if why is not None else []
+        new = self._say(Kind.CALL, type(function).__name__, run, args, likes, may_be_none=not isinstance(run, Region))
         return tuple(None if m is None else token for m, token in zip(metadata, new, strict=True))
 
     def call_copy_slices_prologue(self, inputs: Any, *geometry: Any) -> list[Tensor]:
@@ -164,21 +171,26 @@ class Recorder:
 
     def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         ref = self._tokens.refs(inputs[i])
-        (inputs[i],) = self._say(Kind.CALL, "tensor_hook", tensor_hook, (Ref("hooks", hook_id), ref), (ref,))
+        (inputs[i],) = self._hooked("tensor_hook", tensor_hook, (Ref("hooks", hook_id), ref), (ref,))
         return inputs
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         ref = self._tokens.refs(inputs[i])
-        (inputs[i],) = self._say(Kind.CALL, "retain_grad", cpp_hook, (hook_id, ref), (ref,))
+        (inputs[i],) = self._hooked("retain_grad", cpp_hook, (hook_id, ref), (ref,))
         return inputs
 
     def pre_hook(self, inputs: Any, hook_id: int) -> list[Any]:
         refs = self._tokens.refs(tuple(inputs))
-        return self._say(Kind.CALL, "pre_hook", pre_hook, (Ref("hooks", hook_id), refs), refs, may_be_none=True)
+        return self._hooked("pre_hook", pre_hook, (Ref("hooks", hook_id), refs), refs, may_be_none=True)
 
     def post_hook(self, outputs: Any, inputs: Any, hook_id: int) -> list[Any]:
         made, given = self._tokens.refs(tuple(outputs)), self._tokens.refs(tuple(inputs))
-        return self._say(Kind.CALL, "post_hook", post_hook, (Ref("hooks", hook_id), made, given), made, may_be_none=True)
+        return self._hooked("post_hook", post_hook, (Ref("hooks", hook_id), made, given), made, may_be_none=True)
+
+    def _hooked(self, name: str, run: Any, args: Sequence[Any], given: Sequence[Any], **more: Any) -> list[Any]:
+        """A hook gives a gradient for each that it is given, and none in the place of one that is undefined."""
+        new = self._say(Kind.CALL, name, run, args, given, **more)
+        return [None if ref is None else token for ref, token in zip(given, new, strict=True)]
 
     def post_acc_grad_hook(self, variable: Any, hook_id: int) -> list[Any]:
         ref = self._tokens.refs(variable)
@@ -189,6 +201,7 @@ class Recorder:
 
     def end_capture(self, outputs: Any) -> tuple[Callable[..., Any], Any]:
         self.outputs = tuple(None if v is None else self._tokens.refs(v) for v in outputs)
+        self.seconds += time.perf_counter()
         return self._done(self)
 
     def close(self) -> None:

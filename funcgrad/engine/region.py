@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from ..capture.trace import active_trace
 from ..errors import FuncgradError
 from ..options import Options, log, make_options
+from ..show import Several
 from ..torch_private import (
     callbacks_into,
     dispatch_modes_active,
@@ -36,11 +38,13 @@ from .placement import Reached, reached
 from .program import Captured
 from .record import Recorder
 
+_MOST_EVENTS = 10_000
+
 
 @frozen
 class Event:
-    """Something that a region did: ``what`` is "captured", "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the
-    captured graph, None where there is none."""
+    """Something that a region did: ``what`` is "captured", "called" (a compiled function whose backward half is not part of the graph),
+    "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the captured graph, None where there is none."""
 
     number: int
     what: str
@@ -76,27 +80,32 @@ _running = 0
 class Region:
     """Inside, backward passes are captured from the autograd engine, compiled, and run in eager PyTorch's order.
 
-    ``captures``: how many graphs it met that it had to capture; ``events``: what it did, in order; ``explain()``: the same, to read.
+    ``captures``: the graphs that ran, in the order it met them; ``compiles``: how many programs it made; ``events``: what it did last, in
+    order; ``explain()``: the same, to read.
     """
 
     options: Options
-    events: list[Event] = field(factory=list)
+    events: deque[Event] = field(factory=lambda: deque(maxlen=_MOST_EVENTS))
+    compiles: int = 0
+    _met: dict[int, Captured] = field(factory=dict)
+    _numbers: Iterator[int] = field(factory=itertools.count)
     _stack: contextlib.ExitStack | None = None
 
     @property
-    def captures(self) -> int:
-        return sum(event.what == "captured" for event in self.events)
-
-    @property
-    def compiles(self) -> int:
-        return sum(event.what == "compiled" for event in self.events)
+    def captures(self) -> Several[Captured]:
+        return Several(self._met.values())
 
     def explain(self) -> str:
-        """What the region did, and why."""
-        return "\n".join(map(str, self.events)) or "no backward pass has run"
+        """What the region did, and why; of a long one, what it did last."""
+        gone = self.events[0].number if self.events else 0
+        first = [f"{gone} events before are gone"] if gone else []
+        return "\n".join([*first, *map(str, self.events)]) or "no backward pass has run"
 
-    def note(self, what: str, graph: int | None, why: str = "") -> None:
-        self.events.append(Event(len(self.events), what, graph, why))
+    def note(self, what: str, captured: Captured | None, why: str = "") -> None:
+        self.events.append(Event(next(self._numbers), what, None if captured is None else captured.number, why))
+        self.compiles += what == "compiled"
+        if captured is not None:
+            self._met.setdefault(captured.number, captured)
         if what != "ran":
             log(2, self.events[-1])
 
@@ -175,9 +184,11 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
 
 
 def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
-    captured = Captured(next(_graphs), recorder.statements, recorder.outputs, recorder.names, recorder.reasons)
+    captured = Captured(next(_graphs), recorder)
     if _open:
-        _open[-1].note("captured", captured.number, "; ".join(recorder.reasons))
+        _open[-1].note("captured", captured, "; ".join(recorder.reasons))
+        for why in recorder.calls:
+            _open[-1].note("called", captured, why)
     return _run, captured
 
 
@@ -201,11 +212,11 @@ def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, 
                 variant,
                 Run(inputs, sizes, scalars, hooks, packed),
                 region.options,
-                lambda what, why: region.note(what, captured.number, why),
+                lambda what, why: region.note(what, captured, why),
             )
             for callback in queue:  # one may queue others
                 callback()
         finally:
             _running -= 1
-    region.note("ran", captured.number)
+    region.note("ran", captured)
     return found

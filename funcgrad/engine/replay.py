@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .lowering import Look, Run
+from ..torch_private import is_wrapper_subclass
+from .calls import Look
+from .lowering import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
 
@@ -48,4 +50,6 @@ class Replay:
 
 
 def _look(value: Any) -> Look:
+    if isinstance(value, Tensor) and is_wrapper_subclass(value):
+        return type(value)
     return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device) if isinstance(value, Tensor) else None

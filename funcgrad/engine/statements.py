@@ -63,7 +63,13 @@ class Statement:
 
     def __str__(self) -> str:
         made = f"{', '.join(map(str, self.results))} = " if self.likes else ""
-        return f"{made}{self.name}({', '.join(map(_text, self.args))})"
+        args = self.args[:1] if self.run is VALIDATE else self.args  # what it validates, without the metadata
+        return f"{made}{self.name}({', '.join(map(_text, args))})"
+
+
+def short_name(node: str) -> str:
+    """The name of a node of autograd without its namespace."""
+    return node.rpartition("::")[2]
 
 
 def _text(value: Any) -> str:
@@ -136,27 +142,29 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
     if old is None:
         if grad.layout is not torch.strided or variable.layout is not torch.strided:
             variable.grad = grad if is_own and grad.layout is not torch.strided else grad.clone()
-        elif is_own and _lies_like(grad, variable):
+        elif is_own and lies_like(grad, variable):
             variable.grad = grad
         else:
-            variable.grad = _like(variable).copy_(grad)
+            variable.grad = _like(variable, grad).copy_(grad)
     elif old.is_sparse and not grad.is_sparse:
         variable.grad = grad + old
     else:
         old.add_(grad)
 
 
-def _lies_like(grad: Tensor, variable: Tensor) -> bool:
+def lies_like(grad: Tensor, variable: Tensor) -> bool:
     """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf is not dense."""
     if not _is_dense(variable):
         return grad.is_contiguous()
-    return all(a == b or n == 1 for a, b, n in zip(grad.stride(), variable.stride(), variable.shape, strict=True))
+    made, own = grad.stride(), variable.stride()
+    return made == own or all(a == b or n == 1 for a, b, n in zip(made, own, variable.shape, strict=True))
 
 
-def _like(variable: Tensor) -> Tensor:
+def _like(variable: Tensor, grad: Tensor) -> Tensor:
+    """Memory for a gradient, of the same class as ``grad``, that lies as its leaf does."""
     if _is_dense(variable):
-        return torch.empty_strided(variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device)
-    return torch.empty(variable.shape, dtype=variable.dtype, device=variable.device)
+        return grad.new_empty_strided(variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device)
+    return grad.new_empty(variable.shape, dtype=variable.dtype, device=variable.device)
 
 
 def _is_dense(variable: Tensor) -> bool:
@@ -222,13 +230,13 @@ def _others_for(hook: Any, values: Sequence[Any], found: Any) -> tuple[Any, ...]
 
 def _require_like(hook: Any, old: Any, new: Any) -> None:
     """A hook may give another gradient of the same type and size alone: the errors of eager PyTorch."""
-    if new is None:
+    if new is None or new is old:
         return
     if old is None:
         raise RuntimeError("can't replace a None gradient with a non-None value")
     if not isinstance(new, Tensor):
         raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
-    if (old.dtype, old.layout, old.device.type) != (new.dtype, new.layout, new.device.type):
+    if old.dtype is not new.dtype or old.layout is not new.layout or old.device.type != new.device.type:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})")
     if old.shape != new.shape:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
@@ -260,13 +268,16 @@ class Function:
             if given and value is not None and not isinstance(value, Tensor):
                 raise RuntimeError(f"function {name} returned a gradient that is no tensor but a {type(value).__name__}")
         results = [value if given else None for value, given in zip(found, self.given, strict=True)]
-        if validation is None:
-            return tuple(results)
-        places, args = validation  # of the inputs that are tensors
-        for i, value in zip(places, VALIDATE([None if i is None else results[i] for i in places], *args), strict=True):
-            if i is not None and results[i] is not None:
-                results[i] = value
-        return tuple(results)
+        return tuple(results if validation is None else validated(results, *validation))
+
+
+def validated(results: Sequence[Any], places: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs that are tensors."""
+    found = list(results)
+    for i, value in zip(places, VALIDATE([None if i is None else found[i] for i in places], *args), strict=True):
+        if i is not None and found[i] is not None:
+            found[i] = value
+    return found
 
 
 def _backward_of(cls: Any) -> Callable[..., Any]:

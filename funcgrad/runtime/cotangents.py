@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,13 +36,13 @@ class Outline:
             shape = stride = ()
         return Outline(shape, stride, order, t.dtype, t.device, t.requires_grad)
 
-    def strides_for(self, tensor: Tensor) -> tuple[int, ...]:
-        """How a tensor of these sizes would lie."""
+    def strides_for(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """How a tensor of this shape would lie."""
         if self.order is None:
             return self.stride
-        strides, step = [1] * tensor.dim(), 1
+        strides, step = [1] * len(shape), 1
         for d in reversed(self.order):
-            strides[d], step = step, step * max(1, tensor.shape[d])
+            strides[d], step = step, step * max(1, shape[d])
         return tuple(strides)
 
     def empty(self) -> Tensor:
@@ -60,15 +61,17 @@ class CotangentLayout:
     def __call__(self, cotangent: Tensor) -> Tensor:
         """The incoming gradient, so made and laid out."""
         if self.wrapping is None and not is_wrapper_subclass(cotangent):
-            return _with_strides(cotangent, self.inner[0].strides_for(cotangent))
+            return _with_strides(cotangent, self.inner[0].strides_for(cotangent.shape))
         inner = inner_tensors(_made_like(cotangent, self.wrapping))
-        laid_out = [_with_strides(t, outline.strides_for(t)) for t, outline in zip(inner, self.inner, strict=True)]
+        laid_out = [_with_strides(t, outline.strides_for(t.shape)) for t, outline in zip(inner, self.inner, strict=True)]
         return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
 
-    def zeros(self) -> Tensor:
-        """The incoming gradient of an output nothing depends on."""
-        inner = [outline.empty().zero_() for outline in self.inner]
-        return inner[0] if self.wrapping is None else self.wrapping.build(iter(inner))
+    def zeros(self, shape: Sequence[int]) -> Tensor:
+        """The incoming gradient of an output of this shape nothing depends on."""
+        if self.wrapping is None:
+            own = self.inner[0]
+            return torch.empty_strided(shape, own.strides_for(shape), dtype=own.dtype, device=own.device).zero_()
+        return self.wrapping.build(outline.empty().zero_() for outline in self.inner)
 
 
 def _with_strides(cotangent: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -7,12 +7,14 @@ inputs and the incoming gradients, differentiable like any other compiled functi
 
 from __future__ import annotations
 
+import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from ..autograd_state import bump_version, is_leaf, version_of
@@ -20,12 +22,16 @@ from ..backends.backend import Runnable
 from ..capture.views import Step, take
 from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
+from ..graphs import Graph
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private import below_autograd, is_mapped, is_wrapper_subclass, versions_kept
 from .cotangents import CotangentLayout, Outline
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
 """Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming gradients."""
+
+_KEYS = 1 << 40
+"""From here on, keys are those of programs: PyTorch numbers the classes of autograd Functions from 0 on."""
 
 
 @frozen(eq=False)
@@ -73,6 +79,21 @@ class Differentiable:
     refused: Exception | None
     draws: tuple[Drawn, ...]
     """What forward draws random numbers from: a derivative that runs it again must draw the same."""
+    name: str
+    copied: Graph | str
+    """What ``backward`` runs, as a graph that may be copied into another one; or why it may not."""
+    number: int = field(factory=functools.partial(next, itertools.count()), init=False)
+    """It tells the program apart from all others."""
+
+    @property
+    def has_prologue(self) -> bool:
+        """Whether backward looks at more than what was saved: at versions, and at what inputs hold when it runs."""
+        return bool(self.watched_inputs or self.watched_outs or self.late_inputs)
+
+    @property
+    def n_written(self) -> int:
+        """How many tensors backward writes to."""
+        return len(self.writes_inputs) + len(self.writes_outs)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.restrided_leaves:
@@ -131,9 +152,15 @@ class _Apply(torch.autograd.Function):
         ]
         ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
+        ctx.shapes = [tuple(outs[i].shape) for i in program.differentiable] if program.makes_zeros else []
         ctx.set_materialize_grads(not program.makes_zeros)
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
         return outs
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int, ...]:
+        """What tells graphs of autograd apart that are captured: the program; sizes may vary."""
+        return (_KEYS + ctx.program.number, *(v for v in ctx.scalars if type(v) is int), *sizes_beside(ctx))
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
@@ -143,9 +170,10 @@ class _Apply(torch.autograd.Function):
         cotangents = [incoming[i] for i in program.differentiable]
         here = [t is not None for t in cotangents]
         if program.makes_zeros:
-            cotangents = [layout.zeros() if t is None else t for layout, t in zip(program.cotangents, cotangents, strict=True)]
+            wanted = zip(program.cotangents, ctx.shapes, cotangents, strict=True)
+            cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
-        _require_versions(ctx.watched)
+        require_saved_versions(ctx)
         # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
         if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
             _require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
@@ -170,8 +198,7 @@ class _Apply(torch.autograd.Function):
             results = program.backward(values)
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
             if is_run:
-                for target, (_, i) in zip(written, program.writes_inputs + program.writes_outs, strict=True):
-                    _write(target, results[i])
+                write_back(written, [results[i] for _, i in program.writes_inputs + program.writes_outs])
         result: list[Any] = [None] * (2 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):
             result[2 + i] = gradient
@@ -213,6 +240,27 @@ def _ahead(leaf: Any, steps: Sequence[Step] | None) -> Any:
 def _look_like(leaf: Tensor, other: Tensor) -> None:
     with torch.no_grad(), versions_kept(leaf):
         leaf.as_strided_(other.shape, other.stride(), other.storage_offset())
+
+
+def differentiable_of(context: Any) -> Differentiable | None:
+    """The program of a node of autograd; None if it is no program's."""
+    return context.program if context._forward_cls is _Apply else None
+
+
+def sizes_beside(context: Any) -> list[int]:
+    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where it makes zeros."""
+    return [n for shape in (*(t.shape for t in context.late), *context.shapes) for n in shape]
+
+
+def require_saved_versions(context: Any) -> None:
+    """``RuntimeError``, as in eager PyTorch, where somebody has written to what a node needs, and autograd does not know that it does."""
+    _require_versions(context.watched)
+
+
+def write_back(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """What backward writes to tensors."""
+    for target, value in zip(targets, values, strict=True):
+        _write(target, value)
 
 
 def _write(target: Tensor, value: Tensor) -> None:

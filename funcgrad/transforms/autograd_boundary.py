@@ -15,7 +15,7 @@ from ..capture.inner import Inner
 from ..errors import TraceError, UnsupportedTransformError
 from ..executable import Executable
 from ..generators import Drawn
-from ..graphs import Graph, drawn_from, has_effect, is_random, is_view, pass_of, restrict, storage_map, value_of
+from ..graphs import Graph, bodies_of, drawn_from, has_effect, is_path_check, is_random, is_view, pass_of, restrict, storage_map, value_of
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -25,7 +25,7 @@ from ..runtime.execute import Differentiable
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
 from ..torch_private import generator_id
-from .definition import Pullback
+from .definition import Pullback, name_of
 from .pure import Pure, require_repeatable
 
 
@@ -106,7 +106,31 @@ def differentiable(found: CapturedCall, made: Executable, pullback: Callable[...
         pullback=derivative,
         refused=found.refused,
         draws=_draws(graphs[0], inner),
+        name=name_of(found.root),
+        copied=_copied(found, made),
     )
+
+
+def _copied(found: CapturedCall, made: Executable) -> Graph | str:
+    """The graph of the backward half, where it may be copied into that of a larger backward pass; or why it may not."""
+    if found.refused is not None:
+        return "cannot be differentiated"
+    if len(made.graphs) != 2:
+        return "is itself a gradient"
+    if made.joint.wrappings:
+        return "takes or makes wrapper subclasses"
+    backward = made.graphs[1]
+    if any(map(is_path_check, backward.fx.nodes)):
+        return "reads values in its backward pass"
+    for slot, node in zip(backward.signature.ins, backward.placeholders, strict=True):
+        value = value_of(node)
+        if not isinstance(value, (Tensor, int, float, torch.SymInt, torch.SymFloat)) or isinstance(value, bool):
+            return f"saves {slot}, a {type(value).__name__}"
+        if isinstance(slot, Late) and isinstance(value, Tensor) and value.clone().stride() != value.stride():
+            return f"reads {slot}, which does not lie densely"
+    if made.joint.sizes is not None and any(bodies_of(node) for node in backward.fx.nodes):
+        return "has control flow over sizes that vary"
+    return backward
 
 
 def _draws(graph: Graph, inner: Inner) -> tuple[Drawn, ...]:

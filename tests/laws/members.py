@@ -89,7 +89,7 @@ def _pair_of_backwards(module: Any, given: Any) -> Pair:
         regions.reset()
         region = fg.compiled_autograd(backend="aten")
         found = _called(captured, captured, given.args, given.kwargs, region)
-        return found, region.captures <= 1, regions.refusals(region)
+        return found, len(region.captures) <= 1, regions.refusals(region)
 
     return (lambda: (_called(eager, eager, given.args, given.kwargs), True, "")), under_region
 

@@ -239,7 +239,7 @@ def of_engine(sample: Sample, backend: str) -> Iterator[Pair]:
         regions.reset()
         region = fg.compiled_autograd(backend=backend)
         found = gradients(region)
-        return found, region.captures <= 1, regions.refusals(region)
+        return found, len(region.captures) <= 1, regions.refusals(region)
 
     yield (lambda: (gradients(contextlib.nullcontext()), True, "")), captured
 

@@ -1,0 +1,205 @@
+"""Regions of ``fg.jit`` in a captured backward pass: the graphs of their backward halves, copied node by node in the place of calls.
+
+A region comes in three parts. The prologue is an opaque call: it looks whether what was saved is what it was, and takes the tensors that
+are read as they are then. The graph is copied under names of its own (``aot3_mul``), so that what stands around it is fused with it, and
+what nobody reads is not computed. The epilogue, where backward writes to tensors, is an opaque call that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx
+
+from ..capture.floats import NotSymbolicError
+from ..capture.trace import Trace
+from ..graph_primitives import Opaque, again, getitem, scalar, size
+from ..graphs import Graph, value_of, where_of
+from ..runtime.execute import Differentiable, differentiable_of, require_saved_versions, write_back
+from ..slots import Cotangent, Late
+from ..torch_private import expression, is_operator, is_size, python_text, without_modes
+from .statements import Function
+from .tokens import Ref
+
+
+class Region(Function):
+    """The backward of a region that may be copied. ``sizes``: the ints among what it has saved, then ``sizes_beside``, as the engine hands
+    them over."""
+
+    def __init__(self, given: Sequence[bool], sizes: Sequence[Ref]) -> None:
+        super().__init__(given)
+        self.sizes = tuple(sizes)
+
+
+def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any]) -> tuple[Function, str | None]:
+    """What runs the backward of an ``autograd.Function``; and of a compiled region, why it stays a call, if it does."""
+    program = differentiable_of(context)
+    if program is None:
+        return Function(given), None
+    if isinstance(program.copied, str):
+        return Function(given), f"{program.name}, which {program.copied}"
+    return Region(given, refs(context._get_compiled_autograd_symints())), None
+
+
+def floats_of(context: Any) -> list[float]:
+    """The floats among what a region has saved."""
+    return [v for v in context.scalars if type(v) is float]
+
+
+def written_by(context: Any, saved: Sequence[Any], read: Callable[[Ref], Any]) -> list[Tensor]:
+    """What the backward of a region writes to. ``saved``: what stands for what it has saved, of which outputs that it writes to come
+    last; what the caller's Python unpacks is its own."""
+    outs = saved[len(saved) - len(context.program.writes_outs) :]
+    return [*context.written, *(read(ref) for ref in outs if ref.of == "inputs")]
+
+
+@frozen(eq=False)
+class _Prologue:
+    """Where a backward half begins. ``at``: where among the hooks of a run its node of autograd is."""
+
+    at: int
+
+    def __call__(self, hooks: Sequence[Any], *_: Any) -> tuple[Tensor, ...]:
+        context = hooks[self.at]
+        require_saved_versions(context)
+        return tuple(t.clone() for t in context.late)  # as they are now: the caller's Python may write to them before all is read
+
+
+@frozen(eq=False)
+class _Epilogue:
+    """Where it ends. ``n``: how many tensors it writes to; of these, the last are given, followed by what they will hold."""
+
+    at: int
+    n: int
+
+    def __call__(self, hooks: Sequence[Any], *values: Tensor) -> None:
+        context = hooks[self.at]
+        n_outs = self.n - len(context.written)
+        write_back((*context.written, *values[:n_outs]), values[n_outs : n_outs + self.n])
+
+
+class Copy:
+    """The backward half of one region, about to be copied into a trace. ``context``: its node of autograd in this run, the ``at``-th of
+    its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``."""
+
+    def __init__(self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any]) -> None:
+        self._trace, self._hooks, self._at, self._prefix = trace, hooks, at, prefix
+        self._program: Differentiable = context.program
+        self._graph: Graph = self._program.copied  # type: ignore[assignment]
+        self._symbols: dict[str, Any] = {}
+        self._values: dict[fx.Node, Any] = {}
+        self._ins = list(zip(self._graph.signature.ins, self._graph.placeholders, strict=True))
+        self._late = [node for slot, node in self._ins if isinstance(slot, Late)]
+        made = [node for slot, node in self._ins if isinstance(slot, Cotangent)] if self._program.makes_zeros else []
+        for old, new in zip((n for node in (*self._late, *made) for n in value_of(node).shape), beside, strict=True):
+            self._name(old, new)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it runs Python that may look around."""
+        opaque = any(isinstance(n.target, Opaque) and not n.target.is_pure for n in self._graph.fx.nodes)
+        return opaque or self._program.has_prologue or bool(self._program.n_written)
+
+    def __call__(
+        self, kept: Sequence[Any], cotangents: Sequence[Tensor | None], functional: Callable[[Tensor], Tensor],
+        readers: Callable[[], Sequence[fx.Node]],
+    ) -> dict[int, Tensor | None]:  # fmt: skip
+        """Copy it. ``kept``: what was saved; ``readers``: what is computed before anything is written. Returns gradients by input."""
+        program, trace = self._program, self._trace
+        incoming = [cotangents[i] for i in program.differentiable]
+        here = [t is not None for t in incoming]
+        n_kept = len(kept) - len(program.writes_outs)
+        writes = program.n_written > 0 and program.writes_now(here)
+        given = [node for _, node in self._ins if node not in self._late]
+        for node, value in zip(given, kept[:n_kept], strict=False):
+            self._enter(node, self._own(value))
+        for node, layout, value in zip(given[n_kept:], program.cotangents, incoming, strict=True):
+            laid_out = layout.zeros([self._size(n) for n in value_of(node).shape]) if value is None else layout(value)
+            self._enter(node, self._own(laid_out))
+        if program.has_prologue:
+            with without_modes(), trace.fakes:
+                like = [self._like(value_of(node)).clone() for node in self._late]
+            found = trace.opaque(_Prologue(self._at), (self._hooks,), like, name=f"{self._prefix}prologue")
+            for node, fake in zip(self._late, found, strict=True):
+                self._enter(node, fake)
+        results = self._copied()
+        n = len(program.backward_gradients)
+        if writes:
+            new = [results[i] for _, i in (*program.writes_inputs, *program.writes_outs)]
+            old = [self._own(v) for v in kept[n_kept:]]
+            args = (self._hooks, *old, *new, *readers())
+            trace.opaque(_Epilogue(self._at, program.n_written), args, (), name=f"{self._prefix}epilogue")
+        gradients = [functional(v) if isinstance(v, Tensor) else v for v in results[:n]]
+        return dict(zip(program.backward_gradients, gradients, strict=True))
+
+    def _own(self, value: Any) -> Any:
+        """A tensor of the trace as its graph knows it."""
+        return value_of(self._trace.result(value)) if isinstance(value, Tensor) else value
+
+    def _enter(self, node: fx.Node, value: Any) -> None:
+        """What stands for an input, and for the symbols among its sizes."""
+        self._values[node] = value
+        known = value_of(node)
+        pairs = zip(known.shape, value.shape, strict=True) if isinstance(known, Tensor) else ((known, value),)
+        for old, new in pairs:
+            self._name(old, new)
+
+    def _name(self, old: Any, new: Any) -> None:
+        if is_size(old):  # for one that is computed from symbols, nobody asks
+            self._symbols.setdefault(str(expression(old)), new)
+
+    def _copied(self) -> list[Any]:
+        trace, origin = self._trace, self._trace.origin
+        before = trace.prefix
+        trace.prefix = self._prefix
+        try:
+            with without_modes(), trace.fakes:
+                for node in self._graph.fx.nodes:
+                    if node.op in ("get_attr", "call_function"):
+                        trace.origin = where_of(node) or origin
+                        self._values[node] = self._copy(node)
+        finally:
+            trace.prefix, trace.origin = before, origin
+        return [self._values[r] if isinstance(r, fx.Node) else r for r in self._graph.results]
+
+    def _copy(self, node: fx.Node) -> Any:
+        """What stands for the result of a call (or for a constant), once it is recorded."""
+        trace = self._trace
+        if node.op == "get_attr":
+            return trace.tracer.__torch_dispatch__(torch.ops.aten.lift_fresh_copy.default, (), (self._graph.constants[node.target],), {})  # type: ignore[index]
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        target: Any = node.target
+        if target in (getitem, again, scalar, size):
+            return args[0] if target is again else target(*args, **kwargs)
+        if is_operator(target):
+            return trace.tracer.__torch_dispatch__(target, (), args, kwargs)
+        value = value_of(node)
+        if isinstance(target, Opaque):
+            like = [self._like(v) for v in value[: len(target.returns)]]
+            more = {"name": f"{self._prefix}{target.name}", "writes": target.writes, "is_pure": target.is_pure, "traced": target.traced}
+            return trace.opaque(target.function, args, like, **more)
+        if not isinstance(value, (Tensor, list, tuple)):  # a check
+            trace.call(target, args, kwargs, value)
+            return None
+        made = self._like(value) if isinstance(value, Tensor) else type(value)(map(self._like, value))
+        trace.record(target, args, kwargs, made)
+        return made
+
+    def _like(self, value: Any) -> Any:
+        """A fake tensor as the region's own trace knew it, in this one."""
+        if not isinstance(value, Tensor):
+            return value
+        shape, stride = ([self._size(n) for n in numbers] for numbers in (value.shape, value.stride()))
+        return torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+
+    def _size(self, n: Any) -> Any:
+        if not is_size(n):
+            return n
+        expr = expression(n)
+        names = {str(symbol) for symbol in expr.free_symbols}
+        if not names <= self._symbols.keys():
+            raise NotSymbolicError("a size in a region is of a tensor that its backward half is not given")
+        return scalar(python_text(expr), **{name: self._symbols[name] for name in names})
