@@ -746,7 +746,8 @@ def saved_inside(x, w):
 
 
 SAVED = (
-    saved_by_a_write_to_a_view, saved_inside, saved_and_differentiated, saved_of_a_result, saved_of_what_was_given, saved_by_a_custom_function, two_graphs,
+    saved_by_a_write_to_a_view, saved_inside, saved_and_differentiated,
+    saved_of_a_result, saved_of_what_was_given, saved_by_a_custom_function, two_graphs,
 )  # fmt: skip
 
 
