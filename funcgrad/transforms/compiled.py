@@ -46,7 +46,7 @@ from ..runtime.recompiles import Recompiles
 from ..sizes import SizeError
 from ..stages import Stages
 from ..subclasses import inner_tensors
-from ..torch_private import foreign_trace_active, is_legacy_batched, modes_entered, not_looked_into, transforms_or_duals
+from ..torch_private import flops_uncounted, foreign_trace_active, is_legacy_batched, modes_entered, not_looked_into, transforms_or_duals
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of
@@ -306,7 +306,12 @@ class Compiled:
             )
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
-        with self._effects, modes_entered(), outside_own_draws():  # what programs write meanwhile would be taken for what the function does
+        with (
+            self._effects,
+            modes_entered(),
+            outside_own_draws(),
+            flops_uncounted(),
+        ):  # what programs write meanwhile would be taken for what the function does
             program = self._compile_on_path(inputs, path)
         self._cache.add(program, kept_by_module(inputs.leaves))
         log(2, program.key)
