@@ -26,9 +26,10 @@ test-long: .venv/test,notebook,demo.done
 fuzz: .venv/test,notebook,demo.done
 	$(BIN)/python -m tests.laws.fuzz $(N)
 
-# The same of programs that read and write attributes, containers, globals and other Python state between calls.
+# The same of programs that read and write attributes, containers, globals and other Python state between calls; READS=--reads: of programs
+# that read values of tensors.
 fuzz-python: .venv/test,notebook,demo.done
-	$(BIN)/python -m tests.laws.python_fuzz $(N)
+	$(BIN)/python -m tests.laws.python_fuzz $(N) $(READS)
 
 lint: .venv/test,notebook,demo.done
 	$(BIN)/ruff check .

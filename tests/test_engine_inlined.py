@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
 from funcgrad.capture.floats import NotSymbolicError
@@ -355,8 +356,6 @@ def test_create_graph():
 
 def test_what_stays_a_call_says_so(compiled):
     """A region that takes a wrapper subclass."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
     def step(f, i):
         x = leaf(i)
         two = TwoTensor(torch.ones(3, 4), torch.full((3, 4), 2.0))
@@ -388,6 +387,30 @@ def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
     assert len(compiled) == 2 and not any(map(names, compiled))
     done = [event.what for event in region.events if event.what != "left alone"]
     assert done[:4] == ["captured", "called", "replayed", "ran"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_leaves_that_are_subclasses(compiled):
+    """They run statement by statement, and their gradients are of their class."""
+
+    def f(x):
+        return (x * 2).sin()
+
+    def step(f, i):
+        x = leaf(i).detach()
+        two = TwoTensor(x.clone(), x * 2).requires_grad_()
+        middle = two.exp()
+        (grad,) = torch.autograd.grad(f(two * 3).sum(), two)  # no leaf is given to this one
+        f(middle).sum().backward()
+        assert isinstance(two.grad, TwoTensor) and isinstance(grad, TwoTensor)
+        return [two.grad.a, two.grad.b, grad.a, grad.b]
+
+    wanted = [step(f, i) for i in range(3)]
+    f = fg.jit(f) if compiled else f
+    with fg.compiled_autograd() as region, pytest.warns(fg.UncompiledBackwardWarning, match="a wrapper subclass"):
+        for i in range(3):
+            torch.testing.assert_close(step(f, i), wanted[i])
+    assert not region.compiles, region.explain()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -6,6 +6,7 @@ reader. Nothing is fused, so the results are bit-equal to eager PyTorch's.
 
 from __future__ import annotations
 
+import builtins
 import itertools
 import math
 import re
@@ -200,9 +201,9 @@ class Printer:
         return [f"    {name} = {place}" for name, place in known.items() if name in named]
 
     def name(self, like: str, value: Any) -> str:
-        """A name for an object, that neither a variable of the program nor another object has."""
+        """A name for an object, that neither a variable of the program, nor another object, nor Python has: expressions call ``bool``."""
         name = re.sub(r"\W+", "_", like)
-        while name in self._taken or not name.isidentifier() or self._names.get(name, value) is not value:
+        while name in self._taken or hasattr(builtins, name) or not name.isidentifier() or self._names.get(name, value) is not value:
             name = f"_{name}"
         self._names[name] = value
         return name
@@ -225,8 +226,9 @@ class Printer:
 
     def _scalar(self, node: fx.Node) -> str:
         """A scalar expression with each symbol replaced by the variable that holds it."""
-        self._names.update(math=math, torch=torch)  # what a printed expression may name
         text = str(node.args[0])
+        for module in (math, torch):  # what an expression may name
+            text = re.sub(rf"\b{module.__name__}(?=\.)", self.name(module.__name__, module), text)
         for symbol, value in node.kwargs.items():
             text = re.sub(rf"\b{symbol}\b", self.argument(value), text)
         return text

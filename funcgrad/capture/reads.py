@@ -97,7 +97,7 @@ class Reads:
         if self.tape.is_constant([*args, *kwargs.values()]):
             return self.tape.constant(op, args, kwargs)
         is_item = op is aten._local_scalar_dense.default
-        value = self._read(lambda: self._now(op, args, kwargs), is_item)
+        value = self._read(lambda: self._now(op, args, kwargs), [args, kwargs], is_item)
         if value is NotImplemented:
             raise DataDependentOutputException(op)
         if isinstance(value, AnyNumber):
@@ -110,13 +110,15 @@ class Reads:
         """What a body of control flow reads may be another value in each step."""
         return self.allowed and not (self._trace.bodies.given or self._trace.bodies.searches)
 
-    def _read(self, look: Callable[[], Any], is_item: bool = False) -> Any:
-        """What is read next: as it is known, or as it is now; ``NotImplemented`` where nobody knows."""
+    def _read(self, look: Callable[[], Any], operands: Any, is_item: bool = False) -> Any:
+        """What is read next of ``operands``: as it is known, or as it is now; ``NotImplemented`` where nobody knows."""
         i = len(self.done)
         try:
             if not self._may_read:
                 return NotImplemented
             known = self._known[i] if i < len(self._known) else None
+            if known is not None and self._trace.current_pass == "backward":
+                self.tape.require_determined(operands)  # another run may have read of an input what this one reads when backward runs
             value = look() if known is None else known
         except UnknownValue:
             return NotImplemented
@@ -157,7 +159,7 @@ class Reads:
             return None
         if self.tape.is_constant(fake):
             return self.tape.constant(torch.clone, [fake], {})  # type: ignore[no-any-return]
-        found = self._read(lambda: self.tape.now(Tensor.tolist, [fake], {})) if reads else NotImplemented
+        found = self._read(lambda: self.tape.now(Tensor.tolist, [fake], {}), fake) if reads else NotImplemented
         if found is NotImplemented:
             return None
         self._expect(self._node(fake), found)
@@ -191,7 +193,7 @@ class Reads:
             real = None
         if real is None:
             raise DynamicOutputShapeException(op)
-        sizes = self._read(lambda: _sizes(real))
+        sizes = self._read(lambda: _sizes(real), [args, kwargs])
         with without_modes(), without_function_modes(), outside_transforms():
             reals = [r if tuple(r.shape) == size else _like(r, size) for r, size in zip(_several(real), sizes, strict=True)]
         outs = self._as_fakes(reals)

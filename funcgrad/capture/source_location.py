@@ -19,8 +19,17 @@ _ABC = "<frozen abc>"
 
 _OURS = LIBRARIES | {"sympy", "mpmath"}
 """Packages whose code runs while a program is made, whatever the function does."""
-_PASSED_ON = os.path.join("capture", "floats.py"), os.path.join("state", "hooks.py")
-"""Where Python's own errors are raised: what a float divided by 0.0 is, a symbolic one is, too; and an attribute that lacks."""
+_PASSED_ON = tuple(
+    os.path.join(*file)
+    for file in (
+        ("capture", "floats.py"), ("capture", "traced_sizes.py"), ("capture", "torch_patches.py"), ("state", "hooks.py"),
+        ("capture", "modes.py"), ("capture", "reads.py"), ("capture", "sized_calls.py"), ("capture", "math_functions.py"),
+    )
+)  # fmt: skip
+"""Where errors are raised that are the function's: what a float divided by 0.0 is, a symbolic one is, too; an attribute that lacks; and
+where PyTorch, or Python, is called for the function, and may raise in C."""
+_DEFINITIONS = os.path.join("transforms", "definition.py")
+"""What a transform means: it runs the backward pass of the function's, which PyTorch may refuse."""
 
 
 def is_user_file(filename: str) -> bool:
@@ -67,8 +76,9 @@ def user_line_of(error: BaseException) -> str | None:
 
 
 def is_defect(error: BaseException) -> bool:
-    """Whether an error is none of the function's, nor of PyTorch's, nor one that has a name: funcgrad's own code raised it."""
-    if isinstance(error, FuncgradError):
+    """Whether an error is none of the function's, nor of PyTorch's, nor one that has a name: funcgrad's own code raised it. A
+    ``RuntimeError`` is PyTorch's: funcgrad raises it where PyTorch would, in its words."""
+    if isinstance(error, (FuncgradError, RuntimeError)):
         return False
     files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
     return bool(files) and files[-1].startswith(_HERE) and not files[-1].endswith(_PASSED_ON)
@@ -78,4 +88,5 @@ def is_of_function(error: BaseException) -> bool:
     """Whether an error is the function's own, or PyTorch's in it: it came out of the caller's code, and is not what a trace refuses."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = any(package(frame.f_globals.get("__name__", "torch")) not in _OURS for frame in frames)
+    own = own or any(frame.f_code.co_filename.endswith(_DEFINITIONS) for frame in frames)
     return own and not isinstance(error, FuncgradError) and not is_defect(error)

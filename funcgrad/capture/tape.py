@@ -123,6 +123,18 @@ class Tape:
                 pending += self._calls[id(fake)].operands if id(fake) in self._calls else ()
         return True
 
+    def require_determined(self, value: Any) -> None:
+        """Raises ``UnknownValue`` where fakes stand for what this call does not determine; computes nothing."""
+        pending, seen = list(fakes_in(value)), set()
+        while pending:
+            fake = pending.pop()
+            if id(fake) in self._now or id(fake) in seen:
+                continue
+            if id(fake) not in self._calls:
+                raise UnknownValue
+            seen.add(id(fake))
+            pending += self._calls[id(fake)].operands
+
     def keep(self, fakes: Sequence[Tensor], reals: Sequence[Tensor], is_constant: bool) -> None:
         """What was computed already, of operators that are noted."""
         (self._constants if is_constant else self._now).update(zip(map(id, fakes), reals, strict=True))

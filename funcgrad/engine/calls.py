@@ -15,8 +15,8 @@ from ..torch_private import add_to_each
 from .statements import Statement, accumulate
 from .tokens import Ref, refs_in
 
-Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | None
-"""How a result of the caller's Python looked: sizes, strides, dtype, device; None: it was None."""
+Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | type[Tensor] | None
+"""How a result of the caller's Python looked: sizes, strides, dtype, device; a wrapper subclass; None: it was None."""
 
 
 @frozen(eq=False)
@@ -79,7 +79,7 @@ def calling(statement: Statement, places: Mapping[Ref, int], wanted: Sequence[bo
             if (value is not None) != want:
                 raise _other(statement, *("a tensor" if is_one else "None" for is_one in (not want, want)))
         for value, look in zip(found, looks, strict=False):
-            if look is not None and tuple(value.shape) != look[0]:
+            if isinstance(look, tuple) and tuple(value.shape) != look[0]:
                 raise _other(statement, f"a tensor of shape {list(value.shape)}", f"one of shape {list(look[0])}")
         return found
 

@@ -19,15 +19,24 @@ from torch import Tensor, fx
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
+from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
-from ..torch_private import from_functional, storage_id, to_functional, without_function_modes, without_modes
+from ..torch_private import (
+    from_functional,
+    is_wrapper_subclass,
+    storage_id,
+    to_functional,
+    without_function_modes,
+    without_modes,
+)
 from .calls import Accumulate, Block, Look, Step, calling, storing
 from .inlined import Copy, Region, written_by
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
+from .versions import Unchanged, saved_by
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
@@ -80,6 +89,8 @@ class Lowered:
     joint: Joint
     takes: tuple[int, ...]
     outputs: tuple[int | None, ...]
+    watched: tuple[int, ...]
+    """The inputs whose versions, as they are when a run begins, are the last of the hooks; where there are any."""
     numbers: Mapping[str, tuple[int, int]]
     """By symbol, where a float is found that a region has saved: among the hooks, and what that one saved."""
 
@@ -107,6 +118,11 @@ class _Lowering:
         self._inside: dict[Ref, Tensor | None] = {}
         """Fakes of what the caller's Python returns."""
         self._readers_of: Counter[Ref] = Counter()
+        self._leaves = {s.args[0] for s in statements if s.kind is Kind.STORE}
+        self._has_run_python = False
+        self._looked_at: dict[Ref, None] = {}
+        """What was saved, and has been read since Python ran."""
+        self._watched: dict[int, int] = {}
 
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
@@ -128,7 +144,8 @@ class _Lowering:
         guards = tuple(trace.symbols.guards())
         joint = evolve(Joint.of(verify(graph)), guards=guards, sizes=trace.symbols.of_sizes)
         symbols = {symbol: self._floats[path] for symbol, path in trace.symbols.floats.names.items()}
-        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found), symbols)
+        places = tuple(next(numbers) if isinstance(v, Tensor) else None for v in found)
+        return Lowered(joint, takes, places, tuple(self._watched), symbols)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,6 +158,8 @@ class _Lowering:
         symbols: dict[tuple[int, int], Any] = {}
         for i in takes:
             real, slot, dims = self._run.inputs[i], self._slot(f"inputs[{i}]"), self._symbolic.dims.get(i, {})
+            if is_wrapper_subclass(real):
+                raise _not_plain(str(slot), type(real))
             if all(first in symbols for first in dims.values()) and dims:
                 sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
                 strides = _strides_like(real, sizes)
@@ -185,8 +204,10 @@ class _Lowering:
             if is_python and any(s.kind is Kind.CALL for s in statements):
                 self._settle()
                 self._block(statements)
+                self._has_run_python = True
                 continue
             for s in statements:
+                self._look(s)
                 if s.kind is Kind.STORE:
                     variable, grad = (self._read(ref) for ref in s.args)
                     if grad is not None:
@@ -214,7 +235,22 @@ class _Lowering:
         if sum(nbytes(value_of(self._trace.result(g))) for _, g, is_new in self._stores if not is_new) > _WAITING:
             self._settle()
 
+    def _look(self, s: Statement) -> None:
+        """What a statement reads that was saved is looked at before Python runs again: not so much of it waits that it takes memory."""
+        if self._has_run_python:
+            self._looked_at |= dict.fromkeys(saved_by(s))
+            if sum(nbytes(value_of(self._trace.result(self._read(r)))) for r in self._looked_at if r not in self._leaves) > _WAITING:
+                self._require_versions()
+
+    def _require_versions(self) -> None:
+        if self._looked_at:
+            places = tuple(self._watched.setdefault(ref.at, len(self._watched)) for ref in self._looked_at)
+            nodes = [self._trace.result(self._read(ref)) for ref in self._looked_at]
+            self._looked_at.clear()
+            self._trace.opaque(Unchanged(places), (self._hooks, *nodes), (), name="versions")
+
     def _settle(self) -> None:
+        self._require_versions()
         if self._stores:
             variables, grads, new = zip(*self._stores, strict=True)
             self._stores.clear()
@@ -274,6 +310,7 @@ class _Lowering:
         copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside)
         if copy.has_effects:
             self._settle()
+            self._has_run_python = True
         kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
         memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
         gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))
@@ -286,6 +323,8 @@ class _Lowering:
         like = s.likes[i]
         if declared and look is None:
             return None
+        if isinstance(look, type):
+            raise _not_plain(f"a result of {s.name}", look)
         if isinstance(like, Ref):
             given = self._read(like)
             if given is None:
@@ -324,6 +363,14 @@ class _Lowering:
                 elif isinstance(value_of(user), Tensor) and not any(isinstance(n.target, Opaque) for n in user.users):
                     found.append(user)
         return list(dict.fromkeys(found))
+
+
+def _not_plain(what: str, kind: type) -> UnsupportedTensorError:
+    return UnsupportedTensorError(
+        f"{what} is a {kind.__name__}, a wrapper subclass, which captured backward passes do not know the inside of",
+        where=what,
+        fix="run this backward pass outside of fg.compiled_autograd()",
+    )
 
 
 def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:

@@ -171,21 +171,26 @@ class Recorder:
 
     def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         ref = self._tokens.refs(inputs[i])
-        (inputs[i],) = self._say(Kind.CALL, "tensor_hook", tensor_hook, (Ref("hooks", hook_id), ref), (ref,))
+        (inputs[i],) = self._hooked("tensor_hook", tensor_hook, (Ref("hooks", hook_id), ref), (ref,))
         return inputs
 
     def cpp_tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         ref = self._tokens.refs(inputs[i])
-        (inputs[i],) = self._say(Kind.CALL, "retain_grad", cpp_hook, (hook_id, ref), (ref,))
+        (inputs[i],) = self._hooked("retain_grad", cpp_hook, (hook_id, ref), (ref,))
         return inputs
 
     def pre_hook(self, inputs: Any, hook_id: int) -> list[Any]:
         refs = self._tokens.refs(tuple(inputs))
-        return self._say(Kind.CALL, "pre_hook", pre_hook, (Ref("hooks", hook_id), refs), refs, may_be_none=True)
+        return self._hooked("pre_hook", pre_hook, (Ref("hooks", hook_id), refs), refs, may_be_none=True)
 
     def post_hook(self, outputs: Any, inputs: Any, hook_id: int) -> list[Any]:
         made, given = self._tokens.refs(tuple(outputs)), self._tokens.refs(tuple(inputs))
-        return self._say(Kind.CALL, "post_hook", post_hook, (Ref("hooks", hook_id), made, given), made, may_be_none=True)
+        return self._hooked("post_hook", post_hook, (Ref("hooks", hook_id), made, given), made, may_be_none=True)
+
+    def _hooked(self, name: str, run: Any, args: Sequence[Any], given: Sequence[Any], **more: Any) -> list[Any]:
+        """A hook gives a gradient for each that it is given, and none in the place of one that is undefined."""
+        new = self._say(Kind.CALL, name, run, args, given, **more)
+        return [None if ref is None else token for ref, token in zip(given, new, strict=True)]
 
     def post_acc_grad_hook(self, variable: Any, hook_id: int) -> list[Any]:
         ref = self._tokens.refs(variable)

@@ -145,7 +145,7 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
         elif is_own and lies_like(grad, variable):
             variable.grad = grad
         else:
-            variable.grad = _like(variable).copy_(grad)
+            variable.grad = _like(variable, grad).copy_(grad)
     elif old.is_sparse and not grad.is_sparse:
         variable.grad = grad + old
     else:
@@ -160,10 +160,11 @@ def lies_like(grad: Tensor, variable: Tensor) -> bool:
     return made == own or all(a == b or n == 1 for a, b, n in zip(made, own, variable.shape, strict=True))
 
 
-def _like(variable: Tensor) -> Tensor:
+def _like(variable: Tensor, grad: Tensor) -> Tensor:
+    """Memory for a gradient, of the same class as ``grad``, that lies as its leaf does."""
     if _is_dense(variable):
-        return torch.empty_strided(variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device)
-    return torch.empty(variable.shape, dtype=variable.dtype, device=variable.device)
+        return grad.new_empty_strided(variable.shape, variable.stride(), dtype=variable.dtype, device=variable.device)
+    return grad.new_empty(variable.shape, dtype=variable.dtype, device=variable.device)
 
 
 def _is_dense(variable: Tensor) -> bool:

@@ -1,6 +1,6 @@
 """Random programs with hooks: what the caller's Python sees of a backward pass, in which order, is what it sees in eager PyTorch.
 
-``python -m tests.laws.hooks N SEED`` runs N of them.
+``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions.
 """
 
 from __future__ import annotations
@@ -30,18 +30,51 @@ class Scaled(torch.autograd.Function):
         return g * 2 + 0 * ctx.saved_tensors[0], None
 
 
+class Counted(torch.autograd.Function):
+    """Reads a buffer in backward, and writes to it."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, buffer: Tensor) -> Tensor:
+        ctx.buffer = buffer
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g: Tensor):
+        found = g * ctx.buffer
+        ctx.buffer.mul_(1.5)
+        return found, None
+
+
+REGIONS = tuple(
+    fg.jit(f, backend="aten")
+    for f in (
+        lambda a, b, buffer: (a * b).tanh(),
+        lambda a, b, buffer: (a.sin() - b, b.cos()),
+        lambda a, b, buffer: Counted.apply(a.sin(), buffer) - b,
+        lambda a, b, buffer: a * buffer + b,
+    )
+)
+"""Compiled functions: a single result, two of them of which one may be without a gradient, one whose backward writes, a saved buffer."""
+
+
 def summary(value: object) -> object:
     return round(float(value.double().sum()), 4) if isinstance(value, Tensor) else None
 
 
-class Program:
-    """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of each kind."""
+WRITTEN = "modified by an inplace operation"
+KINDS = ["sin", "add", "mul", "function", "view", "mean"]
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+
+class Program:
+    """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of each kind. ``regions``: of
+    the functions that it calls, some are compiled."""
+
+    def __init__(self, seed: int, regions: bool) -> None:
+        self.seed, self.kinds = seed, KINDS + ["region"] * 4 * regions
 
     def __call__(self) -> tuple[list, list[Tensor | None], str]:
         rng = random.Random(self.seed)
+        self.buffer = torch.ones(2, 3)
         torch.manual_seed(self.seed)
         log: list = []
         leaves = [torch.rand(2, 3, requires_grad=True) for _ in range(rng.randint(1, 3))]
@@ -58,11 +91,18 @@ class Program:
             torch.autograd.backward([(r * r).sum() for r in roots])
         except ArithmeticError as raised:
             error = repr(raised)
-        return log, [leaf.grad for leaf in leaves], error
+        except RuntimeError as raised:
+            if WRITTEN not in str(raised):
+                raise
+            return log, [], WRITTEN
+        return log, [*(leaf.grad for leaf in leaves), self.buffer], error
 
     def _step(self, rng: random.Random, values: list[Tensor], log: list) -> Tensor:
         a, b = rng.choice(values), rng.choice(values)
-        kind = rng.choice(["sin", "add", "mul", "function", "view", "mean"])
+        kind = rng.choice(self.kinds)
+        if kind == "region":
+            found = rng.choice(REGIONS)(a, b, self.buffer)
+            return rng.choice(found) if isinstance(found, tuple) else found
         if kind == "sin":
             return a.sin()
         if kind == "add":
@@ -100,7 +140,7 @@ class Program:
 
             value.register_hook(nested)
         elif value.grad_fn is not None and kind == "pre":
-            value.grad_fn.register_prehook(lambda gs: (say("pre", gs[0]), tuple(g * 2 for g in gs))[1])
+            value.grad_fn.register_prehook(lambda gs: (say("pre", gs[0]), tuple(None if g is None else g * 2 for g in gs))[1])
         elif value.grad_fn is not None:
             value.grad_fn.register_hook(lambda ins, outs: say("post", outs[0]))
 
@@ -113,9 +153,9 @@ class Program:
             leaf.register_post_accumulate_grad_hook(lambda p: log.append(("after again", i)))
 
 
-def check(seed: int, times: int = 2, **options: object) -> None:
+def check(seed: int, times: int = 2, regions: bool = False, **options: object) -> None:
     """Run one program in eager PyTorch, then captured; raises ``AssertionError`` where they differ."""
-    program = Program(seed)
+    program = Program(seed, regions)
     wanted_log, wanted, wanted_error = program()
     with fg.compiled_autograd(**options) as region:
         for _ in range(times):
@@ -136,4 +176,6 @@ if __name__ == "__main__":
     count, first = (int(text) for text in (*sys.argv[1:], "300", "0")[:2])
     for seed in range(first, first + count):
         check(seed, backend="aten")
+    for seed in range(first, first + count):
+        check(seed, regions=True, backend="aten")
     print(f"{count} programs run as in eager PyTorch")

@@ -15,11 +15,12 @@ import sys
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import torch
 
+from . import python_reads
 from .python_kinds import Kind
 from .python_programs import generate, minimise, shown
 from .python_running import Outcome, check
@@ -107,11 +108,11 @@ def statements_of(program: Program) -> tuple[str, ...]:
     return tuple(unit.template for unit in (*program.units, *program.steps) if isinstance(unit, Unit))
 
 
-def over(results: Iterable[Result]) -> list[str]:
+def over(results: Iterable[Result], ceilings: Mapping[str, float] = CEILINGS) -> list[str]:
     """The ways more programs go than may."""
     results = list(results)
     ways = Counter(way for result in results for way in result.ways)
-    allowed = {way: math.ceil(CEILINGS.get(way, OTHERWISE if way.startswith(("refused", "warns")) else 0) * len(results)) for way in ways}
+    allowed = {way: math.ceil(ceilings.get(way, OTHERWISE if way.startswith(("refused", "warns")) else 0) * len(results)) for way in ways}
     return [f"{count} of {len(results)}, {allowed[way]} may: {way}" for way, count in ways.most_common() if count > allowed[way]]
 
 
@@ -138,13 +139,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--shown", type=int, default=20, help="how many programs are printed")
     parser.add_argument("--shrink", choices=("no", "quickly", "wholly"), default="wholly")
+    parser.add_argument("--reads", action="store_true", help="programs that read values of tensors")
     parser.add_argument("--only", help="print programs whose way has this in it")
     asked = parser.parse_args()
+    of, ceilings = (python_reads.KINDS, python_reads.CEILINGS) if asked.reads else (KINDS, CEILINGS)
     start, printed = time.time(), 0
     results: list[Result] = []
     with multiprocessing.Pool(asked.jobs, maxtasksperchild=500) as pool:
         seeds = range(asked.first, asked.first + asked.n)
-        for result in pool.imap_unordered(functools.partial(examine, shrink=asked.shrink), seeds, chunksize=10):
+        for result in pool.imap_unordered(functools.partial(examine, shrink=asked.shrink, of=of), seeds, chunksize=10):
             results.append(result)
             if result.text and printed < asked.shown and (not asked.only or any(asked.only in way for way in result.ways)):
                 printed += 1
@@ -158,7 +161,7 @@ def main() -> int:
     for way, count in ways.most_common():
         seeds = [str(result.seed) for result in results if way in result.ways] if way.startswith(("differs", "crashed", "compiles")) else []
         print(f"{count:6}  {way}" + (f" (seeds {', '.join(seeds[:4])})" if seeds else ""))
-    found = over(results)
+    found = over(results, ceilings)
     print("\n".join(["", "above their ceilings:", *found] if found else []))
     return int(bool(found))
 

@@ -31,6 +31,8 @@ class Kind:
     weight: float = 1.0
     keeps_history: bool = False
     """Whether it stores a tensor with its history, of which a gradient makes no promise."""
+    reads_values: bool = False
+    """Whether what the function does depends on values of tensors, of its arguments too: then another value is another world."""
 
 
 # ── syntax that fits any place ───────────────────────────────────────────────────────────────────────────────────

@@ -142,8 +142,9 @@ def _run_script(
         before = look() if "call(" in source and looks_before else None
         if before is not None and compiled:
             mentioned = look(frozenset(program.bystanders)) if program.bystanders else before
-            lines = [what if not isinstance(what, torch.Tensor) else "" for _, what in mentioned.lines]
-            seen.key = source, torch.is_grad_enabled(), mentioned.ids, lines
+            reads = any(part.kind.reads_values for part in program.parts)
+            lines = [(repr(what.tolist()) if reads else "") if isinstance(what, torch.Tensor) else what for _, what in mentioned.lines]
+            seen.key = source, torch.is_grad_enabled(), mentioned.ids, lines, torch.get_rng_state().tolist() if reads else None
         try:
             exec(source, space)
         except fg.FuncgradError as error:
@@ -176,7 +177,7 @@ def _is_own(module: str | None) -> bool:
 
 def _snapshot(snapshot: Snapshot, space: dict[str, Any], known: set[str]) -> Snapshot:
     for name in sorted(space.keys() - known):
-        if name not in ("__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__"):
+        if name not in ("__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__warningregistry__"):
             snapshot.see(name, space[name])
     for name in sorted(os.environ):
         if name.startswith("FUZZ_"):

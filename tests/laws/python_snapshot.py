@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import logging
+import math
 import random
 import types
 import weakref
@@ -199,7 +200,9 @@ def first_difference(expected: Snapshot, found: Snapshot, names: tuple[str, str]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two lines say the same; tensors do up to rounding."""
+    """Whether two lines say the same; tensors, and floats that may have been read of them, do up to rounding."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, 1e-4, 1e-5, equal_nan=True)
+    if isinstance(a, str) and isinstance(b, str) and a[:6] == b[:6] == "float ":
+        return a == b or (float(a[6:]) != 0 and math.isclose(float(a[6:]), float(b[6:]), rel_tol=1e-5))
     return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)

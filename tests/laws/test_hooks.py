@@ -9,3 +9,9 @@ from . import hooks
 def test_hooks_see_what_they_see_in_eager(first):  # S3-50
     for seed in range(first, first + 50):
         hooks.check(seed, backend="aten")
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_hooks_around_compiled_regions(first):
+    for seed in range(first, first + 20):
+        hooks.check(seed, regions=True, backend="aten")

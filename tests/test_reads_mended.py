@@ -1,0 +1,101 @@
+"""Programs that read values of tensors, as random ones found them: eager PyTorch is the oracle, step by step."""
+
+import math
+import re
+
+import pytest
+import torch
+from closeness import assert_rounded
+from test_reads import BACKENDS
+from test_state import X
+from test_state_mended import run
+
+import funcgrad as fg
+
+Y = torch.tensor([0.3, -0.7, 1.2])
+
+SCRIPTS = {
+    # what PyTorch refuses in C++, called by a mode, or Python does in C: as in eager PyTorch, with what was written before
+    "a tensor is no number": ("n = 0\ndef f(x):\n    global n\n    n += 1\n    return x * int(x)", "call(); call()"),
+    "a number of a tensor after a read": (
+        "d = {}\ndef f(x):\n    d[bool((x > 0).any())] = x * 2\n    return x * int(d.get(True))",
+        "call(); call()",
+    ),
+    "an object without a length": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * len(torch.float32)", "call(); call()"),
+    "a root of a negative number": ("w = torch.zeros(())\nk = -1.0\ndef f(x):\n    w.add_(1)\n    return x * math.sqrt(k)", "call(); k = -4.0; call()"),
+    "a mask of another shape": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x[torch.zeros(2) > 1]", "call(); call()"),
+    "an unknown keyword": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return torch.ones_like(x, none=1)", "call(); call()"),
+    "an index that was read": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * x[int((x > 0).sum()) + 1]", "call(); call()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_a_script_does_what_it_does_in_eager(case):
+    source, script = ("import math\n" + SCRIPTS[case][0], SCRIPTS[case][1])
+    assert run(source, script, lambda f: fg.jit(f, backend="aten")) == run(source, script, lambda f: f)
+
+
+def test_a_gradient_that_pytorch_refuses_has_written_what_it_wrote_before():
+    def f(x):
+        y = x.exp()
+        y.mul_(2)
+        seen.add_(1)
+        return y.sum()
+
+    seen = torch.zeros(())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        fg.grad_compiled(f, backend="aten")(X)
+    assert seen == 1
+
+
+@BACKENDS
+def test_names_of_arguments_are_no_names_of_python(backend):
+    """Printed expressions call ``bool``, which is a dtype, too, and functions of ``math``."""
+
+    def of_modules(math_, scale):
+        return math_ * math.sqrt(math_.sum().item() + 10) * (3 if math_.sum().item() else 2) + scale
+
+    def of_types(x):
+        return (x * (3 if round(x.sum().item(), 1) else 2)).to(torch.bool)
+
+    space = {"m": math}
+    exec("def f(math, bool):\n    return math * m.sqrt(math.sum().item() + 10) * (3 if math.sum().item() else 2) + bool", space)
+    for f, arguments in ((of_modules, (Y,)), (space["f"], (Y,)), (of_types, ())):
+        compiled = fg.jit(f, backend=backend)
+        for k in (1.0, 2.0, 3.0):
+            assert_rounded(compiled(X * k, *arguments), f(X * k, *arguments))
+        assert compiled.cache_info().misses == 2
+
+
+class ReadsItsInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return (g * 3 if x.sum() > 0 else g * 5) + x[x > 0].sum()
+
+
+def test_what_backward_reads_of_an_argument_is_read_when_it_runs():
+    """The caller may write to it before: that forward checks it already, the partition refused."""
+    f = lambda x: x * ReadsItsInput.apply(x).sum()  # noqa: E731
+    compiled = fg.jit(f)
+    for k in (1.0, -1.0, 2.0, -2.0):
+        found = []
+        for g in (f, compiled):
+            leaf = (X * k).requires_grad_()
+            out = g(leaf)
+            out.sum().backward()
+            found.append((out, leaf.grad))
+        assert_rounded(*found)
+
+
+def test_what_is_printed_says_bool_of_python():
+    compiled = fg.jit(lambda x: x.to(torch.bool) * (2 if x.sum().item() else 3), backend="aten")
+    for k in (1.0, 2.0):
+        compiled(X * k)
+    source = str(compiled.program(X * 3).sources[0])
+    assert re.search(r"\bbool\(", source) and "dtype=_bool" in source
