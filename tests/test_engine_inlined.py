@@ -423,6 +423,19 @@ def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
     assert done[:4] == ["captured", "called", "replayed", "ran"]
 
 
+@pytest.mark.parametrize("options, why", [({"numerics": "eager"}, 'numerics="eager"'), ({"memory_budget": "1MiB"}, "memory_budget")])
+def test_what_a_region_promises_is_kept(compiled, options, why):
+    """That it computes to the last bit what eager PyTorch does, or stays within a budget, a larger graph would not keep."""
+
+    def step(f, i):
+        x = leaf(i)
+        f(x.exp()).sum().backward()
+        return [x.grad]
+
+    region = same_as_eager(lambda x: x.sin().tanh(), step, 3, **options)
+    assert why in region.explain() and not any(map(names, compiled))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_leaves_that_are_subclasses(compiled):
     """They run statement by statement, and their gradients are of their class."""
