@@ -373,7 +373,7 @@ def writes_a_clone(x: Tensor) -> Tensor:
 def restrides_and_gives(x: Tensor) -> Tensor:
     x.unsqueeze_(0)
     x.data = torch.ones(3)
-    return x.sum()
+    return x.detach().sum()
 
 
 def gives(x: Tensor) -> Tensor:
@@ -499,20 +499,22 @@ row("a write in a gradient", MUTATION, "", writes, numbers, transform=fg.grad_co
 row("a write to an inference tensor", MUTATION, "inference tensor", writes, inference, fixed_args=ones(), where="x")
 row("a write that requires grad, to memory that overlaps itself", MUTATION, "overlaps itself what requires grad", lambda x: x.mul_(WEIGHT[0]).sum(),
     lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),), fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum())
-row("other memory and other sizes", MUTATION, "also changes how it looks", restrides_and_gives, ones(), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
+row("other memory of a view that requires grad, and other sizes", MUTATION, "writes to it, or changes its sizes, a view that requires grad",
+    restrides_and_gives, lambda: ((torch.ones(4, requires_grad=True) * 1)[1:],), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
 row("other memory of other sizes, with a history", MUTATION, "goes back through it", lambda x, y: (setattr(x, "data", y), x * 2)[1],
     lambda: (*leaf(), torch.ones(4)), fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1])
 row("other memory of a subclass", MUTATION, "of another class or device", lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
     lambda: (pair(), pair()), fixed=lambda x, y: y.a * 2)
-row("set_ of what requires grad", MUTATION, "", lambda x: x.set_(WEIGHT).sum(), ones(), fixed=lambda x: (setattr(x, "data", WEIGHT.detach()), x.sum())[1])
+row("set_ of what others share a history with", MUTATION, "where others have that history", lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2), leaf,
+    fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2))
 row("set_ of a storage", MUTATION, "of a storage", lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),
     fixed=lambda x: x.set_(torch.ones(4)).sum())
 row("other memory in two ways", MUTATION, "in two ways", lambda x: (x.set_(torch.ones(3)), gives(x))[1], ones(), fixed=sets)
 row("detach_ and a write", MUTATION, "detaches x", detaches, ones(), fixed=lambda x: (x.detach() * WEIGHT).sum(), where="x")
 row("resize_ into what lies around", MUTATION, "memory that lies around it", resizes, with_surroundings,
     fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1)
-row("resize_ of what was given", MUTATION, "resizes other memory", lambda x: (x.set_(torch.ones(3)), x.resize_(2), x.sum())[2], ones(),
-    fixed=lambda x: x.set_(torch.ones(2)).sum())
+row("resize_ of what was given", MUTATION, "resizes other memory", lambda x: (x.set_(torch.ones(3)), x.resize_(5).zero_(), x.sum())[2], ones(),
+    fixed=lambda x: x.set_(torch.zeros(5)).sum())
 row("backward to a leaf with a hook", MUTATION, "hooks of it would have to run", runs_backward, hooked, fixed=hook_outside,
     fixed_args=leaf, where="x")
 row("the gradient of a leaf with a hook", MUTATION, "hooks of it would have to run", asks_for_the_gradient, hooked, fixed=hook_outside,
@@ -815,8 +817,8 @@ row("other memory of what was used", MUTATION, "after it was used", lambda x, y:
     lambda: (*leaf(), torch.ones(3)), fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2))
 row("other memory of a view, and a write", MUTATION, "to a view of it, or to what it is a view of", gives_a_view, lambda: (torch.ones(3), torch.ones(2)),
     fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1])
-row("other memory of a view that requires grad", MUTATION, "gives a view that requires grad other memory", lambda x, y: under_no_grad(x[1:].set_)(y) * 1,
-    lambda: (*leaf(), torch.ones(2)), fixed=lambda x, y: y * 1)
+row("other memory of a part of unbind", MUTATION, "once its base was written to", lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
+    lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)), fixed=lambda x, y: y * 1)
 row("a view taken under no_grad of what gets a history", MUTATION, "taken under no_grad of what it detached", views_and_writes, leaf, where="result",
     fixed=lambda x: (lambda z: (z.copy_(WEIGHT * 2), z.t())[1])(x.data))
 row("out= of another size that requires grad", MUTATION, "requires grad other memory (out=)", under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),

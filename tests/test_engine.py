@@ -413,3 +413,42 @@ def test_a_hook_that_keeps_what_it_returns():
         return [x.grad, *kept]
 
     same_as_eager(program, 3)
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_what_was_saved_and_is_written_to_by_a_hook(function):
+    """Eager PyTorch raises where it is read next, and no hook runs any more."""
+
+    def program(log):
+        saved, x = torch.ones(3), torch.ones(3, requires_grad=True)
+        y = x.exp() * saved
+        z = Twice.apply(y, 3) if function else y.sin()
+        x.register_hook(lambda g: log.append("x"))
+        y.register_hook(lambda g: log.append("y"))
+        z.register_hook(lambda g: (log.append("z"), saved.add_(1))[0])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (z * 2).sum().backward()
+        assert x.grad is None
+        return [saved]
+
+    same_as_eager(program, 3)
+
+
+def test_what_was_saved_may_be_written_to_once_it_is_read():
+    """An optimiser that steps in backward, as soon as it has a gradient."""
+    torch.manual_seed(0)
+    model = mlp()
+
+    def program(log):
+        here = mlp()
+        here.load_state_dict(model.state_dict())
+        for p in here.parameters():
+            p.register_post_accumulate_grad_hook(sgd)
+        here(torch.ones(2, 8)).pow(2).sum().backward()
+        return list(here.parameters())
+
+    def sgd(p):
+        with torch.no_grad():
+            p.sub_(0.1 * p.grad)
+
+    same_as_eager(program, 3)

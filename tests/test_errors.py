@@ -390,21 +390,19 @@ def sets_other_memory(x):
     return x.sum()
 
 
-def unsqueezes_and_sets_data(x):
+def sets_data_of_a_view_it_unsqueezes(x):
     x.unsqueeze_(0)
     x.data = torch.ones(3)
-    return x.sum()
+    return x.detach().sum()
 
 
-def sets_data_of_another_dtype(x):
+def a_view():
+    return (torch.arange(4.0).requires_grad_() * 1)[1:]
+
+
+def computes_with_data_of_another_dtype(x):
     x.data = torch.ones(3, dtype=torch.float64)
     return x.sum()
-
-
-def sets_data_of_a_leaf(x):
-    y = (x * x).sum()
-    x.data = torch.ones(3)
-    return y
 
 
 def sets_data_and_writes(x):
@@ -453,8 +451,7 @@ def detaches_and_writes(x):
 @pytest.mark.parametrize(
     ("f", "make", "where", "what", "fix"),
     [
-        (unsqueezes_and_sets_data, lambda: torch.ones(3), "x", "gives x other memory (.data =, set_, resize_, out=) and also", "copy_()"),
-        (sets_data_of_a_leaf, a_leaf, "x", "and its result is differentiated", "detached"),
+        (sets_data_of_a_view_it_unsqueezes, a_view, "x", "gives x other memory (.data =, set_, resize_, out=) and writes to it", "copy_()"),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
         (runs_backward_after_a_hidden_write, a_computed_tensor, "x", "history of x, after a write through .data", "autograd.grad"),
         (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "what the hook does"),
@@ -477,7 +474,7 @@ def test_mutation_that_is_refused_names_the_tensor(f, make, where, what, fix):
         (doubles, a_leaf, "mul_("),
         (doubles, a_view_of_a_leaf, "mul_("),
         (sets_other_memory, a_leaf, "x.set_("),
-        (sets_data_of_another_dtype, a_leaf, "x.data ="),
+        (computes_with_data_of_another_dtype, a_leaf, "x.data ="),
         (sets_memory_of_a_storage, lambda: torch.ones(3), "x.set_("),
         (resizes_into_its_surroundings, lambda: torch.ones(3), "resize_("),
         (writes_a_parameter, lambda: torch.ones(3), "mul_("),

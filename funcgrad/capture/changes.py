@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
-from ..autograd_state import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, view_base
+from ..autograd_state import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, version_of, view_base
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import type_text
 from ..slots import Base
@@ -251,48 +251,49 @@ def refuse_stores(
     changes: Mapping[Source | Base, Change],
     differentiable: bool,
     in_backward: Sequence[Tensor],
+    of_moved: Sequence[Source],
     used: Callable[[Callable[[Tensor], bool]], bool],
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
-    ``in_backward``: what a backward pass writes to; ``used``: whether it may come to what was computed of some tensors.
+    ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like in the end;
+    ``used``: whether it may come to what was computed of some tensors.
     """
     tensors = dict(named)
 
     def is_used(tensor: Tensor) -> bool:
         return used(lambda t: lineage.path(t, lambda u: u is tensor, True)[0] is tensor)
 
-    done = [key for key, change in changes.items() if change.data or change.restrides or change.in_backward]
-    touched = {slot for key in done for slot in (key.of if isinstance(key, Base) else (key,))}
-    shared = {slot for group in neighbours(named) if touched & set(group) for slot in group}
     for slot in stores:
-        own, faults = mirrored[id(tensors[slot])].seen, []
-        resized = lineage.how_given(own) == "resize_"
+        mirror, faults = mirrored[id(tensors[slot])], []
+        own = mirror.seen
+        resized = lineage.how_given(own).how == "resize_"
         change = changes.get(slot, Change())
-        if change.restrides or (change.in_backward and not resized):
-            faults.append("also changes how it looks, or writes to it in a backward pass")
+        if change.in_backward and not resized:
+            faults.append("writes to the one it had in a backward pass")
         if resized and lineage.is_looked_at(own):
             faults.append("takes views of it before")
         now = lineage.current(own)
-        if any(slot in group for group in neighbours(named)) and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
+        if resized and lineage.how_given(own).written and any(slot in group for group in neighbours(named)):
             faults.append("writes to it, though others share its memory")
         others = {id(mirrored[id(t)].seen): other for other, t in reversed(named) if t is not tensors[slot]}
         source = others.get(id(lineage.path(stores[slot], lambda t, others=others: id(t) in others)[0]))  # type: ignore[misc]
         if any(t is now for t in in_backward):
             faults.append("writes to it in a backward pass")
-        if slot in shared:
-            faults.append("writes to one that shares that memory")
-        if source is not None and changes.get(source, Change()).restrides:
+        if slot in of_moved or (source is not None and changes.get(source, Change()).restrides):
             faults.append("changes how the one looks whose memory it is given")
-        shares = any(storage_id(t) == storage_id(stores[slot]) for t, _ in lineage.written(lambda t: True))
+        elsewhere = lineage.written(lambda t, now=now: lineage.path(t, lambda u: u is now, True)[0] is not now)  # type: ignore[misc]
+        shares = any(storage_id(t) == storage_id(stores[slot]) for t, _ in elsewhere)
         # eager PyTorch's own backward may read the new values, or the old ones
-        if differentiable and tensors[slot].numel() and (is_used(own) or (is_used(now) and shares)):
+        if differentiable and tensors[slot].numel() and is_used(now) and shares:
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
-        if own.requires_grad and view_base(own) is not None and lineage.written(lambda t, now=now: t is now):  # type: ignore[misc]
-            faults.append("then writes to it, a view that requires grad")
-        if not own.requires_grad and lineage.current(own).requires_grad:
+        given = lineage.how_given(own)
+        renewed = given.how == "data" and (given.restrides or given.written or version_of(mirror.family) != mirror.version)
+        if own.requires_grad and view_base(own) is not None and renewed:  # autograd finds its history again, by how it lies in memory
+            faults.append("writes to it, or changes its sizes, a view that requires grad")
+        if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
         if faults:
             raise MutationError(

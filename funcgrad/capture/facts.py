@@ -19,7 +19,7 @@ from .inputs import CapturedTensor
 from .memory import Overlap
 from .outputs import OutputFact
 from .questions import Asked
-from .views import HowGiven, Step
+from .views import Given, Step
 
 Source = Arg | Captured
 
@@ -91,7 +91,7 @@ class Facts(Shown):
     """The inputs that are wrapper subclasses."""
     differentiable: bool
     """Whether a program must be differentiable: something it computes depends on an input that requires grad."""
-    stores: Mapping[Source, HowGiven]
+    stores: Mapping[Source, Given]
     """The inputs that are given other memory, and how."""
     gradients: Mapping[Source, bool]
     """The inputs whose ``.grad`` is another in the end: a new tensor (True), or none."""

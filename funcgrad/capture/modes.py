@@ -215,7 +215,7 @@ class Lifter(TorchFunctionMode):
             return CALLS[func](self._trace, *args, **kwargs)
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
-            return self._restride(func, original, args, kwargs)
+            return self.restride(func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             if self._trace.graph is not None and args[0].requires_grad == on:
@@ -353,7 +353,7 @@ class Lifter(TorchFunctionMode):
                 self._trace.lineage.switched_off(tensor)
             self._trace.switched.append((tensor, on))
 
-    def _restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
 
         Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.

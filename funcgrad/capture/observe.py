@@ -349,7 +349,9 @@ class _DryRun:
         tracked = tracked or any(c.data == "tracked" for c in changes.values())
         if wrote is not None and not sources:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
-        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late, self.trace.forgotten.is_used)
+        moved = {o.path for o in outputs if o.view is not None and o.view.when == "last"}
+        of_moved = [slot for slot in stores if str(NewMemory(slot)) in moved]
+        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late, of_moved, self.trace.forgotten.is_used)
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)

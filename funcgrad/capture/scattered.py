@@ -88,6 +88,9 @@ def write(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
         if not _is_not_undone(lineage, target):
             continue
         own, root = Geometry.of(target), root_of(lineage, target)
+        if not own.numel:
+            replaced[id(target)] = target.clone()
+            continue
         if is_expanded(target) or overlaps_itself(own):
             _fill(root, target, op, args)
             return

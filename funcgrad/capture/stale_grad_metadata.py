@@ -9,7 +9,7 @@ more dimensions of size one in front, which a gradient may have.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Forgotten:
     def used(self, args: Iterable[Any], out: Any) -> None:
         """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them was forgotten."""
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(out)):
-            nodes = [t.grad_fn for t in tensors_in(out) if has_history(t)]
+            nodes = list(_saving([*tensors_in(out)], [t for a in args for t in tensors_in(a)]))
             for tensor in (t for a in args for t in tensors_in(a)):
                 self.require_known(tensor)
                 self._use(tensor, nodes)
@@ -136,3 +136,17 @@ class Forgotten:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
         if used:  # what was computed from it is still there
             self.require_known(by)
+
+
+def _saving(outs: Sequence[Tensor], args: Sequence[Tensor]) -> Iterator[Any]:
+    """The nodes of autograd between what a call returned and what it was given, but for those that save no tensor (of views, of sums)."""
+    before = {t.grad_fn for t in args if has_history(t) and not any(t is out for out in outs)}
+    pending: list[Any] = [t.grad_fn for t in outs if has_history(t)]
+    seen = before.union(pending)
+    while pending:
+        node = pending.pop()
+        if node.name() == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(node)):  # a write to a view holds another node
+            yield node
+        below = [n for n, _ in getattr(node, "next_functions", ()) if n is not None and n not in seen]
+        seen |= {*below}
+        pending += [n for n in below if not hasattr(n, "variable")]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
+from ..autograd_state import bump_version, family_of, is_stale, version_of, with_history_of, without_derivative
 from ..errors import MutationError
 from ..graphs import type_text
 from ..subclasses import is_traced
-from ..torch_private import FunctionalTensor, from_functional, without_function_modes, without_modes, without_overload
+from ..torch_private import FunctionalTensor, creation_meta, from_functional, without_function_modes, without_modes, without_overload
 from ..trees import flatten
 from .source_location import user_line
 from .torch_patches import set_
@@ -39,10 +39,11 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         )
     if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
         raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
-    if is_stale(value) or is_stale(tensor) or (tensor._is_view() and tensor.requires_grad and how != "data"):
+    found_anew = tensor._is_view() and tensor.requires_grad and how != "data"  # its history, by how it lies in memory
+    if is_stale(value) or is_stale(tensor) or (found_anew and creation_meta(tensor).name != "DEFAULT"):
         raise _of_a_view()
     own = original if is_traced(original) else trace.lift(original)
-    if trace.lineage.given(own) is not None and trace.lineage.how_given(own) != how:
+    if trace.lineage.given(own) is not None and trace.lineage.how_given(own).how != how:
         raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
     for counted in {id(t): t for t in (own, tensor)}.values() if how != "data" else ():
         bump_version(counted)  # what was saved of it, or of what shares its counter, is out of date
@@ -51,7 +52,7 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         by = with_history_of(memory, tensor)
     if how == "data":
         trace.forgotten.given(lambda t: trace.lineage.named(t) is own, f"a tensor {type_text(tensor)}")
-    if tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype):
+    if found_anew or (tensor.requires_grad and (tensor.shape, tensor.dtype) != (by.shape, by.dtype)):
         trace.forgotten.misfits(by, f"a tensor {type_text(tensor)}")
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs:
@@ -63,7 +64,7 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
 
 def _of_a_view() -> MutationError:
     return MutationError(
-        "the function gives a view that requires grad other memory, or one by a view whose base was written to since",
+        "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was written to",
         where=user_line(),
         fix="use the other tensor itself",
     )
@@ -74,26 +75,42 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
         raise MutationError("the function gives a tensor the memory of a storage (set_)", where=user_line(), fix="x.set_(y) of a tensor")
     if is_stale(tensor):
         raise _of_a_view()
-    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():  # in later runs, inputs are leaves
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}")
-    tracked = torch.is_grad_enabled() and (source.requires_grad or tensor.requires_grad)
+    if not torch.is_grad_enabled() or not (source.requires_grad or tensor.requires_grad):
+        if source is tensor:
+            bump_version(tensor)  # and nothing else
+        else:
+            give_data(trace, original, tensor, source, "set_")
+        return original
     own = original if is_traced(original) else trace.lift(original)
-    if tracked and (id(own) in trace.inputs or own is not original or tensor._is_view() or trace.lineage.given(own) is not None):
+    if trace.tracks or trace.lineage.given(own) is not None or (trace.graph is None and _is_kin(trace, own, tensor)):
         raise MutationError(
-            "the function gives a tensor with a history other memory, or one to it (set_)", where=user_line(), fix="x.data = y"
+            "the function gives a tensor with a history other memory, or one to it (set_), where others have that history",
+            where=user_line(),
+            fix="x.data = y",
         )
-    if source is tensor and not tracked:
-        bump_version(tensor)  # and nothing else
-    elif tracked:
-        memory = source.data
-        bump_version(tensor)
-        trace.lineage.give(own, without_derivative(memory), memory, "set_")
-    else:
-        give_data(trace, original, tensor, source, "set_")
+    memory = source.data
+    for counted in {id(t): t for t in (own, tensor)}.values():
+        bump_version(counted)
+    trace.lineage.give(own, without_derivative(memory), memory, "set_, tracked")
+    trace.writes.spread_versions()
     return original
+
+
+def _is_kin(trace: Trace, own: Tensor, tensor: Tensor) -> bool:
+    """Whether others go by the history of a tensor, of which nothing can be differentiated from now on: its base, that of a view, and
+    other views of that."""
+    if not tensor._is_view():
+        return any(view._is_view() for view in trace.lineage.views_of(own))
+    if id(own) not in trace.inputs:
+        return True
+    real = trace.reals[id(own)]
+    kin = any(other is not real and family_of(other) is family_of(real) for other in trace.reals.values())
+    return kin or trace.lineage.is_looked_at(own)
 
 
 def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any) -> Any:
@@ -101,6 +118,9 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     if tensor.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
     if shape == tensor.shape and not more:
+        return original
+    if not more and shape.numel() <= tensor.numel() and is_dense(tensor):
+        trace.lifting().restride(Tensor.as_strided_, original, [tensor, shape, _contiguous(shape)], {})
         return original
     real = trace.reals.get(id(original), original)
     inside = is_traced(original) and id(original) not in trace.inputs
@@ -119,6 +139,13 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
         flat = torch.cat([flat, flat.new_zeros(shape.numel() - flat.numel())])
     give_data(trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data")
     return original
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * max(size, 1))
+    return strides[: len(shape)]
 
 
 def _resize_as(trace: Trace, original: Any, tensor: Tensor, like: Tensor, **more: Any) -> Any:

@@ -221,8 +221,21 @@ def detaches(steps: Sequence[Step]) -> bool:
     return any(step.op is torch.ops.aten.detach.default for step in steps)
 
 
-HowGiven = Literal["data", "set_", "resize_"]
-"""How a tensor is given other memory: ``x.data = y``, ``x.set_(y)``, or more or less of its own: ``x.resize_(n)``."""
+HowGiven = Literal["data", "set_", "set_, tracked", "resize_"]
+"""How a tensor is given other memory: ``x.data = y``, ``x.set_(y)``, or more than its own: ``x.resize_(n)``. A ``set_`` that is tracked
+(in grad mode, one of both requires grad) has no derivative."""
+
+
+@frozen
+class Given:
+    """How a tensor is given other memory; how that changes its sizes and strides since, and whether it is written to."""
+
+    how: HowGiven
+    restrides: tuple[Step, ...] = ()
+    written: bool = False
+
+    def __str__(self) -> str:
+        return ", ".join([self.how, *(step.method for step in self.restrides)])
 
 
 class Lineage:
@@ -238,7 +251,8 @@ class Lineage:
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
         self._given: dict[int, Tensor] = {}
-        self._how_given: dict[int, HowGiven] = {}
+        self._how_given: dict[int, tuple[HowGiven, Tensor, int]] = {}
+        self._restrided_before: dict[int, int] = {}
         self._unknown: set[int] = set()
         self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
@@ -287,7 +301,9 @@ class Lineage:
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
-        self._how_given[id(tensor)] = how
+        self._how_given[id(tensor)] = how, by, version_of(by)
+        steps = self._restrides.setdefault(id(tensor), [])
+        del steps[self._restrided_before.setdefault(id(tensor), len(steps)) :]  # of memory it has no more
         self._alive += [tensor, by, memory]
 
     def version_taken(self, tensor: Tensor) -> int:
@@ -305,9 +321,10 @@ class Lineage:
         """A tensor over the memory that this one was given in the place of its own, if it was."""
         return self._given.get(id(tensor))
 
-    def how_given(self, tensor: Tensor) -> HowGiven:
+    def how_given(self, tensor: Tensor) -> Given:
         """How it was given that."""
-        return self._how_given[id(tensor)]
+        how, by, version = self._how_given[id(tensor)]
+        return Given(how, tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :]), version_of(by) != version)
 
     def is_past(self, tensor: Tensor) -> bool:
         """Whether it stood for another one until that was given other memory: it looks at memory that one has no more."""
@@ -324,8 +341,8 @@ class Lineage:
         return [t for t in taken.values() if self.path(t, lambda source: source is tensor)[0] is tensor]
 
     def restrides(self, tensor: Tensor) -> tuple[Step, ...]:
-        """The changes of how a tensor looks, in order."""
-        return tuple(self._restrides.get(id(tensor), ()))
+        """The changes of how a tensor looks, in order, before it was given other memory."""
+        return tuple(self._restrides.get(id(tensor), ())[: self._restrided_before.get(id(tensor))])
 
     def current(self, tensor: Tensor) -> Tensor:
         """What a tensor has become: itself, or the view that stands for it since it was restrided."""

@@ -36,6 +36,7 @@ from .calls import Accumulate, Block, Look, Step, calling, storing
 from .inlined import Copy, Region, written_by
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
+from .versions import Unchanged, saved_by
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
@@ -88,6 +89,8 @@ class Lowered:
     joint: Joint
     takes: tuple[int, ...]
     outputs: tuple[int | None, ...]
+    watched: tuple[int, ...]
+    """The inputs whose versions, as they are when a run begins, are the last of the hooks; where there are any."""
     numbers: Mapping[str, tuple[int, int]]
     """By symbol, where a float is found that a region has saved: among the hooks, and what that one saved."""
 
@@ -115,6 +118,11 @@ class _Lowering:
         self._inside: dict[Ref, Tensor | None] = {}
         """Fakes of what the caller's Python returns."""
         self._readers_of: Counter[Ref] = Counter()
+        self._leaves = {s.args[0] for s in statements if s.kind is Kind.STORE}
+        self._has_run_python = False
+        self._looked_at: dict[Ref, None] = {}
+        """What was saved, and has been read since Python ran."""
+        self._watched: dict[int, int] = {}
 
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
@@ -136,7 +144,8 @@ class _Lowering:
         guards = tuple(trace.symbols.guards())
         joint = evolve(Joint.of(verify(graph)), guards=guards, sizes=trace.symbols.of_sizes)
         symbols = {symbol: self._floats[path] for symbol, path in trace.symbols.floats.names.items()}
-        return Lowered(joint, takes, tuple(next(numbers) if isinstance(v, Tensor) else None for v in found), symbols)
+        places = tuple(next(numbers) if isinstance(v, Tensor) else None for v in found)
+        return Lowered(joint, takes, places, tuple(self._watched), symbols)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -195,8 +204,10 @@ class _Lowering:
             if is_python and any(s.kind is Kind.CALL for s in statements):
                 self._settle()
                 self._block(statements)
+                self._has_run_python = True
                 continue
             for s in statements:
+                self._look(s)
                 if s.kind is Kind.STORE:
                     variable, grad = (self._read(ref) for ref in s.args)
                     if grad is not None:
@@ -224,7 +235,22 @@ class _Lowering:
         if sum(nbytes(value_of(self._trace.result(g))) for _, g, is_new in self._stores if not is_new) > _WAITING:
             self._settle()
 
+    def _look(self, s: Statement) -> None:
+        """What a statement reads that was saved is looked at before Python runs again: not so much of it waits that it takes memory."""
+        if self._has_run_python:
+            self._looked_at |= dict.fromkeys(saved_by(s))
+            if sum(nbytes(value_of(self._trace.result(self._read(r)))) for r in self._looked_at if r not in self._leaves) > _WAITING:
+                self._require_versions()
+
+    def _require_versions(self) -> None:
+        if self._looked_at:
+            places = tuple(self._watched.setdefault(ref.at, len(self._watched)) for ref in self._looked_at)
+            nodes = [self._trace.result(self._read(ref)) for ref in self._looked_at]
+            self._looked_at.clear()
+            self._trace.opaque(Unchanged(places), (self._hooks, *nodes), (), name="versions")
+
     def _settle(self) -> None:
+        self._require_versions()
         if self._stores:
             variables, grads, new = zip(*self._stores, strict=True)
             self._stores.clear()
@@ -284,6 +310,7 @@ class _Lowering:
         copy = Copy(self._trace, self._hooks, at.at, context, prefix, beside)
         if copy.has_effects:
             self._settle()
+            self._has_run_python = True
         kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
         memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
         gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))

@@ -28,6 +28,7 @@ from .placement import Order, Reached, Walk, is_seen, placed
 from .record import Recorder
 from .replay import Replay
 from .statements import Kind, Statement
+from .versions import versions_of
 
 _NAMED = 4
 """Differences of two runs that are named."""
@@ -52,7 +53,8 @@ class Made:
 
     def __call__(self, run: Run) -> list[Any]:
         inputs, lowered = run.inputs, self.lowered
-        values = [run.hooks, run.packed, *[inputs[i] for i in lowered.takes]]
+        hooks = [*run.hooks, versions_of([inputs[i] for i in lowered.watched])] if lowered.watched else run.hooks
+        values = [hooks, run.packed, *[inputs[i] for i in lowered.takes]]
         if self.symbolic.alone:
             values += [torch.empty(0, run.sizes[k]) for k in self.symbolic.alone]
         if lowered.numbers:

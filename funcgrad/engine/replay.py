@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..autograd_state import version_of
+from ..runtime.execute import require_versions
 from ..torch_private import is_wrapper_subclass
 from .calls import Look
 from .lowering import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
+from .versions import saved_by
 
 
 class Replay:
@@ -20,6 +23,8 @@ class Replay:
     def __init__(self, statements: Sequence[Statement], outputs: Sequence[Any]) -> None:
         self._statements, self._outputs = statements, outputs
         self.looks: dict[int, tuple[Look, ...]] = {}
+        first = next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
+        self._saved = [saved_by(s) if i > first else [] for i, s in enumerate(statements)]
         last: dict[Ref, int] = {}
         for i, s in enumerate(statements):
             last |= dict.fromkeys([*refs_in(s.args), *s.results], i)
@@ -34,11 +39,13 @@ class Replay:
         """Run them. Each value is dropped after its last reader, as the engine does."""
         made: dict[Ref, Any] = {Ref("inputs", i): value for i, value in enumerate(run.inputs)}
         run.inputs.clear()
+        versions = {ref: version_of(made[ref]) for saved in self._saved for ref in saved}
 
         def read(ref: Ref) -> Any:
             return made[ref] if ref.of == "inputs" or not isinstance(ref.of, str) else run.read(ref)
 
-        for s, gone in zip(self._statements, self._gone, strict=True):
+        for s, saved, gone in zip(self._statements, self._saved, self._gone, strict=True):
+            require_versions((made[ref], versions[ref]) for ref in saved)
             results = s.run(*mapped(s.args, read))
             if s.kind is Kind.CALL:
                 self.looks[s.number] = tuple(map(_look, results))

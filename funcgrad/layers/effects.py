@@ -55,7 +55,9 @@ class SetStorage:
     how: HowGiven = "data"
 
     def __str__(self) -> str:
-        return f"{self.target}.data = {self.source}" if self.how == "data" else f"{self.target}.{self.how}({self.source})"
+        how, _, tracked = self.how.partition(", ")
+        given = f"{self.target}.data = {self.source}" if how == "data" else f"{self.target}.{how}({self.source})"
+        return f"{given} ({tracked})" if tracked else given
 
 
 @frozen

@@ -251,6 +251,8 @@ class _Printer:
             source = self._variables[effect.source]
             if effect.how == "set_":
                 self.lines.append(f"{self._within(False, within)}{target}.set_({source})")
+            elif effect.how == "set_, tracked":
+                self.lines.append(f"{self._within(True, within)}{target}.set_({self._to_no_end(source)})")
             else:
                 resize = f"{within}{target}.resize_({source}.shape).data.copy_({source})"
                 self.lines.append(f"{target}.data = {source}" if effect.how == "data" else resize)

@@ -176,7 +176,7 @@ class _Apply(torch.autograd.Function):
         require_saved_versions(ctx)
         # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
         if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
-            _require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
+            require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
             places = program.gradient_inputs
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             given = [None if one is None else one() for one in ctx.given]
@@ -254,7 +254,7 @@ def sizes_beside(context: Any) -> list[int]:
 
 def require_saved_versions(context: Any) -> None:
     """``RuntimeError``, as in eager PyTorch, where somebody has written to what a node needs, and autograd does not know that it does."""
-    _require_versions(context.watched)
+    require_versions(context.watched)
 
 
 def write_back(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -282,7 +282,8 @@ def _require_same_draws(own: OwnDraws) -> None:
         )
 
 
-def _require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
+def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
+    """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than expected."""
     for value, version in expected:
         if version_of(value) != version:
             raise RuntimeError(

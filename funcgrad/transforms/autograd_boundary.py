@@ -22,7 +22,7 @@ from ..layers.subclass import subclass
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
-from ..slots import Cotangent, Final, Grad, Late, Saved, Seed, Slot, outer_slot
+from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
 from ..torch_private import generator_id
 from .definition import Pullback, name_of
@@ -51,6 +51,7 @@ def differentiable(found: CapturedCall, made: Executable, pullback: Callable[...
     over_saved = _over_saved(graphs[0]) if backward else set()
     captured = {c.slot: c for c in inner.facts.captured}
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
+    changed = restrided.keys() | inner.facts.stores.keys()
 
     def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
@@ -94,10 +95,10 @@ def differentiable(found: CapturedCall, made: Executable, pullback: Callable[...
         runs=tuple(joint.runs.get(slot, frozenset()) for slot in active) if written else (),
         gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
         needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
-        copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in restrided)),
+        copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in changed)),
         watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
         watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
-        restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in restrided),
+        restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in changed),
         restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
@@ -182,17 +183,20 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
 
 
 def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
-    """The inputs whose final values autograd saves, so that nobody may write to them until backward is done; and how far writing them
-    back moves their version counters (those of ``before`` have moved already)."""
+    """The inputs whose final values, in their own memory or in other, autograd saves, so that nobody may write to them until backward is
+    done; and how far writing them back moves their version counters (those of ``before`` have moved already)."""
     found: dict[Slot, int] = {}
-    for slot, node in joint.graph.computed:
-        if isinstance(slot, Final) and slot.during == "forward" and len(graphs) == 2:
-            change, of = inner.facts.change_of(slot.of), slot.of
-            looks = [node]
-            for look in looks:
-                looks += [user for user in look.users if is_view(user)]
-            if change is not None and of in inner.signature.ins and any(pass_of(u) == "backward" for look in looks for u in look.users):
-                found[of] = int(change.data != "unversioned" and of not in before)
+    for slot, node in joint.graph.computed if len(graphs) == 2 else ():
+        if not isinstance(slot, NewMemory) and not (isinstance(slot, Final) and slot.during == "forward"):
+            continue
+        of = slot.of
+        looks = [node]
+        for look in looks:
+            looks += [user for user in look.users if is_view(user)]
+        if of in inner.signature.ins and any(pass_of(u) == "backward" for look in looks for u in look.users):
+            change = inner.facts.change_of(of)
+            moves = isinstance(slot, Final) and change is not None and change.data != "unversioned"
+            found[of] = int(moves and of not in before)
     return found
 
 

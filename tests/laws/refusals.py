@@ -30,7 +30,7 @@ CEILINGS: dict[str, float] = {
     "gives a tensor with a history other memory": 115,
     "other memory (.data =, set_, resize_, out=) and": 118,
     "that requires grad other memory of another kind": 95,
-    "gives a view that requires grad other memory": 30,
+    "a view that autograd forbids to use once its base was written to": 30,
     "resizes a tensor in place to memory that lies around it": 40,
     "after it was used, and goes back through what used it": 14,
     "to a view of it, or to what it is a view of": 14,

@@ -1,0 +1,47 @@
+"""What forward has saved, and the caller's Python writes to while backward runs: eager PyTorch raises where it is read next.
+
+A captured pass is given all of it when it begins. So it compares versions: of what a node reads after Python has run, before Python runs
+again. Between the two nobody sees whether that was done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+
+from ..autograd_state import version_of
+from ..runtime.execute import require_versions
+from .inlined import Region
+from .statements import VALIDATE, Functional, Kind, Statement
+from .tokens import Ref, refs_in
+
+
+def saved_by(s: Statement) -> list[Ref]:
+    """The inputs of a run that a statement reads as what was saved, all of them and always: an ``autograd.Function`` of the caller's need
+    not read what it has."""
+    if isinstance(s.run, Region):
+        read = s.args[2]
+    elif s.kind is Kind.PURE and isinstance(s.run, Functional) and s.run is not VALIDATE:
+        read = s.args[1:]
+    else:
+        return []
+    return [ref for ref in refs_in(read) if ref.of == "inputs"]
+
+
+@frozen
+class Unchanged:
+    """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began: of the versions then,
+    which are the last of the hooks, those at ``places``."""
+
+    places: tuple[int, ...]
+
+    def __call__(self, hooks: Sequence[Any], *saved: Tensor) -> None:
+        versions = hooks[-1]
+        require_versions((t, versions[i]) for t, i in zip(saved, self.places, strict=True))
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    return [version_of(t) for t in tensors]

@@ -1,0 +1,328 @@
+"""Other memory and sizes in place, one after the other: ``x.resize_(n)`` that shrinks, ``x.t_()`` before and after ``x.data = y``, and
+``x.set_(y)`` that autograd tracks leave the caller's tensors, and what backward reads, as eager PyTorch does."""
+
+import pytest
+import torch
+from laws.programs import Case, difference, run
+
+import funcgrad as fg
+
+
+def leaf(n=3):
+    return (torch.arange(float(n)) + 1).requires_grad_()
+
+
+def matrix():
+    return torch.arange(6.0).view(2, 3)
+
+
+def plain():
+    return matrix(), torch.arange(8.0).view(4, 2)
+
+
+def parts():
+    base = torch.arange(6.0)
+    return base[2:5], base[1:]
+
+
+def flat():
+    return torch.arange(6.0), leaf()
+
+
+def computed():
+    return matrix().requires_grad_() * 2, torch.ones(2, 3)
+
+
+# ── sizes, and other memory ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def transposed_before(x, y):
+    x.t_()
+    x.data = y
+    return (x * 2,)
+
+
+def unsqueezed_after(x, y):
+    x.data = y
+    x.unsqueeze_(0)
+    return x * 2, x[0]
+
+
+def transposed_and_written_after(x, y):
+    x.data = y * 2
+    part = x[1:]
+    x.t_()
+    x.mul_(3)
+    return part, x[0]
+
+
+def given_twice(x, y):
+    x.data = y
+    x.t_()
+    x.data = y[0]
+    x.unsqueeze_(-1)
+    return (x * 2,)
+
+
+def set_then_transposed(x, y):
+    x.set_(y)
+    x.t_()
+    x.mul_(2)
+    return (y * 2,)
+
+
+def given_then_shrunk(x, y):
+    x.data = y
+    x.resize_(3)
+    return x * 2, y
+
+
+def grown_then_unsqueezed(x, y):
+    x.resize_(9).zero_()
+    x.unsqueeze_(0)
+    return (x + 1,)
+
+
+def before_with_a_history(x, y):
+    x.t_()
+    x.data = y.t()
+    return (x * 2,)
+
+
+def after_with_a_history(x, y):
+    x.data = y
+    x.t_()
+    return (x * 2,)
+
+
+def shrunk(x, y):
+    x.resize_(2, 2)
+    return (x * 2,)
+
+
+def shrunk_beside_a_view(x, y):
+    part = x[1:]
+    x.resize_(4)
+    x.mul_(2)
+    return x * 2, part
+
+
+def shrunk_then_written_through_a_view(x, y):
+    part = x[0]
+    x.resize_(4)
+    part.mul_(2)
+    return x[1:], x, part
+
+
+def transposed_and_shrunk(x, y):
+    x.t_()
+    x.resize_(4)
+    x.mul_(2)
+    return (x * 2,)
+
+
+def a_result_is_shrunk(x, y):
+    z = x.t() * 2
+    part = z[1:]
+    z.resize_(2, 2)
+    z.mul_(2)
+    return z, part
+
+
+def a_part_is_shrunk(x, y):
+    z = x[1:]
+    z.resize_(2)
+    z.mul_(2)
+    return z, x
+
+
+def shrunk_to_nothing(x, y):
+    x.resize_(0)
+    x.sin_()
+    return (x * 2,)
+
+
+def shrunk_to_a_scalar(x, y):
+    x.resize_(())
+    return (x * 2,)
+
+
+def the_other_is_written_first(x, y):
+    y.mul_(2)
+    x.resize_(2)
+    return x, y * 2
+
+
+SIZES = [
+    *((f, plain) for f in (
+        transposed_before, unsqueezed_after, transposed_and_written_after, given_twice, set_then_transposed, given_then_shrunk, shrunk,
+        shrunk_beside_a_view, shrunk_then_written_through_a_view, transposed_and_shrunk, a_result_is_shrunk, a_part_is_shrunk,
+        shrunk_to_nothing, shrunk_to_a_scalar,
+    )),
+    *((f, computed) for f in (before_with_a_history, after_with_a_history)),
+    *((f, parts) for f in (a_part_is_shrunk, the_other_is_written_first, shrunk_to_nothing, shrunk_to_a_scalar)),
+    (grown_then_unsqueezed, lambda: (torch.empty(0), matrix())),
+    (shrunk_to_nothing, lambda: (torch.tensor(2.0), matrix())),
+]  # fmt: skip
+
+
+# ── set_ that is tracked: nothing computed of it has a derivative ────────────────────────────────────────────────────
+
+
+def set_to_what_requires_grad(x, w):
+    x.set_(w * 2)
+    return (x * 2,)
+
+
+def set_beside_what_is_differentiated(x, w):
+    x.set_(w * 2)
+    return (w * 2,)
+
+
+def set_to_a_leaf(x, w):
+    x.set_(w)
+    return (x,)
+
+
+def set_to_itself(x, w):
+    x.set_(x)
+    return (w,)
+
+
+def saved_before(x, w):
+    product = x * w
+    x.set_(w)
+    return (product,)
+
+
+def added_before(x, w):
+    total = x + w
+    x.set_(w.detach())
+    return (total,)
+
+
+def set_and_written(x, w):
+    x.set_(w * 2)
+    x.mul_(2)
+    return ()
+
+
+def set_and_unsqueezed(x, w):
+    x.set_(w * 2)
+    x.unsqueeze_(0)
+    return (w * 2,)
+
+
+def set_in_grad_mode_alone(x, w):
+    with torch.no_grad(), torch.enable_grad():
+        x.set_(w * 2)
+    return ()
+
+
+TRACKED = [
+    *((f, flat3) for f in (
+        set_to_what_requires_grad, set_beside_what_is_differentiated, set_to_a_leaf, set_and_written, set_and_unsqueezed,
+        set_in_grad_mode_alone,
+    ) for flat3 in (lambda: (torch.arange(3.0), leaf()), lambda: (torch.arange(3.0)[1:], leaf()))),
+    *((f, lambda: (leaf() * 2, leaf())) for f in (set_to_what_requires_grad, set_to_itself, set_to_a_leaf, saved_before, added_before)),
+    (set_to_a_leaf, lambda: ((leaf(5) * 2)[1:], leaf())),
+]  # fmt: skip
+
+
+# ── what backward reads ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def saved_then_shrunk(x, w):
+    product = x[:3] * w
+    x.resize_(3)
+    return (product,)
+
+
+def shrunk_then_saved(x, w):
+    x.resize_(3)
+    return (x * w,)
+
+
+def shrunk_and_written_what_requires_grad(x, w):
+    x.resize_(3).mul_(w)
+    return (x * w,)
+
+
+def a_part_is_saved(x, w):
+    product = x[1:4] * w
+    x.data = x * 7
+    return (product,)
+
+
+def saved_then_set(x, w):
+    product = x[:3] * w
+    with torch.no_grad():
+        x.set_(w * 2)
+    return (product,)
+
+
+BACKWARD = [(f, flat) for f in (
+    saved_then_shrunk, shrunk_then_saved, shrunk_and_written_what_requires_grad, a_part_is_saved, saved_then_set,
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "make"), [*SIZES, *TRACKED, *BACKWARD])
+def test_as_in_eager(f, make):
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def used_after(x, w):
+    x.data = x * 7
+    return x * w
+
+
+def set_and_used_after(x, w):
+    with torch.no_grad():
+        x.set_(w * 7)
+    return x * w
+
+
+def partly_used_before(x, w):
+    product = x[1:] * w[1:]
+    x.data = x * 7
+    return product
+
+
+@pytest.mark.parametrize("f", [used_after, set_and_used_after, partly_used_before])
+def test_a_write_to_what_backward_reads_is_noticed_when_it_runs(f):
+    """To the caller's tensor, after the call: its version counter moves, whichever memory it has been given."""
+    for function in (f, fg.jit(f)):
+        x, w = torch.arange(3.0) + 1, leaf()
+        out = function(x, w)
+        x.mul_(100)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize("of", [lambda y: y, lambda y: y * 2])
+def test_a_write_to_memory_that_was_given_moves_the_counter_of_what_it_was_given_to(of):
+    def f(x, y):
+        x.data = of(y)
+        with torch.no_grad():
+            x.mul_(2)
+        return y + 1
+
+    for function in (f, fg.jit(f)):
+        x, y = leaf(), torch.arange(3.0)
+        before = x * x
+        function(x, y)
+        assert (x._version, y._version) == (1, 0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            before.sum().backward()
+
+
+def test_the_printed_call():
+    program = fg.jit(unsqueezed_after).program(*plain())
+    assert [str(e) for layer in program.layers for e in layer.effects] == ["x.data = memory(x)", "x: unsqueeze_"]
+    program = fg.jit(set_beside_what_is_differentiated).program(torch.arange(3.0), leaf())
+    assert [str(e) for layer in program.layers for e in layer.effects] == ["x.set_(memory(x)) (tracked)"]
+    program = fg.jit(shrunk).program(*plain())
+    assert "x.as_strided_((2, 2), (2, 1))" in program.call.text
