@@ -13,7 +13,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.source_location import user_line
 from ..errors import FuncgradError, UncompiledBackwardWarning
 from ..executable import Executable, compile_joint
-from ..graph_primitives import guard_holds
+from ..graph_primitives import all_of, guard_holds
 from ..options import Options, log
 from ..runtime.key import ambient
 from ..show import Doc, Several, Shown
@@ -244,7 +244,7 @@ class Captured(Shown):
         missing = [run.inputs[i].grad is None for i in self.stored]
         memory = self._memory(run, takes)
         known = executable.joint.sizes
-        conditions = list(executable.joint.conditions)
+        conditions = all_of(executable.joint.conditions)
         fixed_numbers = None if symbolic.numbers else self._numbers(run)
         names = _symbols(known)
         if known is not None:
@@ -267,7 +267,7 @@ class Captured(Shown):
             if fixed_numbers is not None and self._numbers(other) != fixed_numbers:
                 return False
             found |= {symbol: other.number(place) for symbol, place in lowered.numbers.items()}
-            if not all(guard_holds(condition, **found) for condition in conditions):
+            if not guard_holds(conditions, **found):
                 return False
             if [inputs[i].grad is None for i in self.stored] != missing:
                 return False
