@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,12 +14,17 @@ from torch import Tensor
 from .errors import OpaqueCallError
 
 
-def scalar(expression: str, **symbols: Any) -> Any:
+def scalar(expression: str | CodeType, **symbols: Any) -> Any:
     """The value of a Python expression over symbolic inputs: arithmetic on floats and sizes."""
     return eval(expression, {"math": math, "torch": torch}, symbols)
 
 
-def guard_holds(condition: str, **symbols: Any) -> bool:
+def all_of(conditions: Iterable[str]) -> CodeType:
+    """Conditions over symbolic inputs as one, for ``guard_holds``: compiled once."""
+    return compile(" and ".join(f"({c})" for c in conditions) or "True", "<guards>", "eval")
+
+
+def guard_holds(condition: str | CodeType, **symbols: Any) -> bool:
     """Whether a condition over symbolic inputs holds; one that cannot be computed (a division by zero) does not."""
     try:
         return bool(scalar(condition, **symbols))

@@ -6,12 +6,16 @@ from collections import Counter
 
 import pytest
 import torch
+from attrs import asdict
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
 from funcgrad.capture.floats import NotSymbolicError
 from funcgrad.engine import inlined
 from funcgrad.engine import program as programs
+from funcgrad.graph_primitives import Opaque
 
 
 @pytest.fixture
@@ -232,6 +236,36 @@ def test_writes_in_backward(compiled, sizes):  # S0-2, S0-4, S3-7
         assert Counter(name.split("_")[-1] for name in names(found))["prologue"] == 1
 
 
+def test_what_a_prologue_closes_over(compiled):  # S3-21
+    """It is a constant of the graph: it knows where things are, and finds them in each run."""
+
+    def step(f, i):
+        x, buffer = leaf(i), torch.ones(3, 4)
+        f(x.exp(), buffer).sum().backward()
+        return [x.grad, buffer]
+
+    same_as_eager(lambda x, buffer: CountsBackward.apply(x, buffer).tanh(), step, 2)
+    calls = [n.target for n in compiled[0].joint.graph.fx.nodes if isinstance(n.target, Opaque) and n.name.startswith("aot")]
+    assert len(calls) == 2 and all(type(v) is int for call in calls for v in asdict(call.function).values())
+
+
+def test_hooks_inside(compiled):  # S3-22, S3-61
+    """A hook that the function registers is a part of the graph of its backward half."""
+
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda g: g * 2 + y)
+        return y.tanh()
+
+    def step(f, i):
+        x = leaf(i, (3, 3, 5, 7)[i])
+        f(x.exp()).sum().backward()
+        return [x.grad]
+
+    same_as_eager(f, step, 4)
+    assert all(any("add" in name for name in names(found)) for found in compiled)
+
+
 def test_writes_of_results_without_a_gradient(compiled):
     """What writes in backward does so where eager PyTorch runs it: where a gradient arrives there. Sizes vary."""
 
@@ -389,6 +423,19 @@ def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
     assert done[:4] == ["captured", "called", "replayed", "ran"]
 
 
+@pytest.mark.parametrize("options, why", [({"numerics": "eager"}, 'numerics="eager"'), ({"memory_budget": "1MiB"}, "memory_budget")])
+def test_what_a_region_promises_is_kept(compiled, options, why):
+    """That it computes to the last bit what eager PyTorch does, or stays within a budget, a larger graph would not keep."""
+
+    def step(f, i):
+        x = leaf(i)
+        f(x.exp()).sum().backward()
+        return [x.grad]
+
+    region = same_as_eager(lambda x: x.sin().tanh(), step, 3, **options)
+    assert why in region.explain() and not any(map(names, compiled))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_leaves_that_are_subclasses(compiled):
     """They run statement by statement, and their gradients are of their class."""
@@ -434,3 +481,22 @@ def test_regions_of_torch_compile(dynamic):  # S3-20
         for n in (3, 3, 5, 5, 7, 7):
             torch.testing.assert_close(gradients(compiled, n), gradients(plain, n))
     assert region.events[-1].what == "ran" and region.compiles, region.explain()
+
+
+def test_a_region_of_torch_compile_that_was_on_disk():  # S3-62
+    def plain(x, w):
+        return torch.tanh(x @ w).sin().sum()
+
+    with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=True):
+        for found in ("autograd_cache_miss", "autograd_cache_hit"):
+            torch._dynamo.reset()
+            counters.clear()
+            f = torch.compile(plain)
+            x, w = leaf(0), leaf(1, 4)
+            y = f(x.exp(), w)
+            assert counters["aot_autograd"][found] == 1
+            with fg.compiled_autograd() as region:
+                y.backward()
+            assert region.events[-1].what == "ran"
+            wanted = leaf(0)
+            torch.testing.assert_close(x.grad, torch.autograd.grad(plain(wanted.exp(), w), wanted)[0])

@@ -22,7 +22,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-NOTEBOOK, ON_MEMORY, ON_SIZES, ON_TRANSFORMS = NOTEBOOKS
+NOTEBOOK, ON_MEMORY, ON_SIZES, ON_BACKWARD, ON_TRANSFORMS = NOTEBOOKS
 STAGES = ("p", "p.facts", "p.joint", "p.partition", "p.kernels[0]", "p.schedule[0]", "p.sources[0]", "p.call")
 
 # The lab template without what it loads from the network (require.js, MathJax, Mermaid): nothing the notebook shows needs it.
@@ -203,6 +203,13 @@ def test_the_notebook_on_sizes_shows_symbols_and_guards():
     assert "no longer holds" in printed
     (call,) = shown(notebook, ("grad.program(torch.randn(5)).call",)).values()
     assert "shape[0]" in call and "&lt;= 10" in call
+
+
+def test_the_notebook_on_backward_passes_shows_what_was_captured():
+    found = shown(execute(ON_BACKWARD), ("region.captures[0]", "region.captures[0].programs[-1].graphs[0]"))
+    page = found["region.captures[0]"]
+    assert "clipped (" in page and "descend (" in page and "accumulate_grad" in page and "<svg" in page
+    assert "inputs[1].shape[0]" in found["region.captures[0].programs[-1].graphs[0]"]
 
 
 def test_the_stages_are_small(stages):

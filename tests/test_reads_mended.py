@@ -1,5 +1,6 @@
 """Programs that read values of tensors, as random ones found them: eager PyTorch is the oracle, step by step."""
 
+import copy
 import math
 import re
 
@@ -90,6 +91,38 @@ def test_what_backward_reads_of_an_argument_is_read_when_it_runs():
             out = g(leaf)
             out.sum().backward()
             found.append((out, leaf.grad))
+        assert_rounded(*found)
+
+
+NORMS = {
+    "BatchNorm": (lambda: torch.nn.BatchNorm1d(3), (4, 3)), "LayerNorm": (lambda: torch.nn.LayerNorm(3), (4, 3)),
+    "InstanceNorm": (lambda: torch.nn.InstanceNorm1d(3), (4, 3, 5)), "GroupNorm": (lambda: torch.nn.GroupNorm(1, 3), (4, 3, 5)),
+}  # fmt: skip
+
+
+@BACKENDS
+@pytest.mark.parametrize("name", NORMS)
+def test_what_is_normalised_is_read(name, backend):
+    """The check comes first of all that runs, before what else the call that normalises returns is taken from it."""
+    make, size = NORMS[name]
+
+    def f(module, x):
+        y = module(x)
+        y = y * 2 if y[0].flatten()[0] > 0 else y * 3  # a sum would be rounding alone
+        return (y[y > 0.5] ** 2).sum()
+
+    torch.manual_seed(0)
+    eager = make()
+    own = copy.deepcopy(eager)
+    compiled = fg.jit(f, backend=backend)
+    for _ in range(4):
+        x = torch.randn(size)
+        found = []
+        for g, module in ((compiled, own), (f, eager)):
+            leaf = x.clone().requires_grad_()
+            out = g(module, leaf)
+            out.backward()
+            found.append((out.detach(), leaf.grad, *module.buffers()))
         assert_rounded(*found)
 
 

@@ -172,6 +172,12 @@ SCRIPTS = {
     "an exception of PyTorch's": ("W = torch.ones(3); n = [3]\ndef f(x):\n    W.add_(x); n[0] += 1\n    return W.view(n[0])", "call(); call()"),
     "an exception of an attribute that lacks": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    return x * c.later", "call(); call(); c.later = 2; call()"),
     "an exception of a draw": ("k = 2\ndef f(x):\n    r = torch.rand(3)\n    if k > 2: raise ValueError('no')\n    return x * r", "call(); k = 3; call(); k = 2; call()"),
+    # a counter that is read by a name which no code mentions as an attribute
+    **{
+        f"a counter of {what} that is read by {how}": (f"import operator\n{made}KEY = 'n'\nget = operator.attrgetter('n')\ndef f(x):\n    o.n += 1\n    {read}", "call(); call(); call()")
+        for what, made in {"a class": "class o: n = 0\n", "a namespace": "o = types.SimpleNamespace(n=0)\n", "a function": "def o(): pass\no.n = 0\n", "a module": "o = types.ModuleType('o')\no.n = 0\n"}.items()
+        for how, read in {"an attrgetter": "return x * operator.attrgetter('n')(o)", "an attrgetter of before": "return x * get(o)", "a pattern": "match o:\n        case object(n=v): return x * v", "a name in a global": "return x * getattr(o, KEY)"}.items()
+    },
     "an exception in a cached function": ("n = 0\n@functools.cache\ndef g(k):\n    global n\n    n += 1\n    return 2\ndef f(x):\n    g(1)\n    raise KeyError(n)", "call(); call(); g(1)"),
     "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),
 }  # fmt: skip

@@ -13,13 +13,13 @@ from ..capture.floats import NotSymbolicError
 from ..capture.source_location import user_line
 from ..errors import FuncgradError, UncompiledBackwardWarning
 from ..executable import Executable, compile_joint
-from ..graph_primitives import guard_holds
+from ..graph_primitives import all_of, guard_holds
 from ..options import Options, log
 from ..runtime.key import ambient
 from ..show import Doc, Several, Shown
 from ..sizes import SizeError
 from ..stages import Stages
-from ..torch_private import looks_like_in, storage_id
+from ..torch_private import any_autocast, looks_like_in, storage_id
 from .inlined import Region, floats_of, written_by
 from .looks import Looks
 from .lowering import Lowered, Run, Symbolic, lower
@@ -159,6 +159,9 @@ class Captured(Shown):
         if variant.refused is not None:
             note("replayed", variant.refused)
             return variant.replay(run)
+        if self._regions and any_autocast():
+            note("replayed", "autocast is on, which a compiled function's backward half does not see")
+            return variant.replay(run)
         programs = variant.programs.setdefault(options, [])
         for made in programs:
             if made.fits(run):
@@ -244,7 +247,7 @@ class Captured(Shown):
         missing = [run.inputs[i].grad is None for i in self.stored]
         memory = self._memory(run, takes)
         known = executable.joint.sizes
-        conditions = list(executable.joint.conditions)
+        conditions = all_of(executable.joint.conditions)
         fixed_numbers = None if symbolic.numbers else self._numbers(run)
         names = _symbols(known)
         if known is not None:
@@ -267,7 +270,7 @@ class Captured(Shown):
             if fixed_numbers is not None and self._numbers(other) != fixed_numbers:
                 return False
             found |= {symbol: other.number(place) for symbol, place in lowered.numbers.items()}
-            if not all(guard_holds(condition, **found) for condition in conditions):
+            if not guard_holds(conditions, **found):
                 return False
             if [inputs[i].grad is None for i in self.stored] != missing:
                 return False

@@ -47,7 +47,10 @@ def _write_out(norm: fx.Node) -> None:
     wide = wide_dtype(value_of(x).dtype)
     if not results.keys() >= {0, 1, 2} or value_of(results[1]).dtype != wide:
         return
-    first, last = results[0], max(results.values())
+    first = results[0]
+    for i in sorted(results, reverse=True):  # a value that Python reads is computed first, and is there before the others
+        norm.append(results[i])
+    last = results[max(results)]
     following = last.next
     with norm.graph.inserting_before(following):
         mean, scale, weight, bias = (_along(norm, n, wide) for n in (results[1], results[2], *norm.args[_WEIGHTS[norm.target]]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
+import operator
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -11,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from .caches import entries_of, results_of
-from .code import Mentions, mentions, together
+from .code import Mentions, Use, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
@@ -27,16 +28,34 @@ class Assumed(Reached):
 
     def __init__(self) -> None:
         super().__init__()
-        self._together = 0, Mentions()
+        self._together: tuple[Any, Mentions] = (0, 0, 0), Mentions()
+        self._texts: set[str] = set()
+        self._getters: set[str] = set()
+        """Texts that were read, which may name attributes; attributes that an ``operator.attrgetter`` reads."""
         self._is_running = False
 
     @property
     def said(self) -> Mentions:
         """What all code that was reached mentions."""
-        if self._together[0] != len(self._codes):  # asked for after each run
+        known = len(self._codes), len(self._texts), len(self._getters)
+        if self._together[0] != known:  # asked for after each run
             new = [evolve(mentions(code), assigned=frozenset()) for code in self._codes if code.co_name in CONSTRUCTORS]
-            self._together = len(self._codes), together([*(mentions(c) for c in self._codes if c.co_name not in CONSTRUCTORS), *new])
+            own = together([*(mentions(c) for c in self._codes if c.co_name not in CONSTRUCTORS), *new])
+            read = dict.fromkeys(self._getters, frozenset([Use((), "read")]))
+            by_value = Mentions(strings=frozenset(self._texts if own.by_name else ()), attributes=frozenset(self._getters), uses=read)
+            self._together = known, together([own, by_value])
         return self._together[1]
+
+    def see(self, value: Any, name: str) -> None:
+        """A value can be reached. What an ``operator.attrgetter`` reads, code that calls it may read."""
+        if isinstance(value, operator.attrgetter):
+            self._getters |= {part for names in value.__reduce__()[1] for part in names.split(".")}
+        super().see(value, name)
+
+    def _value(self, place: Place, value: Any) -> None:
+        if type(value) is str:
+            self._texts.add(value)
+        super()._value(place, value)
 
     def number(self, value: Any) -> Any:
         """The number that a value stands for, or the value."""

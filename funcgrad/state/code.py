@@ -22,6 +22,7 @@ _CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
 _GROWS = {"append", "extend", "appendleft", "add", "update"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
+_GETTERS = {"attrgetter"}
 _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
 """Ways to read an attribute of an object of which its class does not hear."""
 _SETS_BY_NAME = {"setattr", "delattr", "__setattr__", "__delattr__"}
@@ -63,7 +64,9 @@ class Mentions:
     @property
     def by_name(self) -> bool:
         """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
-        return bool(self.globals & _BY_NAME) or "__dict__" in self.attributes or self.past_hooks
+        return bool(
+            (self.globals & _BY_NAME) or (self.globals | self.attributes) & _GETTERS or "__dict__" in self.attributes or self.past_hooks
+        )
 
     @property
     def past_hooks(self) -> bool:
@@ -109,6 +112,10 @@ def mentions(code: types.CodeType) -> Mentions:
             found[kind].add(step.argval)
         if step.opname in ("IS_OP", "CONTAINS_OP") and steps[at - 1].opname not in _CONSTANT:
             found["compared"].add(step.opname)
+        if step.opname == "MATCH_CLASS" and _is_names(named := steps[at - 1].argval):  # case Config(lr=v)
+            found["attributes"].update(named)
+            for name in named:
+                uses.setdefault(name, set()).add(Use((), "read"))
         if step.argval == "type" and step.opname in _GLOBAL and not _reads_of_type(_Ahead(steps, at + 1)):
             found["types"].add("type")
         if step.opname in _GLOBAL | _ATTRIBUTE | _CELL:

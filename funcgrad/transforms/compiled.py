@@ -388,7 +388,7 @@ class Compiled:
         if not found.facts.differentiable:
             return made.runnables[0]
         product = pullback_of(found, made)
-        return differentiable(found, made, Compiled(product, options), product.active)
+        return differentiable(found, made, Compiled(product, options), product.active, options)
 
 
 def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
