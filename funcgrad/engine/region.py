@@ -139,7 +139,8 @@ class Region:
 
 def compiled_autograd(**options: Any) -> Region:
     """Inside ``with fg.compiled_autograd(**options) as region:`` backward passes are captured from the autograd engine, compiled like any
-    other joint graph, and run in the order of eager PyTorch, hooks and custom functions included.
+    other joint graph, and run in the order of eager PyTorch, hooks and custom functions included. The backward halves of functions that
+    ``fg.jit`` has compiled are parts of that graph.
 
     A graph that was captured is known when a graph of the same shape runs backward again. What cannot be traced runs statement by
     statement, with an ``UncompiledBackwardWarning``; ``region.explain()`` says what happened. Takes the options of ``fg.jit``.
