@@ -70,6 +70,9 @@ def test_a_region_is_a_part_of_the_graph(compiled):  # S0-3, S3-23
     (found,) = compiled
     assert [name.partition("_")[2] for name in names(found)] == ["tanh_backward", "cos", "mul"]
     assert [len(step.kernels) for step in found.schedules[0].steps if hasattr(step, "kernels")] == [1]
+    prefix = names(found)[0].partition("_")[0]
+    assert f"hooks and functions  the backward half of <lambda>, which is part of the graph, as {prefix}" in str(region.captures[0])
+    assert "0 of them calls of Python" in str(region.captures[0])
 
 
 def test_sizes_vary(compiled):
