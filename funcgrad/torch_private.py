@@ -1331,3 +1331,39 @@ def sequence_number(node: Any) -> int:
 def dispatch_modes_active() -> bool:
     """Whether a dispatch mode, of fake tensors or another one, looks at operators."""
     return bool(torch._C._len_torch_dispatch_stack())
+
+
+n_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many dispatch modes look at the operators that this thread calls."""
+
+
+def _flop_counters() -> list[Any]:
+    module: Any = sys.modules.get("torch.utils.flop_counter")  # whoever counts has imported it
+    return [] if module is None else [mode.counter for mode in dispatch_modes() if isinstance(mode, module._FlopCounterMode)]
+
+
+def count_flops(calls: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> None:
+    """Tell ``torch.utils.flop_counter.FlopCounterMode`` of calls it does not see: operator, arguments and result, sizes for tensors."""
+    for counter in _flop_counters():
+        for operator, args, out in calls:
+            counter._count_flops(operator.overloadpacket, out, args, {})
+
+
+@contextlib.contextmanager
+def flops_uncounted() -> Iterator[None]:
+    """What runs inside, ``FlopCounterMode`` does not count."""
+    counters = _flop_counters()
+    before = [[(name, counts.copy()) for name, counts in counter.flop_counts.items()] for counter in counters]
+    try:
+        yield
+    finally:
+        for counter, counts in zip(counters, before, strict=True):
+            counter.flop_counts.clear()
+            counter.flop_counts.update(counts)
+
+
+profiler: Any = torch.autograd.profiler
+"""``profiler._is_profiler_enabled``: whether one runs, in any thread. To read it takes a third of what asking a function does."""
+
+profiler_range: Any = torch._C._profiler._RecordFunctionFast
+"""A context in which what is profiled belongs to a range of a name."""

@@ -1,5 +1,6 @@
 """What a backward pass sees of autocast."""
 
+import contextlib
 import queue
 import warnings
 
@@ -75,3 +76,18 @@ def test_unsaid_is_off_with_a_warning_where_autocast_is_on():  # S1-14
         fg.jit(loss)(x, w)  # autocast is off: there is nothing to say
         with torch.autocast("cpu", dtype=torch.bfloat16):
             fg.jit(lambda x: x @ x)(w)  # nothing is differentiated
+
+
+def test_backward_is_called_under_autocast():
+    """A program's backward half has the casts of its graph, and no others: its kernels were made for these dtypes."""
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 64, requires_grad=True), torch.randn(64, 64)
+
+    def f(x, w):
+        return (x.sin() @ w).sin()
+
+    (wanted,) = torch.autograd.grad(f(x, w).sum(), x)
+    for step in (contextlib.nullcontext, fg.compiled_autograd):
+        found = fg.jit(f)(x, w).sum()
+        with step(), torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(torch.autograd.grad(found, x)[0], wanted)

@@ -247,7 +247,7 @@ def test_jit_inside():
     same_as_eager(program, 3)
 
 
-def test_what_cannot_be_traced_says_so():
+def test_what_cannot_be_traced_says_so():  # S3-9, S3-29
     x = torch.randn(4, 4, requires_grad=True)
     with fg.compiled_autograd() as region, pytest.warns(fg.UncompiledBackwardWarning):
         torch.sparse.mm(torch.eye(4).to_sparse(), x).sum().backward()

@@ -70,6 +70,9 @@ def test_a_region_is_a_part_of_the_graph(compiled):  # S0-3, S3-23
     (found,) = compiled
     assert [name.partition("_")[2] for name in names(found)] == ["tanh_backward", "cos", "mul"]
     assert [len(step.kernels) for step in found.schedules[0].steps if hasattr(step, "kernels")] == [1]
+    prefix = names(found)[0].partition("_")[0]
+    assert f"hooks and functions  the backward half of <lambda>, which is part of the graph, as {prefix}" in str(region.captures[0])
+    assert "0 of them calls of Python" in str(region.captures[0])
 
 
 def test_sizes_vary(compiled):
@@ -421,6 +424,19 @@ def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
     assert len(compiled) == 2 and not any(map(names, compiled))
     done = [event.what for event in region.events if event.what != "left alone"]
     assert done[:4] == ["captured", "called", "replayed", "ran"]
+
+
+@pytest.mark.parametrize("options, why", [({"numerics": "eager"}, 'numerics="eager"'), ({"memory_budget": "1MiB"}, "memory_budget")])
+def test_what_a_region_promises_is_kept(compiled, options, why):
+    """That it computes to the last bit what eager PyTorch does, or stays within a budget, a larger graph would not keep."""
+
+    def step(f, i):
+        x = leaf(i)
+        f(x.exp()).sum().backward()
+        return [x.grad]
+
+    region = same_as_eager(lambda x: x.sin().tanh(), step, 3, **options)
+    assert why in region.explain() and not any(map(names, compiled))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

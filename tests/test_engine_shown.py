@@ -45,7 +45,7 @@ def step(model, n):
 
 
 class TestPage(expecttest.TestCase):
-    def test_golden_page(self):
+    def test_golden_page(self):  # S3-57
         """Statements in the order they run, which hook is where; after them the graph, its kernels and its schedule, program by program."""
         region = trained(network(), 4, 6)
         statements, first, *others = str(region.captures[0]).split("\n\nprogram for ")
@@ -129,7 +129,7 @@ def test_captures_are_what_ran():
     assert again.compiles == 1 and len(again.captures[1].programs) == 1
 
 
-def test_why_it_compiles_again():
+def test_why_it_compiles_again():  # S3-19
     leaves = torch.ones(3, 2), torch.ones(2, 3).t(), torch.ones(5, 2)
     regions.reset()
     with fg.compiled_autograd(backend="aten", dynamic=False) as region:

@@ -16,9 +16,10 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, call_text, device_of, value_of, where_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower
+from ..loops.rows_products import PRODUCTS
 from ..sizes import PREFIX
 from ..source import Source
-from ..torch_private import ALONE, alone, empty_cpu, holders, over
+from ..torch_private import ALONE, alone, count_flops, empty_cpu, holders, n_dispatch_modes, over
 from ..torch_sizes import shape_of, strides_of
 from .aten import Printer
 from .backend import Allocate, Call, Launch, Schedule
@@ -38,6 +39,7 @@ def print_python(
     lines = printer.head()
     head = len(lines)
     taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
+    lines += _counted(printer, schedule)
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
@@ -74,6 +76,21 @@ def print_python(
     lines.append(printer.result())
     lines[head:head] = printer.sizes(lines)
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)
+
+
+def _counted(printer: Printer, schedule: Schedule) -> list[str]:
+    """A line that tells those who count operations of the products that kernels compute: they see library calls alone."""
+    called = {step.node for step in schedule.steps if isinstance(step, Call)}
+    products = [n for n in schedule.graph.fx.nodes if n.target in PRODUCTS and n not in called]
+    if not products:
+        return []
+
+    def sizes(value: Any) -> Any:
+        return shape_of(value_of(value)) if isinstance(value, fx.Node) else value
+
+    calls = [(n.target, tuple(sizes(a) for a in n.args), sizes(n)) for n in products]
+    asks, tells = printer.name("n_dispatch_modes", n_dispatch_modes), printer.name("count_flops", count_flops)
+    return [f"    if {asks}(): {tells}({printer.argument(calls)})"]
 
 
 def _in_arena(arena: Buffer, offset: int) -> str:

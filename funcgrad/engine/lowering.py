@@ -315,7 +315,7 @@ class _Lowering:
         memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
         gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))
         results = [gradients.get(i - 2) for i in range(len(s.likes))]  # the first inputs of the autograd Function are no tensors
-        return validated(results, *mapped(validation, self._read)) if validation is not None else results
+        return validated(s.name, results, *mapped(validation, self._read)) if validation is not None else results
 
     def _like(self, s: Statement, i: int) -> Tensor | None:
         """A fake of a result of the caller's Python; None where it is None."""

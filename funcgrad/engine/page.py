@@ -9,6 +9,7 @@ from typing import Any
 
 from ..runtime.execute import Differentiable
 from ..show import Doc, Table, in_bytes, in_seconds
+from .inlined import Region
 from .lowering import Run
 from .statements import Kind, Statement, short_name
 from .tokens import refs_in
@@ -41,7 +42,8 @@ def statement_rows(statements: Sequence[Statement], nodes: Mapping[int, str], ca
     for s in statements:
         node = nodes.get(s.node, "") if s.node != last else ""
         last = s.node
-        does = f"{_DOES[s.kind]}: {callers[s.number]}" if s.number in callers else _DOES[s.kind]
+        parts = ("" if isinstance(s.run, Region) else _DOES[s.kind], callers.get(s.number, ""))
+        does = ": ".join(filter(None, parts))
         yield short_name(node), str(s), does
 
 

@@ -19,7 +19,7 @@ from ..runtime.key import ambient
 from ..show import Doc, Several, Shown
 from ..sizes import SizeError
 from ..stages import Stages
-from ..torch_private import looks_like_in, storage_id
+from ..torch_private import any_autocast, looks_like_in, storage_id
 from .inlined import Region, floats_of, written_by
 from .looks import Looks
 from .lowering import Lowered, Run, Symbolic, lower
@@ -158,6 +158,9 @@ class Captured(Shown):
             return variant.replay(run)
         if variant.refused is not None:
             note("replayed", variant.refused)
+            return variant.replay(run)
+        if self._regions and any_autocast():
+            note("replayed", "autocast is on, which a compiled function's backward half does not see")
             return variant.replay(run)
         programs = variant.programs.setdefault(options, [])
         for made in programs:

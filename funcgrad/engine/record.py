@@ -75,11 +75,11 @@ class Recorder:
 
     def begin_capture(self, inputs: Any, sizes: Any, scalars: Any, origins: Any, accumulate_grad: bool, check_nans: bool) -> Any:
         """Tokens for the tensors, sizes and numbers of a run."""
-        self._modes.enter_context(_Zeros(self._zeros))
         number = self._tokens.number
         for value in scalars:
             if type(value) not in (int, float):
                 raise GraphError(f"the autograd engine hands over a {type(value).__name__} where a number was expected")
+        self._modes.enter_context(_Zeros(self._zeros))
         return (
             "funcgrad",
             [self._tokens.tensor(Ref("inputs", i)) for i in range(len(inputs))],

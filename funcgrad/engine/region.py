@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections import deque
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,9 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
+from ..capture.source_location import user_line
 from ..capture.trace import active_trace
-from ..errors import FuncgradError
+from ..errors import FuncgradError, RecompileWarning
 from ..options import Options, log, make_options
 from ..show import Several
 from ..torch_private import (
@@ -39,6 +41,8 @@ from .program import Captured
 from .record import Recorder
 
 _MOST_EVENTS = 10_000
+_TOO_MANY = 5
+"""Captures of graphs of the same nodes that are warned of: which of the leaves have a gradient already makes a few."""
 
 
 @frozen
@@ -73,6 +77,8 @@ class _Here(threading.local):
 _here = _Here()
 _open: list[Region] = []
 _graphs = itertools.count()
+_alike: Counter[tuple[str, ...]] = Counter()
+"""How many graphs of the same nodes were captured."""
 _running = 0
 
 
@@ -133,7 +139,8 @@ class Region:
 
 def compiled_autograd(**options: Any) -> Region:
     """Inside ``with fg.compiled_autograd(**options) as region:`` backward passes are captured from the autograd engine, compiled like any
-    other joint graph, and run in the order of eager PyTorch, hooks and custom functions included.
+    other joint graph, and run in the order of eager PyTorch, hooks and custom functions included. The backward halves of functions that
+    ``fg.jit`` has compiled are parts of that graph.
 
     A graph that was captured is known when a graph of the same shape runs backward again. What cannot be traced runs statement by
     statement, with an ``UncompiledBackwardWarning``; ``region.explain()`` says what happened. Takes the options of ``fg.jit``.
@@ -150,6 +157,7 @@ def reset() -> None:
     if _open or _running:
         raise FuncgradError("captured graphs are forgotten where no region is open", fix="leave fg.compiled_autograd() first")
     forget_engine_graphs()
+    _alike.clear()
     _graphs = itertools.count()
 
 
@@ -167,7 +175,8 @@ def _left_alone(roots: Sequence[Any]) -> str | None:
 def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """The entry of a backward pass: ``(roots, gradients, retain_graph, create_graph, inputs, ...)``."""
     if _running:
-        return original(roots, *args, **kwargs)
+        with without_engine_hook():  # which a hook may have set anew, by a region of its own
+            return original(roots, *args, **kwargs)
     region, before = _open[-1], _here.now
     why = _left_alone(roots)
     if why is not None or any(isinstance(g, Tensor) and is_mapped(g) for g in (args[0] if args and args[0] else ())):
@@ -185,6 +194,16 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
 
 def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
     captured = Captured(next(_graphs), recorder)
+    nodes = tuple(recorder.names.values())
+    _alike[nodes] += 1
+    if _alike[nodes] == _TOO_MANY:
+        warnings.warn(
+            f"backward passes of the same {len(nodes)} nodes were captured {_TOO_MANY} times ({user_line()}): an exponent or an eps"
+            " that varies makes another graph of PyTorch's engine each time; make it a tensor, or leave this backward pass out of"
+            " fg.compiled_autograd()",
+            RecompileWarning,
+            stacklevel=2,
+        )
     if _open:
         _open[-1].note("captured", captured, "; ".join(recorder.reasons))
         for why in recorder.calls:

@@ -268,13 +268,20 @@ class Function:
             if given and value is not None and not isinstance(value, Tensor):
                 raise RuntimeError(f"function {name} returned a gradient that is no tensor but a {type(value).__name__}")
         results = [value if given else None for value, given in zip(found, self.given, strict=True)]
-        return tuple(results if validation is None else validated(results, *validation))
+        return tuple(results if validation is None else validated(name, results, *validation))
 
 
-def validated(results: Sequence[Any], places: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
-    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs that are tensors."""
+def validated(name: str, results: Sequence[Any], places: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs that are tensors.
+
+    Raises as eager PyTorch does, where one has a shape or a dtype that it may not have.
+    """
     found = list(results)
-    for i, value in zip(places, VALIDATE([None if i is None else found[i] for i in places], *args), strict=True):
+    try:
+        valid = VALIDATE([None if i is None else found[i] for i in places], *args)
+    except RuntimeError as error:  # which says that it is traced, where eager PyTorch names the function
+        raise RuntimeError(f"Function {name} returned an {str(error).partition(']')[2]}") from None
+    for i, value in zip(places, valid, strict=True):
         if i is not None and found[i] is not None:
             found[i] = value
     return found

@@ -95,7 +95,8 @@ _OPERANDS: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "dot": ((-1,), (-1,)),
 }
 
-for _name, _kept in _OPERANDS.items():
-    TABLE[getattr(aten, _name).default] = _product(_kept)
-for _name, _of in (("addmm", "mm"), ("baddbmm", "bmm"), ("addmv", "mv")):
-    TABLE[getattr(aten, _name).default] = _added_product(_OPERANDS[_of])
+_RULES = {_name: _product(_kept) for _name, _kept in _OPERANDS.items()} | {
+    _name: _added_product(_OPERANDS[_of]) for _name, _of in (("addmm", "mm"), ("baddbmm", "bmm"), ("addmv", "mv"))
+}
+PRODUCTS = {getattr(aten, _name).default: _rule for _name, _rule in _RULES.items()}
+TABLE.update(PRODUCTS)

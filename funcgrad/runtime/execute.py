@@ -11,6 +11,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from ..autograd_state import bump_version, is_leaf, version_of
 from ..backends.backend import Runnable
+from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private import below_autograd, is_mapped, is_wrapper_subclass, versions_kept
+from ..torch_private import any_autocast, below_autograd, is_mapped, is_wrapper_subclass, versions_kept
 from .cotangents import CotangentLayout, Outline
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
@@ -195,7 +197,8 @@ class _Apply(torch.autograd.Function):
             del saved, kept, cotangents, laid_out, incoming
             is_run = bool(written) and program.writes_now(here)
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept: then the list holds all there is, and backward empties it
-            results = program.backward(values)
+            with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
+                results = program.backward(values)
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
             if is_run:
                 write_back(written, [results[i] for _, i in program.writes_inputs + program.writes_outs])

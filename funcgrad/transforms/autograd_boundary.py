@@ -19,6 +19,7 @@ from ..graphs import Graph, bodies_of, drawn_from, has_effect, is_path_check, is
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
+from ..options import Options
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
@@ -37,7 +38,9 @@ def _over_saved(forward: Graph) -> set[Slot]:
     return {slot for slot, node in results if node.name not in saved and places & set(lies[node.name].values())}
 
 
-def differentiable(found: CapturedCall, made: Executable, pullback: Callable[..., Any], active: Sequence[Slot]) -> Differentiable:
+def differentiable(
+    found: CapturedCall, made: Executable, pullback: Callable[..., Any], active: Sequence[Slot], options: Options
+) -> Differentiable:
     """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for. ``active``:
     the outputs an incoming gradient is expected for."""
     inner, joint, graphs, autocast = found.inner, made.joint, made.graphs, found.key.ambient.autocast
@@ -107,12 +110,16 @@ def differentiable(found: CapturedCall, made: Executable, pullback: Callable[...
         refused=found.refused,
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
-        copied=_copied(found, made),
+        copied=_copied(found, made, options),
     )
 
 
-def _copied(found: CapturedCall, made: Executable) -> Graph | str:
+def _copied(found: CapturedCall, made: Executable, options: Options) -> Graph | str:
     """The graph of the backward half, where it may be copied into that of a larger backward pass; or why it may not."""
+    if options.numerics == "eager":
+        return 'is compiled with numerics="eager", which other kernels would not keep'
+    if options.memory_budget is not None:
+        return "has a memory_budget of its own"
     if found.refused is not None:
         return "cannot be differentiated"
     if len(made.graphs) != 2:

@@ -25,7 +25,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [*KINDS, *MEMBERS])
-def test_a_tenth_of_the_operators(kind: str) -> None:
+def test_a_tenth_of_the_operators(kind: str) -> None:  # S0-13, S3-30
     every = list(cases(kind))
     chosen = random.Random(kind).sample(every, max(1, len(every) // 10))
     found = [text for name, differences in chosen for text in report(kind, name, differences(ONE), False)]
