@@ -46,7 +46,16 @@ from ..runtime.recompiles import Recompiles
 from ..sizes import SizeError
 from ..stages import Stages
 from ..subclasses import inner_tensors
-from ..torch_private import flops_uncounted, foreign_trace_active, is_legacy_batched, modes_entered, not_looked_into, transforms_or_duals
+from ..torch_private import (
+    flops_uncounted,
+    foreign_trace_active,
+    is_legacy_batched,
+    modes_entered,
+    not_looked_into,
+    profiler,
+    profiler_range,
+    transforms_or_duals,
+)
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of
@@ -119,6 +128,9 @@ class Compiled:
         self.__qualname__ = getattr(definition.root, "__qualname__", self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if profiler._is_profiler_enabled:
+            with profiler_range(f"funcgrad: {self.__name__}"):
+                return call_under_transforms(self, args, kwargs) if transforms_or_duals() else self.run(args, kwargs)
         if transforms_or_duals():
             return call_under_transforms(self, args, kwargs)
         result = self._cache.find(args, kwargs)
