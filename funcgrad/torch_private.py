@@ -1366,3 +1366,10 @@ def flops_uncounted() -> Iterator[None]:
         for counter, counts in zip(counters, before, strict=True):
             counter.flop_counts.clear()
             counter.flop_counts.update(counts)
+
+
+profiler: Any = torch.autograd.profiler
+"""``profiler._is_profiler_enabled``: whether one runs, in any thread. To read it takes a third of what asking a function does."""
+
+profiler_range: Any = torch._C._profiler._RecordFunctionFast
+"""A context in which what is profiled belongs to a range of a name."""

@@ -65,3 +65,22 @@ def test_what_was_counted_before_stays_when_a_call_compiles():
         compiled(x)
 
     assert counted(both) == counted(both) == {"aten.mm": 2 * 2 * 2 * 8 * 5}
+
+
+def ranges(f, *args):
+    """The names of the ranges that a profiler sees, and how often."""
+    with torch.autograd.profiler.profile(use_kineto=False) as profiled:
+        f(*args)
+    return {event.key: event.count for event in profiled.key_averages() if event.key.startswith("funcgrad")}
+
+
+def test_a_profiler_sees_a_range_by_the_name_of_the_function():
+    def products(w):
+        return (X[0] @ w).exp().sum()
+
+    w, compiled, gradient = torch.randn(8, 5), fg.jit(products), fg.grad_compiled(products)
+    for _ in range(2):
+        assert ranges(compiled, w) == {"funcgrad: products": 1}
+    assert ranges(lambda: (compiled(w), gradient(w), gradient(w))) == {"funcgrad: products": 3}
+    assert ranges(lambda: torch.func.vmap(compiled)(w.expand(3, 8, 5))) == {"funcgrad: products": 1}
+    assert ranges(products, w) == {}
