@@ -1,5 +1,5 @@
-"""Regions are entered and left in any order, by threads, by exceptions, beside torch's own compiled autograd: whatever happens, gradients are
-those of eager PyTorch, and what is left behind is nothing.
+"""Regions are entered and left in any order, by threads, by exceptions, beside torch's own compiled autograd: gradients are always those of
+eager PyTorch, and nothing is left behind.
 
 ``python -m tests.laws.test_regions N`` runs N interleavings.
 """
