@@ -26,10 +26,12 @@ OWN = "torch's own, inductor"
 
 @frozen
 class Case:
-    """``make()`` builds a model once, and returns what runs forward: a loss, and the parameters whose gradients are asked for."""
+    """``make()`` builds a model once, and returns what runs forward: a loss, and the parameters whose gradients are asked for.
+    ``has_regions``: it calls functions that funcgrad has compiled, which torch's own compiled autograd would trace."""
 
     name: str
     make: Callable[[bool], tuple[Callable[[], Tensor], list[Tensor]]]
+    has_regions: bool = False
 
 
 def _of(model: nn.Module, x: Tensor) -> tuple[Callable[[], Tensor], list[Tensor]]:
@@ -63,11 +65,27 @@ def hooked(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
     return loss, parameters
 
 
+def blocks(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    """20 residual blocks of 32 units, each a call of one compiled function: its backward halves are parts of the captured graph."""
+    layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3 if small else 20))
+    block = fg.jit(lambda h, w, b: nn.functional.gelu(h @ w.t() + b))
+    x = torch.randn(16, 32)
+
+    def loss() -> Tensor:
+        h = x
+        for layer in layers:
+            h = h + block(h, layer.weight, layer.bias)
+        return h.square().mean()
+
+    return loss, list(layers.parameters())
+
+
 CASES = (
     Case("50 layers of 32", deep_perceptron),
     Case("transformer, 2 layers of 128", transformer),
     Case("convolutions, batch norm", convolutions),
     Case("hooks on 100 parameters", hooked),
+    Case("20 compiled blocks of 32", blocks, has_regions=True),
 )
 
 
@@ -91,7 +109,7 @@ def measure(case: Case, small: bool, beside: bool) -> Measured:
     torch.manual_seed(0)
     loss, parameters = case.make(small)
     regions: dict[str, Callable[[], Any]] = {"eager": contextlib.nullcontext, "funcgrad": fg.compiled_autograd}
-    if beside:
+    if beside and not case.has_regions:
         regions[OWN] = _torch_own
     reset()
 

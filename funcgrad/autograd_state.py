@@ -53,6 +53,11 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def versions_of_saved(saved: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The same of tensors that autograd has saved, of which none is an inference tensor."""
+    return tuple([t._version for t in saved])
+
+
 def has_history(tensor: torch.Tensor) -> bool:
     """Whether something differentiable computed a tensor (as far as autograd would go back from it)."""
     try:

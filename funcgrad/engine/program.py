@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from attrs import define, evolve, field, frozen
 
+from ..autograd_state import versions_of_saved
 from ..capture.floats import NotSymbolicError
 from ..capture.source_location import user_line
 from ..errors import FuncgradError, UncompiledBackwardWarning
@@ -28,7 +29,6 @@ from .placement import Order, Reached, Walk, is_seen, placed
 from .record import Recorder
 from .replay import Replay
 from .statements import Kind, Statement
-from .versions import versions_of
 
 _NAMED = 4
 """Differences of two runs that are named."""
@@ -53,7 +53,7 @@ class Made:
 
     def __call__(self, run: Run) -> list[Any]:
         inputs, lowered = run.inputs, self.lowered
-        hooks = [*run.hooks, versions_of([inputs[i] for i in lowered.watched])] if lowered.watched else run.hooks
+        hooks = [*run.hooks, versions_of_saved([inputs[i] for i in lowered.watched])] if lowered.watched else run.hooks
         values = [hooks, run.packed, *[inputs[i] for i in lowered.takes]]
         if self.symbolic.alone:
             values += [torch.empty(0, run.sizes[k]) for k in self.symbolic.alone]

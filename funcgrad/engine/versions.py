@@ -6,13 +6,13 @@ again. Between the two nobody sees whether that was done at once.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
-from attrs import frozen
 from torch import Tensor
 
-from ..autograd_state import version_of
+from ..autograd_state import versions_of_saved
 from ..runtime.execute import require_versions
 from .inlined import Region
 from .statements import VALIDATE, Functional, Kind, Statement
@@ -31,17 +31,14 @@ def saved_by(s: Statement) -> list[Ref]:
     return [ref for ref in refs_in(read) if ref.of == "inputs"]
 
 
-@frozen
 class Unchanged:
     """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began: of the versions then,
     which are the last of the hooks, those at ``places``."""
 
-    places: tuple[int, ...]
+    def __init__(self, places: Sequence[int]) -> None:
+        self._then = operator.itemgetter(*places) if len(places) > 1 else lambda versions: (versions[places[0]],)
 
     def __call__(self, hooks: Sequence[Any], *saved: Tensor) -> None:
-        versions = hooks[-1]
-        require_versions((t, versions[i]) for t, i in zip(saved, self.places, strict=True))
-
-
-def versions_of(tensors: Sequence[Tensor]) -> list[int]:
-    return [version_of(t) for t in tensors]
+        then = self._then(hooks[-1])
+        if versions_of_saved(saved) != then:
+            require_versions(zip(saved, then, strict=True))
