@@ -51,9 +51,11 @@ def require_true(condition: Tensor, message: str) -> None:
 
 @frozen
 class AnyNumber:
-    """In the place of a number that was read: one that is a symbol of the program."""
+    """In the place of a number that was read: one that is a symbol of the program. ``now``: its value in this call, where a kernel has
+    computed it, which rounds otherwise than eager PyTorch."""
 
     kind: type
+    now: Any = field(default=None, eq=False)
 
     def __repr__(self) -> str:
         return f"any {self.kind.__name__}"
@@ -106,6 +108,11 @@ def is_same_value(a: Any, b: Any) -> bool:
     if isinstance(a, AnyNumber) or isinstance(b, AnyNumber):
         return _kind(a) is _kind(b)
     return type(a) is type(b) and (a is b or repr(a) == repr(b))
+
+
+def in_any_call(value: Any) -> Any:
+    """What was read, for another call: a number that is a symbol is another one then."""
+    return AnyNumber(value.kind) if isinstance(value, AnyNumber) else value
 
 
 def _kind(value: Any) -> type:

@@ -1274,6 +1274,12 @@ def engine_operators() -> Any:
     return compiled_autograd.ops
 
 
+def in_torchs_own_capture() -> bool:
+    """Whether torch's own compiled autograd runs a graph it has captured: the engine refuses to tell of another one in it."""
+    own = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(own, "in_compiled_autograd_region", False))
+
+
 @contextlib.contextmanager
 def instead_of_engine(run: Callable[..., Any]) -> Iterator[None]:
     """Inside, ``run(original, roots, *args, **kwargs)`` is called in the place of the entry of every backward pass that Python starts."""

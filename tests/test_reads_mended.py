@@ -132,3 +132,27 @@ def test_what_is_printed_says_bool_of_python():
         compiled(X * k)
     source = str(compiled.program(X * 3).sources[0])
     assert re.search(r"\bbool\(", source) and "dtype=_bool" in source
+
+
+def test_the_whole_part_of_a_number_is_a_path_not_the_number():
+    f = lambda x: x * {1: 2.0}.get(int(x.max()), 1.5)  # noqa: E731
+    compiled = fg.jit(f, backend="aten")
+    for k in (1.25, 2.5, 1.5, 1.75, 2.25, -0.5):
+        assert torch.equal(compiled(torch.full((3,), k)), f(torch.full((3,), k)))
+    assert compiled.cache_info().misses == 4  # the first, and one for each whole part
+    for g in (f, compiled):
+        with pytest.raises(ValueError, match="NaN"):
+            g(torch.full((3,), math.nan))
+
+
+@pytest.mark.filterwarnings("error::funcgrad.ReadsWarning")
+def test_a_number_that_kernels_round_otherwise_takes_two_programs():
+    """The program for a number that a kernel read was made for what eager PyTorch rounds it to: it fitted no call, fifteen times."""
+    f = lambda x: x * {0.3: 2.0}.get(x.sum().item() * 0.1, 1.5) + len(str(x.sum().item()))  # noqa: E731
+    compiled = fg.jit(f)
+    for seed in range(4):
+        x = torch.rand(1000, generator=torch.Generator().manual_seed(seed))
+        before = compiled.cache_info().misses
+        found, exact = compiled(x), f(x)
+        assert (found - exact).abs().max() < 6  # the length of a text
+        assert compiled.cache_info().misses - before <= 3

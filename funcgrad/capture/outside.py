@@ -18,6 +18,7 @@ from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself
 from .source_location import user_line
+from .traced_sizes import seen
 from .views import is_dense
 
 _CALLS = {
@@ -116,6 +117,9 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     **FUSED_STEPS,
     torch.nn.functional.dropout1d: _of_a_batch(torch.nn.functional.dropout1d, 2),
     torch.nn.functional.dropout3d: _of_a_batch(torch.nn.functional.dropout3d, 4),
+    Tensor.__int__: lambda tensor: int(
+        seen(tensor.item())
+    ),  # of a number that is a symbol: all that have this whole part, and not it alone
 }
 """Functions called in another way while tracing, with the same meaning."""
 

@@ -101,7 +101,7 @@ class Reads:
         if value is NotImplemented:
             raise DataDependentOutputException(op)
         if isinstance(value, AnyNumber):
-            return self._symbol(args[0])
+            return self._symbol(args[0], value.now)
         self._expect(self._node(args[0]) if is_item else self._asked(op, args, kwargs, value), value)
         return value
 
@@ -132,10 +132,11 @@ class Reads:
         value = self.tape.now(op, args, kwargs)
         return AnyNumber(float) if type(value) is float and any(isinstance(v, AnyNumber) for v in self._known) else value
 
-    def _symbol(self, fake: Tensor) -> Any:
+    def _symbol(self, fake: Tensor, now: Any) -> Any:
         """The number that was read last as a symbol."""
         trace, i = self._trace, len(self.done) - 1
-        symbol = trace.symbols.floats.symbol(f"read {i}", self.tape.now(aten._local_scalar_dense.default, (fake,), {}))
+        hint = self.tape.now(aten._local_scalar_dense.default, (fake,), {}) if now is None else now
+        symbol = trace.symbols.floats.symbol(f"read {i}", hint)
         self.numbers[symbol.node.text] = i
         if trace.graph is not None:
             trace.stand_for(symbol, trace.call(item_of, (trace.node(fake),), {}, symbol))

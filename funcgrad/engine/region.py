@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ..capture.source_location import user_line
@@ -28,6 +28,7 @@ from ..torch_private import (
     callbacks_into,
     dispatch_modes_active,
     forget_engine_graphs,
+    in_torchs_own_capture,
     instead_of_engine,
     is_mapped,
     node_of,
@@ -76,6 +77,9 @@ class _Here(threading.local):
 
 _here = _Here()
 _open: list[Region] = []
+_entry = contextlib.ExitStack()
+"""What stands in the place of the engine's entry while a region is open."""
+_lock = threading.Lock()
 _graphs = itertools.count()
 _alike: Counter[tuple[str, ...]] = Counter()
 """How many graphs of the same nodes were captured."""
@@ -95,7 +99,7 @@ class Region:
     compiles: int = 0
     _met: dict[int, Captured] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=itertools.count)
-    _stack: contextlib.ExitStack | None = None
+    _before: _Before = field(init=False)
 
     @property
     def captures(self) -> Several[Captured]:
@@ -116,25 +120,45 @@ class Region:
             log(2, self.events[-1])
 
     def __enter__(self) -> Region:
-        if self._stack is not None:
+        if self in _open:
             raise FuncgradError(
                 "this region is open already", fix="write fg.compiled_autograd() where it is entered: with fg.compiled_autograd() as region"
             )
-        with contextlib.ExitStack() as stack:
-            if not _open:
-                stack.enter_context(instead_of_engine(_entered))
+        with _lock:
             before = set_engine_hook(lambda: Recorder(_recorded))
-            stack.callback(set_engine_hook, *before)
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            self._before = _Before(before, torch.autograd.is_multithreading_enabled(), threading.get_ident())
+            torch.autograd.set_multithreading_enabled(False)
+            if not _open:
+                _entry.enter_context(instead_of_engine(_entered))
             _open.append(self)
-            stack.callback(_open.remove, self)
-            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._stack is not None
-        stack, self._stack = self._stack, None
-        stack.close()
+        """Regions may be left in any order, as those of several threads are: what a region found is found by the one opened after it."""
+        with _lock:
+            later = _open[_open.index(self) + 1 :]
+            _open.remove(self)
+            before = self._before
+            if later:
+                later[0]._before = evolve(later[0]._before, hook=before.hook)
+            else:
+                set_engine_hook(*before.hook)
+            own = next((region for region in later if region._before.thread == before.thread), None)
+            if own is not None:
+                own._before = evolve(own._before, threads=before.threads)
+            elif threading.get_ident() == before.thread:
+                torch.autograd.set_multithreading_enabled(before.threads)
+            if not _open:
+                _entry.close()
+
+
+@frozen
+class _Before:
+    """What a region found when it was opened: the engine's hook, and, of its thread, whether backward passes have several threads."""
+
+    hook: tuple[Any, bool]
+    threads: bool
+    thread: int
 
 
 def compiled_autograd(**options: Any) -> Region:
@@ -146,6 +170,10 @@ def compiled_autograd(**options: Any) -> Region:
     statement, with an ``UncompiledBackwardWarning``; ``region.explain()`` says what happened. Takes the options of ``fg.jit``.
     """
     return Region(make_options(options))
+
+
+_nobody = Region(make_options({}))
+"""In whose name a captured graph runs where torch's own compiled autograd meets it: the engine keeps one cache for all."""
 
 
 def reset() -> None:
@@ -174,7 +202,7 @@ def _left_alone(roots: Sequence[Any]) -> str | None:
 
 def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
     """The entry of a backward pass: ``(roots, gradients, retain_graph, create_graph, inputs, ...)``."""
-    if _running:
+    if _running or in_torchs_own_capture():
         with without_engine_hook():  # which a hook may have set anew, by a region of its own
             return original(roots, *args, **kwargs)
     region, before = _open[-1], _here.now
@@ -215,7 +243,7 @@ def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, 
     """What the engine calls in the place of running a graph that it has told of."""
     global _running
     here = _here.now
-    region = here.region if here is not None else _open[-1]
+    region = here.region if here is not None else _open[-1] if _open else _nobody
     roots = here.roots if here is not None else None
 
     def find() -> Reached | None:

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import frozen
 from torch import nn
 
-from ..graph_primitives import Path, PathMiss, Read, is_same_value
+from ..graph_primitives import Path, PathMiss, Read, in_any_call, is_same_value
 from .call import MISS, Call
 from .program import Program
 
@@ -116,7 +116,8 @@ class ProgramCache:
             except PathMiss as miss:
                 program = entry.program()
                 assert program is not None
-                path = (*(read.value for read in program.joint.reads[: miss.read]), miss.value)
+                if miss.read >= len(path):  # one that leaves the path before says less
+                    path = (*(in_any_call(read.value) for read in program.joint.reads[: miss.read]), miss.value)
                 continue
             if result is not MISS:
                 self.hits += 1

@@ -245,7 +245,7 @@ class Compiled:
             return self._definition(*args, **kwargs)  # inside another trace a compiled function is inlined
         if any(map(is_legacy_batched, tensors)):
             return call_under_legacy_vmap(self, args, kwargs)
-        compiled = 0
+        compiled, read = 0, dict[int, Any]()
         while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
             known, met = self._cache.misses, list[Path]()
             result = self._cache.find(args, kwargs, met)
@@ -253,11 +253,12 @@ class Compiled:
                 with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
                     if self._cache.misses != known:
                         continue  # another thread has made one
-                    made = self._program_or_error(args, kwargs, *met)
+                    path = _with_numbers(met[0], read)
+                    made = self._program_or_error(args, kwargs, path)
                 if made is None:
                     return self._definition(*args, **kwargs)
                 if isinstance(made, Exception):
-                    return self._raise(made, args, kwargs, *met)
+                    return self._raise(made, args, kwargs, path)
                 program = made
                 try:
                     result = program.run(args, kwargs)
@@ -336,9 +337,9 @@ class Compiled:
         it; what it decides is checked in the program."""
         attempts = [path]
         if path and type(path[-1]) in (float, int) and self._options.dynamic is not False and self._options.numerics == "fast":
-            attempts.insert(0, (*path[:-1], AnyNumber(type(path[-1]))))
+            attempts.insert(0, (*path[:-1], AnyNumber(type(path[-1]), path[-1])))
         if any(isinstance(value, AnyNumber) for value in path):
-            attempts.append(tuple(None if isinstance(value, AnyNumber) else value for value in path))
+            attempts.append(tuple(value.now if isinstance(value, AnyNumber) else value for value in path))
         for attempt in attempts[:-1]:
             try:
                 return self._compile_with_symbols(inputs, attempt)
@@ -401,6 +402,13 @@ class Compiled:
             return made.runnables[0]
         product = pullback_of(found, made)
         return differentiable(found, made, Compiled(product, options), product.active, options)
+
+
+def _with_numbers(path: Path, read: dict[int, Any]) -> Path:
+    """A path with the numbers on it that are symbols as kernels found them in this call; ``read`` remembers the last."""
+    if path:
+        read[len(path) - 1] = path[-1]
+    return tuple(AnyNumber(v.kind, read.get(i)) if isinstance(v, AnyNumber) else v for i, v in enumerate(path))
 
 
 def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
