@@ -505,7 +505,9 @@ row("other memory of other sizes, with a history", MUTATION, "goes back through 
     lambda: (*leaf(), torch.ones(4)), fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1])
 row("other memory of a subclass", MUTATION, "of another class or device", lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
     lambda: (pair(), pair()), fixed=lambda x, y: y.a * 2)
-row("set_ of what others share a history with", MUTATION, "where others have that history", lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2), leaf,
+row("set_ that is tracked, twice", MUTATION, "a second time", lambda x: (x.set_(WEIGHT * 2), x.set_(WEIGHT * 3), 1)[2], ones(),
+    fixed=lambda x: (setattr(x, "data", WEIGHT.detach() * 2), setattr(x, "data", WEIGHT.detach() * 3), 1)[2])
+row("set_ of what others share a history with", MUTATION, "and then uses another with that history", lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2), leaf,
     fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2))
 row("set_ of a storage", MUTATION, "of a storage", lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),
     fixed=lambda x: x.set_(torch.ones(4)).sum())

@@ -77,6 +77,11 @@ def given_then_shrunk(x, y):
     return x * 2, y
 
 
+def an_empty_one_takes_what_is_computed(x, y):
+    torch.mul(y, 2, out=x)
+    return (x[0],)
+
+
 def grown_then_unsqueezed(x, y):
     x.resize_(9).zero_()
     x.unsqueeze_(0)
@@ -161,7 +166,7 @@ SIZES = [
     )),
     *((f, computed) for f in (before_with_a_history, after_with_a_history)),
     *((f, parts) for f in (a_part_is_shrunk, the_other_is_written_first, shrunk_to_nothing, shrunk_to_a_scalar)),
-    (grown_then_unsqueezed, lambda: (torch.empty(0), matrix())),
+    *((f, lambda: (torch.empty(0), matrix())) for f in (grown_then_unsqueezed, an_empty_one_takes_what_is_computed)),
     (shrunk_to_nothing, lambda: (torch.tensor(2.0), matrix())),
 ]  # fmt: skip
 
@@ -219,7 +224,23 @@ def set_in_grad_mode_alone(x, w):
     return ()
 
 
+def set_beside_others(x, y):
+    x.set_(y.detach() * 2)
+    return ()
+
+
+def kin():
+    base = leaf(5) * 2
+    return base[1:4], base[2:]
+
+
+def plain_kin():
+    base = torch.arange(5.0)
+    return base[1:4], leaf()
+
+
 TRACKED = [
+    *((f, make) for f in (set_beside_others, set_to_what_requires_grad) for make in (kin, plain_kin)),
     *((f, flat3) for f in (
         set_to_what_requires_grad, set_beside_what_is_differentiated, set_to_a_leaf, set_and_written, set_and_unsqueezed,
         set_in_grad_mode_alone,
@@ -227,6 +248,17 @@ TRACKED = [
     *((f, lambda: (leaf() * 2, leaf())) for f in (set_to_what_requires_grad, set_to_itself, set_to_a_leaf, saved_before, added_before)),
     (set_to_a_leaf, lambda: ((leaf(5) * 2)[1:], leaf())),
 ]  # fmt: skip
+
+
+def keeps_its_gradient(x, y):
+    x.data = y
+    return (x.grad * 2,)
+
+
+def with_gradient():
+    x = leaf()
+    x.grad = torch.ones(3)
+    return x, torch.arange(4.0)
 
 
 # ── what backward reads ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -263,7 +295,7 @@ def saved_then_set(x, w):
 
 BACKWARD = [(f, flat) for f in (
     saved_then_shrunk, shrunk_then_saved, shrunk_and_written_what_requires_grad, a_part_is_saved, saved_then_set,
-)]  # fmt: skip
+)] + [(keeps_its_gradient, with_gradient)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("f", "make"), [*SIZES, *TRACKED, *BACKWARD])

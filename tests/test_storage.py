@@ -335,7 +335,9 @@ def two_leaves():
 
 REFUSED = {
     "a storage": (lambda x, y: x.set_(y.untyped_storage()), two, "the memory of a storage"),
-    "a history": (lambda x, y: x.set_(y.detach()), views, "where others have that history"),
+    "a history": (lambda x, y: (x.set_(y.detach()), y * 2), views, "uses another with that history"),
+    "a history of an input": (lambda x, y: x[1:].set_(y), two_leaves, "through a view it takes of an input"),
+    "a history, twice": (lambda x, y: (y.set_(x * 2), y.set_(x * 3)), two_leaves, "a second time"),
     "viewed": (lambda x, y: (x[1:], x.resize_(5).add_(1))[0], two, "takes views of it before"),
     "shared": (lambda x, y: x.resize_(5).zero_(), parts, "though others share its memory"),
     "gaps": (lambda x, y: x.resize_(1), lambda: (torch.ones(6)[::2], torch.ones(3)), "memory that lies around it"),
@@ -345,6 +347,7 @@ REFUSED = {
     "a used result": (lambda x, y: ((z := x * 2), z * z, setattr(z, "data", y))[1], two_leaves, "after it was used"),
     "resized, given": (lambda x, y: (x.resize_(5), setattr(x, "data", y)), two, "other memory in two ways"),
     "empty, viewed": (lambda x, y: (x.detach(), x.resize_(2))[0], lambda: (torch.ones(0), torch.ones(3)), "memory that lies around it"),
+    "viewed, out=": (lambda x, y: (x.view(-1), torch.mul(y, 2, out=x))[0], lambda: (torch.ones(0), torch.ones(3)), "lies around it"),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
     "twice": (lambda x, y: x.set_(y).resize_(5), two, "resizes other memory that it gave"),
     "leaf under no_grad": (lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x), two_leaves, "that requires grad other memory"),

@@ -179,7 +179,7 @@ def refuse_leaves(
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         faults = ["writes to one that overlaps with it"] if slot in together and slot not in computed else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
-        faults += ["gives it other memory"] if slot in stores else []
+        faults += ["gives it other memory"] if slot in stores and (slot in gradients or slot in switches) else []
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += ["writes to it, a leaf, what requires grad"] if tracked and tensors[slot].requires_grad and slot in switches else []
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):

@@ -268,7 +268,7 @@ class Lifter(TorchFunctionMode):
                 where=user_line(),
                 fix="do it outside: x.retain_grad() before the call",
             )
-        if self._trace.current(tensor) is not tensor:
+        if self._trace.current(tensor) is not tensor and not (reads and self._trace.lineage.is_given_alone(tensor)):
             raise MutationError(
                 f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
                 where=user_line(),
@@ -421,6 +421,7 @@ class Lifter(TorchFunctionMode):
         return value
 
     def _current(self, value: Tensor) -> Tensor:
+        self._trace.forgotten.require_whole([value])
         if self._trace.rereads and self._trace.current_pass == "backward" and is_traced(value):
             self._trace.reread(value)
         return value

@@ -304,6 +304,7 @@ class _DryRun:
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in slot_of:
                 self.trace.forgotten.require_known(self.trace.current(leaf))
+                self.trace.forgotten.require_whole([leaf])
         is_base = (lambda _, root: has_history(root)) if self._splits else None
         given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
         stores = {slot: new for slot, new in given.items() if new is not None}

@@ -32,6 +32,8 @@ class Forgotten:
         """The nodes that have saved what is another value since, or get a gradient of other sizes than the history behind them."""
         self._parted: list[tuple[Tensor, Tensor, int, MutationError]] = []
         """What was given other memory than its views have, or what it is a view of."""
+        self._severed: list[tuple[Tensor, Tensor, MutationError]] = []
+        """Of what family nothing can be differentiated since one of it was ``set_``, and that one."""
 
     def used(self, args: Iterable[Any], out: Any) -> None:
         """Write down that ``out`` was computed from ``args``. Raises ``MutationError`` if one of them was forgotten."""
@@ -87,6 +89,21 @@ class Forgotten:
         for tensor, by, version, error in self._parted:
             tracked = by.requires_grad or family_of(tensor).requires_grad
             if tracked and max(version_of(tensor), version_of(by)) != version:
+                raise error
+
+    def severed(self, tensor: Tensor, what: str) -> None:
+        """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd tracks that."""
+        error = MutationError(
+            f"the function gives {what} with a history other memory, or one to it (set_), and then uses another with that history",
+            where=user_line(),
+            fix="x.data = y",
+        )
+        self._severed.append((family_of(tensor), tensor, error))
+
+    def require_whole(self, values: Iterable[Any]) -> None:
+        """Raises ``MutationError`` for a tensor of such a family."""
+        for family, tensor, error in self._severed:
+            if any(t is not tensor and family_of(t) is family for value in values for t in tensors_in(value)):
                 raise error
 
     def misfits(self, by: Tensor, what: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..autograd_state import bump_version, family_of, is_stale, version_of, with_history_of, without_derivative
+from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
 from ..errors import MutationError
 from ..graphs import type_text
 from ..subclasses import is_traced
@@ -87,30 +87,22 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
             give_data(trace, original, tensor, source, "set_")
         return original
     own = original if is_traced(original) else trace.lift(original)
-    if trace.tracks or trace.lineage.given(own) is not None or (trace.graph is None and _is_kin(trace, own, tensor)):
+    of_input = tensor._is_view() and id(own) not in trace.inputs and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
+    if trace.tracks or trace.lineage.given(own) is not None or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs):
         raise MutationError(
-            "the function gives a tensor with a history other memory, or one to it (set_), where others have that history",
+            "the function gives a tensor with a history other memory, or one to it (set_), in a gradient transform, a second time, or "
+            "through a view it takes of an input",
             where=user_line(),
             fix="x.data = y",
         )
+    if trace.graph is None:
+        trace.forgotten.severed(tensor, f"a tensor {type_text(tensor)}")
     memory = source.data
     for counted in {id(t): t for t in (own, tensor)}.values():
         bump_version(counted)
     trace.lineage.give(own, without_derivative(memory), memory, "set_, tracked")
     trace.writes.spread_versions()
     return original
-
-
-def _is_kin(trace: Trace, own: Tensor, tensor: Tensor) -> bool:
-    """Whether others go by the history of a tensor, of which nothing can be differentiated from now on: its base, that of a view, and
-    other views of that."""
-    if not tensor._is_view():
-        return any(view._is_view() for view in trace.lineage.views_of(own))
-    if id(own) not in trace.inputs:
-        return True
-    real = trace.reals[id(own)]
-    kin = any(other is not real and family_of(other) is family_of(real) for other in trace.reals.values())
-    return kin or trace.lineage.is_looked_at(own)
 
 
 def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any) -> Any:
@@ -213,6 +205,7 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
         out.numel()
         or not like.numel()
         or trace.lineage.given(original) is not None
+        or trace.lineage.is_looked_at(out)
         or (id(trace.lineage.named(out)) not in trace.inputs and trace.lineage.source(out) is not None)
         or (not is_traced(own) and own.untyped_storage().nbytes())
     ):

@@ -326,6 +326,10 @@ class Lineage:
         how, by, version = self._how_given[id(tensor)]
         return Given(how, tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :]), version_of(by) != version)
 
+    def is_given_alone(self, tensor: Tensor) -> bool:
+        """Whether it was given other memory, and looked as it was made until then: it has the gradient that it had."""
+        return self.given(tensor) is not None and not self.restrides(tensor)
+
     def is_past(self, tensor: Tensor) -> bool:
         """Whether it stood for another one until that was given other memory: it looks at memory that one has no more."""
         named = self.named(tensor)

@@ -191,13 +191,14 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
 
 def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
     """The inputs whose final values, in their own memory or in other, autograd saves, so that nobody may write to them until backward is
-    done; and how far writing them back moves their version counters (those of ``before`` have moved already)."""
+    done; and how far writing them back moves their version counters (those of ``before`` have moved already). Backward may read a value
+    by another view than that which is written back."""
     found: dict[Slot, int] = {}
     for slot, node in joint.graph.computed if len(graphs) == 2 else ():
         if not isinstance(slot, NewMemory) and not (isinstance(slot, Final) and slot.during == "forward"):
             continue
         of = slot.of
-        looks = [node]
+        looks = [_viewed(node)]
         for look in looks:
             looks += [user for user in look.users if is_view(user)]
         if of in inner.signature.ins and any(pass_of(u) == "backward" for look in looks for u in look.users):
@@ -205,6 +206,13 @@ def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collec
             moves = isinstance(slot, Final) and change is not None and change.data != "unversioned"
             found[of] = int(moves and of not in before)
     return found
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """What was computed last, which a node is a view of."""
+    while is_view(node) and node.args and isinstance(node.args[0], fx.Node) and node.args[0].op == "call_function":
+        node = node.args[0]
+    return node
 
 
 def _unread(node: fx.Node) -> list[Any]:

@@ -257,7 +257,7 @@ CEILINGS: dict[str, float] = {
     "warns: RecompileWarning": 0.13,
     "warns: ReadsWarning": 0.02,
     "compiles more than 12 times, as its world changes": 0.025,
-    "compiles more than 12 times, more often than its world changes": 0.008,
+    "compiles more than 12 times, more often than its world changes": 0.002,
     "compiles again in a world as before": 0.004,
     # what is not carried out yet, by what differs: to go down to nothing
     "differs: state": 0.0015,

@@ -27,7 +27,7 @@ CEILINGS: dict[str, float] = {
     "goes on through the history of an input to a leaf": 1,
     "depends on a leaf it made itself (requires_grad_() inside), and": 1,
     # of other memory
-    "gives a tensor with a history other memory": 77,
+    "with a history other memory, or one to it (set_)": 35,
     "other memory (.data =, set_, resize_, out=) and": 99,
     "that requires grad other memory of another kind": 13,
     "a view that autograd forbids to use once its base was written to": 19,
