@@ -817,3 +817,23 @@ def test_a_write_through_a_conjugated_look(f, transposed):
 
     z, own = make(), make()
     torch.testing.assert_close((fg.jit(f)(own), own), (f(z), z))
+
+
+@pytest.mark.parametrize("take", [lambda v: v.data, lambda v: v.detach(), lambda v: v.detach().t()], ids=["data", "detach", "view"])
+@pytest.mark.parametrize("view", [lambda v: v, lambda v: v.t(), lambda v: v.view(4)[1:].view(3, 1)], ids=["itself", "t", "part"])
+def test_a_result_that_is_detached_of_another_one_and_written_to(view, take):
+    """It looks at the memory of the other one, and has a history of its own: that of what was written to it."""
+
+    def f(w, x):
+        y = view(x.cumsum(0))
+        z = take(y)
+        z.mul_(w.sum())
+        return y, z
+
+    found = []
+    for g in (f, fg.jit(f)):
+        w, x = torch.arange(1.0, 4).requires_grad_(), (torch.arange(4.0) / 5).view(2, 2).requires_grad_()
+        y, z = g(w, x)
+        assert y.requires_grad and z.requires_grad and y.untyped_storage()._cdata == z.untyped_storage()._cdata
+        found.append((y.detach(), z.detach(), torch.autograd.grad((y * y).sum() + (z * z).sum(), (w, x))))
+    torch.testing.assert_close(*found)

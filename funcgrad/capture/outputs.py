@@ -72,7 +72,7 @@ def look_at_outputs(
         base = out_slot(itself) if itself is not None else Base(tuple(map(out_slot, users)))
         made = itself is not None and root.requires_grad and is_leaf(root)  # what is no view of it would become one
         if is_base is not None and (made or (is_base(base, root) and _must_be_views(users))):
-            views |= {p: View(base, steps, when, when == "before") for p, (steps, when, _) in users.items() if p != itself}
+            views |= {p: _within(base, *user) for p, user in users.items() if p != itself}
             bases |= {base: root} if isinstance(base, Base) else {}
     found: list[OutputFact] = []
     for path, leaf in zip(paths, leaves, strict=True):
@@ -121,6 +121,12 @@ def results_by_slot(
 
 _Users = dict[str, tuple[tuple[Step, ...], When, bool]]
 """Output path → the steps to it from some tensor, when they are taken, and whether a gradient flows through it."""
+
+
+def _within(base: Slot, steps: tuple[Step, ...], when: When, tracked: bool) -> View:
+    """A view of a base; one that was detached, and written to with what requires grad, has a history of its own."""
+    computed = tracked and detaches(steps)
+    return View(base, steps, "after" if computed else when, when == "before" and not computed, computed=computed)
 
 
 def _must_be_views(users: _Users) -> bool:
