@@ -189,7 +189,7 @@ def test_random_graphs_run_opaque_calls_in_order(steps):
 
 def test_an_opaque_call_says_what_it_returns():
     with pytest.raises(fg.OpaqueCallError, match=r"round returned \(int64 1-d\) and was to return \(float32 1-d\)"):
-        Opaque(lambda x: x.long(), "round", returns=("float32 1-d",))(torch.ones(3))
+        Opaque(lambda x: x.long(), "round", returns=((torch.float32, 1),))(torch.ones(3))
 
 
 def test_what_runs_once_is_not_verified():
