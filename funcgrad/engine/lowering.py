@@ -112,6 +112,8 @@ class _Lowering:
         self._made: dict[Ref, Any] = {}
         self._slots: list[Arg] = []
         self._stores: list[tuple[Tensor, Tensor, bool]] = []
+        self._waiting = self._held = 0
+        """Bytes of what waits to be added, and of what waits to be looked at."""
         self._floats: dict[str, tuple[int, int]] = {}
         self._scalars: dict[int, list[Any]] = {}
         self._used: Counter[int] = Counter()
@@ -232,14 +234,20 @@ class _Lowering:
         """Nobody looks at ``.grad`` until the caller's Python runs, so several are added to in one call; but not so many gradients wait
         for it that it takes memory. One that becomes the leaf's own takes none."""
         self._stores.append((variable, grad, is_new))
-        if sum(nbytes(value_of(self._trace.result(g))) for _, g, is_new in self._stores if not is_new) > _WAITING:
+        self._waiting += 0 if is_new else self._bytes(grad)
+        if self._waiting > _WAITING:
             self._settle()
+
+    def _bytes(self, value: Any) -> int:
+        return nbytes(value_of(self._trace.result(value)))
 
     def _look(self, s: Statement) -> None:
         """What a statement reads that was saved is looked at before Python runs again: not so much of it waits that it takes memory."""
         if self._has_run_python:
-            self._looked_at |= dict.fromkeys(saved_by(s))
-            if sum(nbytes(value_of(self._trace.result(self._read(r)))) for r in self._looked_at if r not in self._leaves) > _WAITING:
+            new = dict.fromkeys(r for r in saved_by(s) if r not in self._looked_at)
+            self._looked_at |= new
+            self._held += sum(self._bytes(self._read(r)) for r in new if r not in self._leaves)
+            if self._held > _WAITING:
                 self._require_versions()
 
     def _require_versions(self) -> None:
@@ -247,6 +255,7 @@ class _Lowering:
             places = tuple(self._watched.setdefault(ref.at, len(self._watched)) for ref in self._looked_at)
             nodes = [self._trace.result(self._read(ref)) for ref in self._looked_at]
             self._looked_at.clear()
+            self._held = 0
             self._trace.opaque(Unchanged(places), (self._hooks, *nodes), (), name="versions")
 
     def _settle(self) -> None:
@@ -254,6 +263,7 @@ class _Lowering:
         if self._stores:
             variables, grads, new = zip(*self._stores, strict=True)
             self._stores.clear()
+            self._waiting = 0
             writes = [len(variables) + i for i, is_new in enumerate(new) if is_new]
             nodes = [self._trace.result(v) for v in (*variables, *grads)]
             taken = tuple(is_new and self._may_take(v, g) for v, g, is_new in zip(variables, grads, new, strict=True))
