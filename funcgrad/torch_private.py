@@ -1334,13 +1334,8 @@ def sequence_number(node: Any) -> int:
     return int(node._sequence_nr()) % (1 << 64)
 
 
-def dispatch_modes_active() -> bool:
-    """Whether a dispatch mode, of fake tensors or another one, looks at operators."""
-    return bool(torch._C._len_torch_dispatch_stack())
-
-
 n_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""How many dispatch modes look at the operators that this thread calls."""
+"""How many dispatch modes, of fake tensors or others, look at the operators that this thread calls."""
 
 
 def _flop_counters() -> list[Any]:

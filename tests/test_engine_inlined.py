@@ -187,13 +187,15 @@ def test_hooks_around():
     same_as_eager(lambda x: x.sin().tanh(), step, 3)
 
 
-class CountsBackward(torch.autograd.Function):
-    """Writes to a buffer in backward."""
-
+class HasABuffer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, buffer):
         ctx.buffer = buffer
         return x * 2
+
+
+class CountsBackward(HasABuffer):
+    """Writes to a buffer in backward."""
 
     @staticmethod
     def backward(ctx, g):
@@ -201,13 +203,8 @@ class CountsBackward(torch.autograd.Function):
         return g * 2, None
 
 
-class ReadsLate(torch.autograd.Function):
+class ReadsLate(HasABuffer):
     """Reads a buffer in backward as it is then."""
-
-    @staticmethod
-    def forward(ctx, x, buffer):
-        ctx.buffer = buffer
-        return x * 2
 
     @staticmethod
     def backward(ctx, g):

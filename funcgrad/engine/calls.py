@@ -32,10 +32,8 @@ class Accumulate:
         old, added = [], []
         for variable, grad, is_own, is_taken in zip(values[:n], values[n:], self.new, self.taken, strict=True):
             now = variable.grad
-            if now is None and is_taken:
-                variable.grad = grad
-            elif now is None or now.is_sparse or now.is_nested:
-                accumulate(variable, grad, is_own)
+            if now is None or now.is_sparse or now.is_nested:
+                accumulate(variable, grad, is_own, is_taken)
             else:
                 old.append(now)
                 added.append(grad)
@@ -98,11 +96,7 @@ def storing(variable: int, grad: int, is_own: bool, is_taken: bool) -> Step:
     """A sum in ``.grad``; see ``Accumulate`` for ``is_own`` and ``is_taken``."""
 
     def stored(there: list[Any]) -> Sequence[Any]:
-        leaf, value = there[variable], there[grad]
-        if is_taken and leaf.grad is None:
-            leaf.grad = value
-        else:
-            accumulate(leaf, value, is_own)
+        accumulate(there[variable], there[grad], is_own, is_taken)
         return ()
 
     return stored

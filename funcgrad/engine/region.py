@@ -26,11 +26,11 @@ from ..options import Options, log, make_options
 from ..show import Several
 from ..torch_private import (
     callbacks_into,
-    dispatch_modes_active,
     forget_engine_graphs,
     in_torchs_own_capture,
     instead_of_engine,
     is_mapped,
+    n_dispatch_modes,
     node_of,
     set_engine_hook,
     transforms_or_duals,
@@ -172,10 +172,6 @@ def compiled_autograd(**options: Any) -> Region:
     return Region(make_options(options))
 
 
-_nobody = Region(make_options({}))
-"""In whose name a captured graph runs where torch's own compiled autograd meets it: the engine keeps one cache for all."""
-
-
 def reset() -> None:
     """Forget all graphs that were captured; numbers start from 0 again.
 
@@ -191,7 +187,7 @@ def reset() -> None:
 
 def _left_alone(roots: Sequence[Any]) -> str | None:
     """Why a backward pass runs as it is; None if it is captured."""
-    if active_trace() is not None or dispatch_modes_active():
+    if active_trace() is not None or n_dispatch_modes():
         return "it is part of a trace, or a dispatch mode looks on"
     if torch.is_anomaly_enabled():
         return "anomaly detection looks at each node"
@@ -243,7 +239,9 @@ def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, 
     """What the engine calls in the place of running a graph that it has told of."""
     global _running
     here = _here.now
-    region = here.region if here is not None else _open[-1] if _open else _nobody
+    region = (
+        here.region if here is not None else _open[-1] if _open else compiled_autograd()
+    )  # torch's own has met it in the engine's cache
     roots = here.roots if here is not None else None
 
     def find() -> Reached | None:

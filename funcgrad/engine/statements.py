@@ -135,11 +135,13 @@ def store(variable: Tensor, grad: Tensor | None) -> tuple[()]:
     return ()
 
 
-def accumulate(variable: Tensor, grad: Tensor, is_own: bool) -> None:
+def accumulate(variable: Tensor, grad: Tensor, is_own: bool, is_taken: bool = False) -> None:
     """Add to ``variable.grad`` as eager PyTorch does where grad mode is off: in place, or into memory like that of the variable, which is
-    that of ``grad`` itself where nobody else has it (``is_own``)."""
+    that of ``grad`` itself where nobody else has it (``is_own``). ``is_taken``: that it lies like that of the variable, too, is known."""
     old = variable.grad
-    if old is None:
+    if old is None and is_taken:
+        variable.grad = grad
+    elif old is None:
         if grad.layout is not torch.strided or variable.layout is not torch.strided:
             variable.grad = grad if is_own and grad.layout is not torch.strided else grad.clone()
         elif is_own and lies_like(grad, variable):

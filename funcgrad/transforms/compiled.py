@@ -319,12 +319,8 @@ class Compiled:
             )
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
-        with (
-            self._effects,
-            modes_entered(),
-            outside_own_draws(),
-            flops_uncounted(),
-        ):  # what programs write meanwhile would be taken for what the function does
+        # what programs write meanwhile would be taken for what the function does
+        with self._effects, modes_entered(), outside_own_draws(), flops_uncounted():
             program = self._compile_on_path(inputs, path)
         self._cache.add(program, kept_by_module(inputs.leaves))
         log(2, program.key)
