@@ -239,9 +239,8 @@ def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, 
     """What the engine calls in the place of running a graph that it has told of."""
     global _running
     here = _here.now
-    region = (
-        here.region if here is not None else _open[-1] if _open else compiled_autograd()
-    )  # torch's own has met it in the engine's cache
+    region = _open[-1] if _open else compiled_autograd()  # where none is open, torch's own has met it in the engine's cache
+    region = region if here is None else here.region
     roots = here.roots if here is not None else None
 
     def find() -> Reached | None:
