@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from .errors import MutationError
-from .torch_private import custom_function_of, set_versions, versions_kept
+from .torch_private.autograd import custom_function_of, set_versions, versions_kept
 
 
 def made_by_python(tensor: torch.Tensor) -> bool:

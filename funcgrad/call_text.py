@@ -11,9 +11,10 @@ from torch import SymFloat, SymInt, Tensor, dtype
 from torch.fx import Node
 
 from .graph_primitives import scalar
-from .sizes import hint
-from .torch_private import is_operator, is_wrapper_subclass
-from .torch_sizes import size_text
+from .symbolic.sizes import hint
+from .symbolic.torch_sizes import size_text
+from .torch_private.operators import is_operator
+from .torch_private.tensors import is_wrapper_subclass
 
 _SHORT = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128",

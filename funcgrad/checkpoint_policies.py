@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .errors import OptionError
-from .torch_private import is_operator
+from .torch_private.operators import is_operator
 
 Policy = Callable[..., CheckpointPolicy | bool]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .graphs import Graph
-from .torch_private import below_autograd
+from .torch_private.autograd import below_autograd
 
 Body = Graph | Callable[..., Sequence[Any]]
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 from attrs import evolve, field, frozen
 
-from .backends.backend import Backend, Kernels, Runnable, Schedule
+from .backends.backend import Backend, Runnable
 from .backends.choose import choose_backend
 from .backends.peak import predicted_peak
 from .graphs import Graph, verify
 from .joint import Joint
+from .memory.schedule import Kernels, Schedule
 from .options import Options
 from .partition.choice import choose_partition
 from .partition.partition import Partition
@@ -24,7 +25,8 @@ from .passes.logged import logged
 from .passes.random_masks import pack_random_masks
 from .passes.scans import with_steps
 from .passes.tagging import tag_joint
-from .show import Doc, Several, Shown
+from .show.parts import Doc
+from .show.shown import Several, Shown
 from .source import Source
 from .stages import Stages
 

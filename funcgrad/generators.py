@@ -13,17 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .torch_private import (
-    TorchDispatchMode,
-    argument_names,
-    draws_random,
-    generator_id,
-    is_operator,
-    modes_entered,
-    overload_name,
-    without_function_modes,
-    without_modes,
-)
+from .torch_private.fakes import without_modes
+from .torch_private.modes import TorchDispatchMode, modes_entered, without_function_modes
+from .torch_private.operators import argument_names, draws_random, generator_id, is_operator, overload_name
 
 _CPU = torch.device("cpu")
 _drawing: ContextVar[OwnDraws | None] = ContextVar("funcgrad_own_draws", default=None)

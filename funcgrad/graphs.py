@@ -22,14 +22,17 @@ from .call_text import call_text as call_text  # noqa: PLC0414
 from .call_text import target_text as target_text  # noqa: PLC0414
 from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
-from .draw import Box, Drawing
 from .errors import GraphError
 from .generators import Drawn
 from .graph_primitives import CHECKS, Opaque, Sized, expect, getitem, on_path
-from .show import Code, Doc, Shown, Table, elided
-from .sizes import hint
+from .show.draw import Box, Drawing
+from .show.parts import Code, Doc, Table
+from .show.shown import Shown
+from .show.text import elided
 from .slots import Signature, Slot
-from .torch_private import draws_random, is_operator, is_torchs_own, returns_nothing, storage_id, writes_inputs
+from .symbolic.sizes import hint
+from .torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
+from .torch_private.tensors import storage_id
 from .trees import flatten
 
 _DRAWN_AT_MOST = 80

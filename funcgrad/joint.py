@@ -13,12 +13,13 @@ from attrs import frozen
 from .generators import Drawn
 from .graph_primitives import Read, guard_holds
 from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
-from .show import Doc, Shown, Table
-from .sizes import Sizes
+from .show.parts import Doc, Table
+from .show.shown import Shown
 from .slots import Seed, Signature, Slot, of_backward, outer_slot
 from .subclasses import Wrapping
+from .symbolic.sizes import Sizes
 from .tags import tags_of
-from .torch_private import generator_id
+from .torch_private.operators import generator_id
 from .trees import LEAF, Node, Tree
 
 _CPU = torch.device("cpu")

@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from torch import Tensor
 
 from .errors import MutationError
-from .torch_private import innermost_transform, is_tracked_wrapper, is_transform_wrapper, outside_transforms, wrapped_value
+from .torch_private.levels import innermost_transform, outside_transforms
+from .torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
 _level: ContextVar[int] = ContextVar("funcgrad_level", default=-1)
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from .graph_primitives import Opaque, getitem, look_of
 from .graphs import storages, value_of
-from .torch_private import is_operator, is_torchs_own
+from .torch_private.operators import is_operator, is_torchs_own
 
 
 def call_opaque(

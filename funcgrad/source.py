@@ -10,7 +10,8 @@ from typing import Any
 
 from attrs import frozen
 
-from .show import Code, Doc, Shown, Text
+from .show.parts import Code, Doc, Text
+from .show.shown import Shown
 
 _numbers = itertools.count()
 

@@ -17,7 +17,7 @@ from attrs import frozen
 from rich.console import Console
 
 from .options import ENVIRONMENT, log
-from .show import in_seconds
+from .show.units import in_seconds
 
 _PATIENCE = 1.0
 """Seconds of silence before a first call shows what it does."""

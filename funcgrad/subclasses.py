@@ -15,7 +15,9 @@ from torch import Tensor
 
 from .autograd_state import bump_version
 from .slots import Slot, inner_slot
-from .torch_private import FunctionalTensor, below_autograd, is_wrapper_subclass
+from .torch_private.autograd import below_autograd
+from .torch_private.functional import FunctionalTensor
+from .torch_private.tensors import is_wrapper_subclass
 
 HowWritten = Literal["plain", "detached", "unversioned"]
 """Tracked by autograd (where it tracks anything), with the version counter alone, or without autograd's knowledge (``.data``)."""

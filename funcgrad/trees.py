@@ -24,7 +24,7 @@ import torch
 from attrs import frozen
 
 from .errors import ContainerError, TreeMismatchError
-from .torch_private import Registered, registered_container
+from .torch_private.pytrees import Registered, registered_container
 
 
 @frozen

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from funcgrad.loops.table import TABLE
-from funcgrad.torch_private import is_operator
+from funcgrad.torch_private.operators import is_operator
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -7,8 +7,9 @@ import torch
 from closeness import assert_rounded
 
 import funcgrad as fg
-from funcgrad.backends.backend import Allocate, Launch, alive_in, size_of
 from funcgrad.loops.memory import ALIGNMENT
+from funcgrad.memory.lifetimes import alive_in
+from funcgrad.memory.steps import Allocate, Launch, size_of
 
 
 def recurrent(w, x):

@@ -10,7 +10,7 @@ from functions import CASES
 
 import funcgrad as fg
 from funcgrad.backends.aten import AtenBackend, in_place_form
-from funcgrad.backends.backend import Call
+from funcgrad.memory.steps import Call
 from funcgrad.trees import flatten
 
 

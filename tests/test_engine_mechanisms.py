@@ -20,7 +20,7 @@ from funcgrad.engine.placement import verified
 from funcgrad.engine.record import Recorder
 from funcgrad.engine.statements import Functional, Kind
 from funcgrad.engine.tokens import UNLIKELY, Ref, Tokens, refs_in
-from funcgrad.torch_private import engine_operators
+from funcgrad.torch_private.engine import engine_operators
 
 
 def captured(loss, **options):

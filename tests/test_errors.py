@@ -31,7 +31,7 @@ from funcgrad.options import read_environment
 from funcgrad.slots import Arg, Out, Signature
 from funcgrad.subclasses import inner_tensors, with_inner
 from funcgrad.tags import Tag, tag
-from funcgrad.torch_private import is_wrapper_subclass
+from funcgrad.torch_private.tensors import is_wrapper_subclass
 from funcgrad.trees import flatten, unflatten
 
 HERE = Path(__file__).name

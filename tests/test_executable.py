@@ -19,8 +19,8 @@ from funcgrad.joint import Joint
 from funcgrad.opaque_calls import call_opaque
 from funcgrad.options import Options
 from funcgrad.runtime.check import require_same
-from funcgrad.sizes import SizeError
 from funcgrad.slots import Arg, Cotangent, Grad, Out, Signature
+from funcgrad.symbolic.sizes import SizeError
 
 aten = torch.ops.aten
 BACKENDS = ("aten", "c", "triton")

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import funcgrad as fg
 from funcgrad.capture import fake_tensor_cache
 from funcgrad.capture.fake_tensor_cache import Results
-from funcgrad.torch_private import FakeTensor, FakeTensorMode, dispatch_bits, is_known_by_kinds, is_known_look, on_fakes
+from funcgrad.torch_private.fakes import FakeTensor, FakeTensorMode, is_known_by_kinds, is_known_look, on_fakes
+from funcgrad.torch_private.tensors import dispatch_bits
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from test_fusion import make, programs
 
 import funcgrad as fg
-from funcgrad.backends import in_place
-from funcgrad.backends.backend import Allocate, Call, Launch
 from funcgrad.backends.peak import predicted_peak
 from funcgrad.graphs import is_getitem
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.memory import origins
 from funcgrad.loops.verify import verify
+from funcgrad.memory import in_place
+from funcgrad.memory.steps import Allocate, Call, Launch
 
 
 def weights(n, size):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.backends.backend import Extern, Launch
+from funcgrad.memory.steps import Extern, Launch
 
 # ── laws ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

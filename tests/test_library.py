@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 import funcgrad as fg
-from funcgrad.backends.backend import Allocate, Call
+from funcgrad.memory.steps import Allocate, Call
 from funcgrad.passes.library import for_library
 
 aten = torch.ops.aten

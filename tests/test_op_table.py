@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import funcgrad as fg
-from funcgrad.backends.backend import Extern
 from funcgrad.loops.coverage import page
+from funcgrad.memory.steps import Extern
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from turns import in_turn
 
 import funcgrad as fg
-from funcgrad.backends.backend import Extern
+from funcgrad.memory.steps import Extern
 from funcgrad.philox import _words, philox
 from funcgrad.slots import Seed
 

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import funcgrad as fg
-from funcgrad.backends.backend import Call
 from funcgrad.loops.ir import Kernel
+from funcgrad.memory.steps import Call
 
 aten = torch.ops.aten
 

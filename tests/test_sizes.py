@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcgrad.sizes import Size, Sizes, hint
+from funcgrad.symbolic.sizes import Size, Sizes, hint
 
 _SIZES = st.integers(2, 40)
 _STEPS = st.lists(st.tuples(st.sampled_from("+ - * // % < <= == max".split()), st.integers(0, 9), st.integers(0, 9)), max_size=8)

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from functions import CASES
 
 import funcgrad as fg
-from funcgrad import torch_private
 from funcgrad.errors import GraphError
 from funcgrad.graphs import verify
+from funcgrad.torch_private import functional
 
 X = torch.randn(5, 4)
 P = {"w": torch.randn(4, 3), "b": torch.randn(3)}
@@ -225,7 +225,7 @@ def of_views_that_are_written_to(x):
     "f", [*(CASES[name][0] for name in CASES), of_lazy_elements, of_views_that_are_written_to], ids=lambda f: f.__name__
 )
 def test_the_short_way_through_functionalisation_records_the_same(f, monkeypatch):
-    """As torch's own mode does, which takes longer (``torch_private._functionally``)."""
+    """As torch's own mode does, which takes longer (``functional._functionally``)."""
 
     def recorded():
         args = CASES[f.__name__][1]() if f.__name__ in CASES else (torch.randn(4, 4),)
@@ -233,7 +233,7 @@ def test_the_short_way_through_functionalisation_records_the_same(f, monkeypatch
         return [(n.name, str(n.target), str(n.args), str(n.meta.get("val"))) for n in graph.nodes]
 
     found = recorded()
-    monkeypatch.setattr(torch_private, "_functionally", lambda *_: NotImplemented)
+    monkeypatch.setattr(functional, "_functionally", lambda *_: NotImplemented)
     assert found == recorded()
 
 

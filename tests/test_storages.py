@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import funcgrad as fg
-from funcgrad.torch_private import storage_id
+from funcgrad.torch_private.tensors import storage_id
 
 X = torch.arange(3.0)
 KEPT = torch.ones(3)

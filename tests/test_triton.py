@@ -24,13 +24,13 @@ from triton_samples import FORWARD, GRADIENTS, column_totals, draws, randn
 
 import funcgrad as fg
 from funcgrad.backends import choose, triton, triton_language
-from funcgrad.backends.backend import Extern
 from funcgrad.backends.c_language import C
 from funcgrad.backends.fused import TritonBackend
 from funcgrad.backends.fused_python import wrong_index
 from funcgrad.backends.triton_language import Triton
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.table import TABLE
+from funcgrad.memory.steps import Extern
 from funcgrad.philox import philox
 
 aten = torch.ops.aten

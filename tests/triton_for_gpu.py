@@ -15,8 +15,8 @@ from triton_samples import FORWARD, column_totals, draws, scans
 
 import funcgrad as fg
 from funcgrad.backends import triton, triton_language
-from funcgrad.backends.backend import Launch
 from funcgrad.backends.fused import TritonBackend
+from funcgrad.memory.steps import Launch
 from funcgrad.source import compile_module
 
 NAMES = {

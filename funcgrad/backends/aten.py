@@ -20,13 +20,16 @@ from torch import Tensor, fx
 from ..errors import GraphError
 from ..graph_primitives import Opaque, scalar, size
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
+from ..memory.schedule import Kernels, Schedule
+from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
 from ..passes.library import ADDING
-from ..sizes import Size, SizeError, plain, solved
 from ..source import Source, compile_function
-from ..torch_private import argument_names, direct, is_operator, is_size, is_torchs_own, overload_name, symbol_name
-from ..torch_sizes import symbols_of
-from .backend import Call, Extern, Free, Kernels, Runnable, Schedule, Step, compiled_bodies
+from ..symbolic.sizes import Size, SizeError, plain, solved
+from ..symbolic.torch_sizes import symbols_of
+from ..torch_private.operators import argument_names, direct, is_operator, is_torchs_own, overload_name
+from ..torch_private.symbols import is_size, symbol_name
+from .backend import Runnable, compiled_bodies
 
 
 class AtenBackend:

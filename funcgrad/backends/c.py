@@ -19,7 +19,7 @@ from attrs import frozen
 from ..loops.groups import EXPENSIVE, TURNS
 from ..loops.index import Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
-from ..sizes import PREFIX, Size, hint
+from ..symbolic.sizes import PREFIX, Size, hint
 from .c_language import REDUCTIONS, TYPES, C, start
 from .c_language import stored as _stored
 from .c_scatter import decoded, parameters, scatter_function

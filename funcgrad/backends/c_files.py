@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import define, field
 
 from ..loops.ir import Kernel
-from ..sizes import Size
-from .backend import Launch, size_of
+from ..memory.steps import Launch, size_of
+from ..symbolic.sizes import Size
 from .c import Function, is_worth_threads, may_be_parallel, print_kernel, symbols_in
 from .c_language import HOW, PRELUDE, STORED
 

@@ -16,7 +16,7 @@ from ..loops.groups import TURNS
 from ..loops.index import Axis, Bound, Index, at_axis, is_shifted_axis, limits, substitute
 from ..loops.ir import Const, Expr, Load, Op, Scanned
 from ..loops.values import PAIRWISE
-from ..sizes import Size
+from ..symbolic.sizes import Size
 from .c_math import MATH
 from .emitter import Operation, index_text
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ..loops.index import Axis, Index, substitute
 from ..loops.ir import Expr, Kernel, Put, computed, walk
-from ..sizes import hint
+from ..symbolic.sizes import hint
 from .c_language import STORED, C, stored
 from .emitter import elements, index_text, print_expressions
 

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from ..loops.index import Index
 from ..loops.ir import Kernel, Total
-from ..sizes import Size, divides, hint
+from ..symbolic.sizes import Size, divides, hint
 from .c_language import REDUCTIONS, STACK, TYPES, start, stored
 from .emitter import index_text
 

@@ -25,38 +25,27 @@ from ..loops.kernel import kernels_of
 from ..loops.lower import Lowering, Refuse, lower
 from ..loops.values import Memory, Value
 from ..loops.verify import verify
+from ..memory import arena, in_place
+from ..memory.heap import keep_what_is_free
+from ..memory.layout import Part, as_read, parts_of_stacks
+from ..memory.lifetimes import alive_in
+from ..memory.schedule import Kernels, Schedule
+from ..memory.steps import Allocate, Call, Extern, Free, Launch, Step, bytes_buffer, is_static
 from ..opaque_calls import given_whole
 from ..options import ENVIRONMENT
 from ..passes.channels_last import channels_last
 from ..passes.library import added_to, for_library
 from ..passes.normalised import normalised
-from ..sizes import SizeError, hint, naming
 from ..source import Source, compile_function
-from ..torch_sizes import shape_of, strides_of
-from . import arena, in_place, triton_build, triton_launches, triton_scatter
+from ..symbolic.sizes import SizeError, hint, naming
+from ..symbolic.torch_sizes import shape_of, strides_of
+from . import triton_build, triton_launches, triton_scatter
 from .aten import Printer
-from .backend import (
-    Allocate,
-    Backend,
-    Call,
-    Extern,
-    Free,
-    Kernels,
-    Launch,
-    Runnable,
-    Schedule,
-    Step,
-    alive_in,
-    bytes_buffer,
-    compiled_bodies,
-    is_static,
-)
+from .backend import Backend, Runnable, compiled_bodies
 from .build import function, load
 from .c_files import print_files
 from .c_language import PRELUDE, STACK
 from .fused_python import address, empty_on_cpu, print_python
-from .heap import keep_what_is_free
-from .layout import Part, as_read, parts_of_stacks
 
 CHECK = "check"
 """How the names of buffers begin that say whether an index is wrong."""

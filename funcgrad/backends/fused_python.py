@@ -17,12 +17,15 @@ from ..graphs import Graph, call_text, device_of, value_of, where_of
 from ..loops.ir import Buffer
 from ..loops.lower import lower
 from ..loops.rows_products import PRODUCTS
-from ..sizes import PREFIX
+from ..memory.schedule import Schedule
+from ..memory.steps import Allocate, Call, Launch
 from ..source import Source
-from ..torch_private import ALONE, alone, count_flops, empty_cpu, holders, n_dispatch_modes, over
-from ..torch_sizes import shape_of, strides_of
+from ..symbolic.sizes import PREFIX
+from ..symbolic.torch_sizes import shape_of, strides_of
+from ..torch_private.engine import n_dispatch_modes
+from ..torch_private.modes import count_flops
+from ..torch_private.tensors import ALONE, alone, empty_cpu, holders, over
 from .aten import Printer
-from .backend import Allocate, Call, Launch, Schedule
 
 
 def print_python(

@@ -15,11 +15,13 @@ from torch import Tensor, fx
 
 from ..generators import own_draws
 from ..graphs import bodies_of, is_view, memory_of, value_of
-from ..sizes import hint
-from ..torch_private import draws_random, host_allocations, is_operator
+from ..memory.lifetimes import alive_in
+from ..memory.schedule import Schedule
+from ..symbolic.sizes import hint
+from ..torch_private.operators import draws_random, is_operator
+from ..torch_private.tensors import host_allocations
 from ..trees import flatten, unflatten
 from .aten import AtenBackend
-from .backend import Schedule, alive_in
 
 
 def predicted_peak(schedules: Sequence[Schedule]) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ..loops.ir import Kernel
-from .backend import Launch
+from ..memory.steps import Launch
 from .triton import Printed, print_kernel
 
 _HEAD = """import torch

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from ..options import BackwardAutocast
-from ..torch_private import any_autocast
+from ..torch_private.autograd import any_autocast
 
 DEVICES = ("cpu", "cuda")
 

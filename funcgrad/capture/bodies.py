@@ -19,17 +19,10 @@ from ..errors import MutationError, UnsupportedTensorError
 from ..graphs import Graph, has_effect, tensors_in, type_text
 from ..philox import philox
 from ..subclasses import inner_tensors, is_traced
-from ..torch_private import (
-    FunctionalTensor,
-    fake_below,
-    from_functional,
-    function_modes,
-    mutation_count,
-    storage_id,
-    to_functional,
-    unwrap_transform,
-    without_modes,
-)
+from ..torch_private.fakes import fake_below, without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count, to_functional
+from ..torch_private.modes import function_modes
+from ..torch_private.tensors import storage_id, unwrap_transform
 from .source_location import user_line
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError, UnsupportedTransformError
 from ..graphs import type_text
-from ..torch_private import FunctionalTensor, autograd_heard, from_functional, without_modes
+from ..torch_private.autograd import autograd_heard
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional
 from .bodies import functional
 from .control_flow import reading_saved
 from .derived import Gradients, is_differentiable, or_zeros, spread

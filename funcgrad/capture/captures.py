@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..subclasses import Wrapping
-from ..torch_private import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
+from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
 from .source_location import user_line
 
 

@@ -13,7 +13,8 @@ from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import type_text
 from ..slots import Base
 from ..subclasses import inner_tensors
-from ..torch_private import creation_meta, is_wrapper_subclass, storage_id
+from ..torch_private.autograd import creation_meta
+from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .facts import Change, Source
 from .memory import Overlap, entangled, neighbours, overlaps_itself
 from .outputs import OutputFact

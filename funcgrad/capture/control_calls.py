@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataDependentControlFlowError, TraceError
-from ..torch_private import generic_associative_scan
+from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .bodies import Body, closed_over
 from .control_flow import Choice, Scan, While, apply

@@ -20,7 +20,8 @@ from ..control_flow import choose, repeat, scan
 from ..errors import TraceError, UnsupportedTransformError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
-from ..torch_private import FunctionalTensor, from_functional, without_modes
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional
 from .bodies import draws, functional, graph_of, no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
 from .floats import NotSymbolicError

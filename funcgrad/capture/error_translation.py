@@ -12,8 +12,9 @@ from ..errors import (
     UnsupportedOperatorError,
     UnsupportedTensorError,
 )
-from ..torch_private import DYNAMO as _DYNAMO
-from ..torch_private import DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
+from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
+from ..torch_private.operators import DYNAMO as _DYNAMO
+from ..torch_private.symbols import GuardOnDataDependentSymNode
 from .source_location import user_line, user_line_of
 
 _ASKED = "tolist() shouldn't be called on a tensor with unallocated storage", "unsupported format string passed to FunctionalTensor"

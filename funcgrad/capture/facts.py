@@ -8,7 +8,9 @@ import torch
 from attrs import evolve, frozen
 
 from ..graph_primitives import Path, Read
-from ..show import Doc, Shown, Table, in_bytes
+from ..show.parts import Doc, Table
+from ..show.shown import Shown
+from ..show.units import in_bytes
 from ..slots import Arg, Base, Captured, Final, Input, NewGradient, NewMemory, Onward, Out, Slot, Stored
 from ..slots import State as StateSlot
 from ..state.guards import Place

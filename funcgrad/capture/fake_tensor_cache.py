@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..torch_private import (
+from ..torch_private.fakes import (
     FakeTensor,
     FakeTensorMode,
     ambient_kind,
@@ -16,8 +16,8 @@ from ..torch_private import (
     is_known_look,
     lookalikes,
     on_fakes,
-    without_function_modes,
 )
+from ..torch_private.modes import without_function_modes
 
 _BY_VALUE = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..torch_private import constant_bool, expression, python_text
+from ..torch_private.symbols import constant_bool, expression, python_text
 from .source_location import user_line
 
 _LONGEST = 4000

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_private import FUSED_ADAGRAD, FUSED_ADAM, FUSED_ADAMW, FUSED_SGD
+from ..torch_private.operators import FUSED_ADAGRAD, FUSED_ADAM, FUSED_ADAMW, FUSED_SGD
 from .error_translation import unsupported_operator
 
 Tensors = Sequence[Tensor]

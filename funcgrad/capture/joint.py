@@ -32,7 +32,7 @@ from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.watch import Watch
 from ..subclasses import parts
 from ..tags import Tag, tag
-from ..torch_private import storage_id
+from ..torch_private.tensors import storage_id
 from .inner import Inner, Ran, inputs_of
 from .regions import whole
 from .results import PLAIN

@@ -17,7 +17,8 @@ from torch import Tensor
 from ..autograd_state import family_of, view_base
 from ..slots import Arg, Base, Captured
 from ..subclasses import inner_tensors
-from ..torch_private import creation_meta, is_transform_wrapper, is_wrapper_subclass, storage_id, unwrap_transform
+from ..torch_private.autograd import creation_meta
+from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id, unwrap_transform
 from .views import Geometry, Step, steps_between
 
 Named = Sequence[tuple[Arg | Captured, Tensor]]

@@ -13,29 +13,13 @@ from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
 from ..subclasses import inner_tensors, is_traced
-from ..torch_private import (
-    CUSTOM_FUNCTION,
-    TRACER_SLOT,
-    FakeTensor,
-    FunctionalTensor,
-    NoReplays,
-    TorchDispatchMode,
-    TorchFunctionMode,
-    creation_meta,
-    custom_function_at_level,
-    fake_mode_of,
-    from_functional,
-    functionalising,
-    is_bare_functional,
-    is_transform_wrapper,
-    is_zero_tensor,
-    level_of,
-    method_of,
-    running_node_name,
-    set_creation_meta,
-    unwrap_transform,
-    without_function_modes,
-)
+from ..torch_private.autograd import creation_meta, running_node_name, set_creation_meta
+from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional
+from ..torch_private.functional import TRACER_SLOT, FunctionalTensor, NoReplays, from_functional, functionalising
+from ..torch_private.levels import CUSTOM_FUNCTION, custom_function_at_level
+from ..torch_private.modes import TorchDispatchMode, TorchFunctionMode, without_function_modes
+from ..torch_private.operators import method_of
+from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, unwrap_transform
 from ..trees import flatten
 from .captures import GradientsMatter, RestartTrace, require_dense_results
 from .control_calls import CALLS

@@ -24,7 +24,10 @@ from ..state.impure import refuse_draw
 from ..state.state import State, same_effects, state_of
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
-from ..torch_private import from_functional, is_wrapper_subclass, storage_id, transform_active, without_function_modes
+from ..torch_private.functional import from_functional
+from ..torch_private.levels import transform_active
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from ..trees import flatten, flatten_arguments
 from .capture_sources import GradientOf, Unresolved, find_origins
 from .captures import Lifted, RestartTrace

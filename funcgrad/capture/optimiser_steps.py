@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..torch_private import CAPTURABLE_DEVICES
+from ..torch_private.operators import CAPTURABLE_DEVICES
 
 _FUSED = ("sgd", "adagrad")
 """Those that have no ``capturable=True``, or (for a learning rate that is a tensor) read values with it, too."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedTensorError
-from ..torch_private import operator_of_functions, unwrap_transform
+from ..torch_private.operators import operator_of_functions
+from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
 from .fused_steps import FUSED_STEPS
 from .memory import overlaps_itself

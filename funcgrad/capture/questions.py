@@ -17,15 +17,10 @@ from ..autograd_state import has_history, has_hooks
 from ..errors import MutationError, UnsupportedTensorError
 from ..slots import Arg, Captured
 from ..subclasses import is_traced
-from ..torch_private import (
-    ASKS_BASE,
-    ASKS_HISTORY,
-    ASKS_VERSION,
-    FunctionalTensor,
-    is_wrapper_subclass,
-    without_function_modes,
-    without_modes,
-)
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import FunctionalTensor
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import ASKS_BASE, ASKS_HISTORY, ASKS_VERSION, is_wrapper_subclass
 from .source_location import asked_by_us, is_user_file, user_line
 
 _BY_ANYBODY = {Tensor.data_ptr, Tensor.__reduce_ex__, Tensor.__deepcopy__}

@@ -20,16 +20,11 @@ from ..errors import TraceError, UnsupportedTransformError
 from ..generators import generator_state, initial_seed, is_default, is_new, manual_seed, seed_generator, set_generator_state
 from ..graphs import type_text
 from ..philox import philox
-from ..torch_private import (
-    argument_names,
-    draws_random,
-    from_functional,
-    generator_id,
-    is_operator,
-    outside_transforms,
-    without_function_modes,
-    without_modes,
-)
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import from_functional
+from ..torch_private.levels import outside_transforms
+from ..torch_private.modes import without_function_modes
+from ..torch_private.operators import argument_names, draws_random, generator_id, is_operator
 from .error_translation import own_generator
 from .source_location import user_line
 from .torch_patches import seeds_noted

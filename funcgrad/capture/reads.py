@@ -16,15 +16,10 @@ import torch
 from torch import Tensor
 
 from ..graph_primitives import AnyNumber, Path, Read, Sized, expect, item_of
-from ..torch_private import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    fake_below,
-    is_operator,
-    outside_transforms,
-    without_function_modes,
-    without_modes,
-)
+from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
+from ..torch_private.levels import outside_transforms
+from ..torch_private.modes import without_function_modes
+from ..torch_private.operators import is_operator
 from .floats import NotSymbolicError
 from .source_location import user_line
 from .tape import Tape, UnknownValue

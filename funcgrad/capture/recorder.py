@@ -16,13 +16,8 @@ from ..graph_primitives import getitem, require_false, require_true, scalar, siz
 from ..graphs import Graph, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
-from ..torch_private import (
-    FakeTensor,
-    FakeTensorMode,
-    next_sequence_number,
-    running_sequence_number,
-    without_modes,
-)
+from ..torch_private.autograd import next_sequence_number, running_sequence_number
+from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
 from ..trees import flatten
 from .bodies import Bodies
 from .error_translation import not_an_operand

@@ -20,7 +20,8 @@ from ..checkpoint_policies import Policy, name_asked
 from ..errors import UnsupportedTransformError
 from ..graphs import is_getitem, is_view, tensors_in, value_of
 from ..tags import Said, Tag, said_of, say
-from ..torch_private import checkpoint_contexts, is_operator, policy_context
+from ..torch_private.autograd import checkpoint_contexts, policy_context
+from ..torch_private.operators import is_operator
 from .source_location import user_line
 
 _FLAGS = {

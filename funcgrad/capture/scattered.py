@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..errors import AliasContractError, MutationError
 from ..graphs import is_expanded, target_text, tensors_in
-from ..torch_private import storage_id, written_by
+from ..torch_private.operators import written_by
+from ..torch_private.tensors import storage_id
 from .memory import overlaps_itself, positions
 from .outside import FILLS
 from .source_location import user_line

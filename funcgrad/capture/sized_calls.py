@@ -12,7 +12,7 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 from torch.nn import functional
 
-from ..torch_private import is_size
+from ..torch_private.symbols import is_size
 
 _NUMBERS = SymInt, SymFloat, int, float
 _OPTIONS = {"dtype", "device", "requires_grad"}

@@ -16,17 +16,10 @@ from torch import Tensor
 
 from ..autograd_state import family_of, version_of, view_base
 from ..subclasses import Wrapping, inner_tensors
-from ..torch_private import (
-    creation_meta,
-    from_functional,
-    is_storage_changed,
-    is_transform_wrapper,
-    is_wrapper_subclass,
-    set_creation_meta,
-    storage_id,
-    to_functional,
-    without_modes,
-)
+from ..torch_private.autograd import creation_meta, set_creation_meta
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import from_functional, is_storage_changed, to_functional
+from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id
 from .memory import Overlap, neighbours, overlaps_itself, together
 from .trace import Trace
 from .views import Geometry, steps_between, take

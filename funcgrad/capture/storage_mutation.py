@@ -16,7 +16,11 @@ from ..autograd_state import bump_version, is_stale, version_of, with_history_of
 from ..errors import MutationError
 from ..graphs import type_text
 from ..subclasses import is_traced
-from ..torch_private import FunctionalTensor, creation_meta, from_functional, without_function_modes, without_modes, without_overload
+from ..torch_private.autograd import creation_meta
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional
+from ..torch_private.modes import without_function_modes
+from ..torch_private.operators import without_overload
 from ..trees import flatten
 from .source_location import user_line
 from .torch_patches import set_

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataDependentControlFlowError, FuncgradError, MutationError
-from ..torch_private import storage_identity
+from ..torch_private.tensors import storage_identity
 from .source_location import user_line
 
 _SIZES = frozenset({"nbytes", "size", "__len__"})

@@ -9,17 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sizes import Sizes, sizes_of
-from ..torch_private import (
-    FakeTensorMode,
-    ShapeEnv,
-    expression,
-    guard_expressions,
-    make_environment,
-    symbolic_fake,
-    symbolic_shapes,
-)
-from ..torch_sizes import shape_of, strides_of
+from ..symbolic.sizes import Sizes, sizes_of
+from ..symbolic.torch_sizes import shape_of, strides_of
+from ..torch_private.fakes import FakeTensorMode
+from ..torch_private.symbols import ShapeEnv, expression, guard_expressions, make_environment, symbolic_fake, symbolic_shapes
 from .floats import Floats, NotSymbolicError
 
 

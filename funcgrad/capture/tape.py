@@ -16,17 +16,10 @@ from attrs import frozen
 from torch import Tensor
 
 from ..generators import OwnDraws, default_devices, state_of
-from ..torch_private import (
-    FakeTensor,
-    draws_random,
-    is_operator,
-    is_torchs_own,
-    outside_transforms,
-    returns_nothing,
-    without_function_modes,
-    without_modes,
-    writes_inputs,
-)
+from ..torch_private.fakes import FakeTensor, without_modes
+from ..torch_private.levels import outside_transforms
+from ..torch_private.modes import without_function_modes
+from ..torch_private.operators import draws_random, is_operator, is_torchs_own, returns_nothing, writes_inputs
 from .autocast import autocast_as
 
 aten = torch.ops.aten

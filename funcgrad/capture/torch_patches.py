@@ -21,7 +21,7 @@ import torch.utils.checkpoint
 
 from ..errors import UnsupportedTransformError
 from ..generators import initial_seed
-from ..torch_private import (
+from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
     CHECKPOINT_GENERATOR,

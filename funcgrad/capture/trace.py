@@ -28,22 +28,12 @@ from ..state.hooks import listening
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
-from ..torch_private import (
-    FakeTensor,
-    FunctionalTensor,
-    from_functional,
-    is_transform_wrapper,
-    is_zero_tensor,
-    make_functional_mode,
-    outside_transforms,
-    replace_value,
-    storage_id,
-    to_functional,
-    view_kind,
-    without_function_modes,
-    without_modes,
-    writes_inputs,
-)
+from ..torch_private.fakes import FakeTensor, without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional, make_functional_mode, replace_value, to_functional, view_kind
+from ..torch_private.levels import outside_transforms
+from ..torch_private.modes import without_function_modes
+from ..torch_private.operators import writes_inputs
+from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, storage_id
 from .autocast import backward_under
 from .captures import Lifted, detached, require_traceable
 from .error_translation import named_error

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import SymFloat, SymInt
 
-from ..torch_private import is_size
+from ..torch_private.symbols import is_size
 from .floats import own
 from .source_location import asked_by_library
 

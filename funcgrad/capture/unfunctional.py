@@ -10,18 +10,9 @@ from torch import Tensor
 from ..errors import UnsupportedTensorError
 from ..graphs import written_copies
 from ..subclasses import is_traced
-from ..torch_private import (
-    arguments_by_name,
-    from_functional,
-    functional_form,
-    is_torchs_own,
-    replace_value,
-    returns_nothing,
-    to_functional,
-    without_modes,
-    writes_inputs,
-    written_by,
-)
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import from_functional, replace_value, to_functional
+from ..torch_private.operators import arguments_by_name, functional_form, is_torchs_own, returns_nothing, writes_inputs, written_by
 from .captures import require_dense
 from .scattered import strided
 from .source_location import user_line

@@ -19,7 +19,8 @@ from ..errors import MutationError
 from ..graphs import target_text, tensors_in
 from ..slots import Slot
 from ..subclasses import is_traced
-from ..torch_private import view_kind, without_function_modes
+from ..torch_private.functional import view_kind
+from ..torch_private.modes import without_function_modes
 from .source_location import user_line
 
 

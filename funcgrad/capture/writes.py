@@ -13,19 +13,12 @@ from ..errors import MutationError
 from ..graphs import is_expanded, target_text, tensors_in
 from ..slots import Slot
 from ..subclasses import inner_tensors
-from ..torch_private import (
-    FunctionalTensor,
-    from_functional,
-    mutation_count,
-    replace_value,
-    running_node,
-    storage_id,
-    view_kind,
-    without_function_modes,
-    without_modes,
-    writes_inputs,
-    written_by,
-)
+from ..torch_private.autograd import running_node
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count, replace_value, view_kind
+from ..torch_private.modes import without_function_modes
+from ..torch_private.operators import writes_inputs, written_by
+from ..torch_private.tensors import storage_id
 from .memory import share_elements
 from .outside import rewrite
 from .scattered import is_not_undone, root_of, write

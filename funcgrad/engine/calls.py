@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import OpaqueCallError
-from ..torch_private import add_to_each
+from ..torch_private.engine import add_to_each
 from .statements import Statement, accumulate
 from .tokens import Ref, refs_in
 

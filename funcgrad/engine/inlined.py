@@ -20,7 +20,9 @@ from ..graph_primitives import Opaque, again, getitem, scalar, size
 from ..graphs import Graph, value_of, where_of
 from ..runtime.execute import Differentiable, differentiable_of, require_saved_versions, write_back
 from ..slots import Cotangent, Late
-from ..torch_private import expression, is_operator, is_size, python_text, without_modes
+from ..torch_private.fakes import without_modes
+from ..torch_private.operators import is_operator
+from ..torch_private.symbols import expression, is_size, python_text
 from .statements import Function
 from .tokens import Ref
 

@@ -24,14 +24,10 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
 from ..slots import Arg, Out, Signature
-from ..torch_private import (
-    from_functional,
-    is_wrapper_subclass,
-    storage_id,
-    to_functional,
-    without_function_modes,
-    without_modes,
-)
+from ..torch_private.fakes import without_modes
+from ..torch_private.functional import from_functional, to_functional
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .calls import Accumulate, Block, Look, Step, calling, storing
 from .inlined import Copy, Region, written_by
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated

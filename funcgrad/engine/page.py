@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.execute import Differentiable
-from ..show import Doc, Table, in_bytes, in_seconds
+from ..show.parts import Doc, Table
+from ..show.units import in_bytes, in_seconds
 from .inlined import Region
 from .lowering import Run
 from .statements import Kind, Statement, short_name

@@ -19,7 +19,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ..errors import GraphError
-from ..torch_private import sequence_number
+from ..torch_private.engine import sequence_number
 from .statements import Kind, Statement, short_name
 from .tokens import Ref, refs_in
 

@@ -17,10 +17,12 @@ from ..executable import Executable, compile_joint
 from ..graph_primitives import all_of, guard_holds
 from ..options import Options, log
 from ..runtime.key import ambient
-from ..show import Doc, Several, Shown
-from ..sizes import SizeError
+from ..show.parts import Doc
+from ..show.shown import Several, Shown
 from ..stages import Stages
-from ..torch_private import any_autocast, looks_like_in, storage_id
+from ..symbolic.sizes import SizeError
+from ..torch_private.autograd import any_autocast
+from ..torch_private.tensors import looks_like_in, storage_id
 from .inlined import Region, floats_of, written_by
 from .looks import Looks
 from .lowering import Lowered, Run, Symbolic, lower

@@ -16,7 +16,8 @@ from attrs import evolve
 from torch import Tensor
 
 from ..errors import GraphError
-from ..torch_private import TorchDispatchMode, engine_operators
+from ..torch_private.engine import engine_operators
+from ..torch_private.modes import TorchDispatchMode
 from .inlined import Region, function_of
 from .statements import (
     VALIDATE,

@@ -23,19 +23,18 @@ from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import FuncgradError, RecompileWarning
 from ..options import Options, log, make_options
-from ..show import Several
-from ..torch_private import (
+from ..show.shown import Several
+from ..torch_private.engine import (
     callbacks_into,
     forget_engine_graphs,
     in_torchs_own_capture,
     instead_of_engine,
-    is_mapped,
     n_dispatch_modes,
     node_of,
     set_engine_hook,
-    transforms_or_duals,
     without_engine_hook,
 )
+from ..torch_private.levels import is_mapped, transforms_or_duals
 from .lowering import Run
 from .placement import Reached, reached
 from .program import Captured

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..autograd_state import version_of
 from ..runtime.execute import require_versions
-from ..torch_private import is_wrapper_subclass
+from ..torch_private.tensors import is_wrapper_subclass
 from .calls import Look
 from .lowering import Run
 from .statements import Kind, Statement

@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..torch_private import call_cpp_pre_hook, engine_operators
+from ..torch_private.engine import call_cpp_pre_hook, engine_operators
 from .tokens import Ref
 
 

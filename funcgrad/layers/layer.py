@@ -14,7 +14,8 @@ from typing import Any, NewType
 from attrs import frozen
 
 from ..capture.views import View
-from ..show import Doc, Shown, Table, Text
+from ..show.parts import Doc, Table, Text
+from ..show.shown import Shown
 from ..slots import Signature, Slot
 from .effects import Effect, Recipe
 from .printing import wrap

@@ -16,7 +16,7 @@ import torch
 
 from .. import slots, subclasses
 from ..capture import memory, views
-from ..torch_private import is_operator
+from ..torch_private.operators import is_operator
 from . import effects, statements
 
 _ROOMS: tuple[ModuleType, ...] = (slots, views, memory, subclasses, effects, statements)

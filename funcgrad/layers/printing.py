@@ -17,7 +17,8 @@ from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source, compile_function
 from ..subclasses import Wrapping, overwrite
-from ..torch_private import METHODS, below_autograd, direct, versions_kept
+from ..torch_private.autograd import below_autograd, versions_kept
+from ..torch_private.operators import METHODS, direct
 from .effects import (
     CopyBack,
     Drawn,

@@ -22,7 +22,7 @@ from ..capture.inputs import Inputs, read_all
 from ..capture.memory import BaseOf
 from ..joint import Joint
 from ..slots import Final, Signature, Slot
-from ..torch_private import is_transform_wrapper
+from ..torch_private.tensors import is_transform_wrapper
 from .ambient import grad_mode, no_autocast, untracked
 from .dedupe import dedupe
 from .effects import CopyBack, Drawn, Effect

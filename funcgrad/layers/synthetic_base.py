@@ -8,7 +8,7 @@ from ..capture.facts import Facts
 from ..capture.memory import BaseOf
 from ..capture.views import View
 from ..errors import LargeBaseWarning
-from ..show import in_bytes
+from ..show.units import in_bytes
 from ..slots import Signature, Slot
 from .effects import Recipe
 from .layer import Layer, replaced

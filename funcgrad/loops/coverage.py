@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..graphs import target_text
-from ..torch_private import aten_overloads
+from ..torch_private.operators import aten_overloads
 from .table import TABLE
 
 _KINDS = {

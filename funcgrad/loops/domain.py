@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from ..sizes import divides, hint, is_few, same
+from ..symbolic.sizes import divides, hint, is_few, same
 from .index import ZERO, Axis, Index, at_axis
 from .scan import Scan
 from .values import Reduce, Value

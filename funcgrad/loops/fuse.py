@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from torch import fx
 
 from ..graphs import is_getitem
-from ..sizes import hint
+from ..symbolic.sizes import hint
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
 from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Task

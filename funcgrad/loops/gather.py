@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from ..sizes import hint
+from ..symbolic.sizes import hint
 from .index import Axis, Index, at_axis, substitute
 from .values import Map, Value, View, axes_of, below, broadcast, cast, compare, look, made, pointwise, require_inside
 

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from ..show import Doc, Shown, Table, elided
-from ..sizes import naming
+from ..show.parts import Doc, Table
+from ..show.shown import Shown
+from ..show.text import elided
+from ..symbolic.sizes import naming
 from .index import Axis, Bound, Index
 
 

@@ -14,13 +14,15 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
-from .. import sizes
 from ..errors import GraphError
 from ..graph_primitives import again, item_of, scalar, size
 from ..graphs import Graph, bodies_of, device_of, is_getitem, is_view, target_text, tensors_in, value_of
-from ..sizes import SizeError
-from ..torch_private import argument_kinds, is_size, is_zero_tensor
-from ..torch_sizes import shape_of, strides_of
+from ..symbolic import sizes
+from ..symbolic.sizes import SizeError
+from ..symbolic.torch_sizes import shape_of, strides_of
+from ..torch_private.operators import argument_kinds
+from ..torch_private.symbols import is_size
+from ..torch_private.tensors import is_zero_tensor
 from .gather import Checked
 from .index import ZERO
 from .rows import HALF, TAKES_SCALARS, plain

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..sizes import Size
+from ..symbolic.sizes import Size
 from .values import Number, Scalar, Value, cast, compare, number
 
 aten = torch.ops.aten

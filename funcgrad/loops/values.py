@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 
 from ..errors import GraphError
-from ..sizes import Size, hint, is_few
+from ..symbolic.sizes import Size, hint, is_few
 from .index import ZERO, Axis, Bound, Index, at_axis, bounded, flat, row_major, substitute, unravel
 
 _known: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()

@@ -18,7 +18,7 @@ from torch import fx
 from ..errors import PartitionError
 from ..graphs import ancestors, is_view, nbytes, value_of
 from ..joint import Joint
-from ..show import in_bytes
+from ..show.units import in_bytes
 from ..slots import of_backward
 from .cost import costs_again
 from .partition import Limit, Partition, cut, split

@@ -15,7 +15,7 @@ from ..graphs import Graph, bodies_of, is_getitem, is_view, nbytes, pass_of, ten
 from ..loops.groups import EXPENSIVE
 from ..loops.lower import Lowering, lower
 from ..loops.values import Map, Reduce, Value, Within, below
-from ..sizes import hint
+from ..symbolic.sizes import hint
 
 _BYTES = 0.25
 """How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of memory moves one."""

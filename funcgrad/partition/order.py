@@ -27,7 +27,7 @@ from ..graphs import (
     value_of,
 )
 from ..loops.groups import ROW
-from ..torch_private import is_pointwise
+from ..torch_private.operators import is_pointwise
 
 _WORTH = 0.9
 """Of the peak that another order has to go below."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from attrs import frozen
 from torch import fx
 
-from ..chart import Chart
 from ..errors import PartitionError
 from ..graphs import (
     Graph,
@@ -34,8 +33,11 @@ from ..graphs import (
     where_of,
 )
 from ..joint import Joint
-from ..liveness import Alive, chart_of
-from ..show import Doc, Shown, Table, Text, in_bytes
+from ..memory.liveness import Alive, chart_of
+from ..show.chart import Chart
+from ..show.parts import Doc, Table, Text
+from ..show.shown import Shown
+from ..show.units import in_bytes
 from ..slots import Captured, Input, Saved, Seed, Slot, of_backward, outer_slot
 from ..tags import Tag, tags_of
 from .cut import minimum_cut

@@ -11,7 +11,9 @@ from torch import Tensor
 from ..graphs import ancestors, has_effect
 from ..joint import Joint
 from ..loops.lower import lower
-from ..show import Doc, Shown, Table, Text, in_bytes, in_operations
+from ..show.parts import Doc, Table, Text
+from ..show.shown import Shown
+from ..show.units import in_bytes, in_operations
 from ..slots import Saved
 from .cost import flops
 from .partition import Again, Kept, Partition

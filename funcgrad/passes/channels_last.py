@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from ..graph_primitives import size
 from ..graphs import Graph, copied, is_getitem, is_random, nbytes, storages, value_of, verify
 from ..loops.groups import ROW
-from ..torch_private import is_operator
+from ..torch_private.operators import is_operator
 from .library import OF_MEMORY, call, computed, is_planar
 
 aten = torch.ops.aten

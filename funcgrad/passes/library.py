@@ -19,8 +19,8 @@ from torch import Tensor, fx
 from ..graph_primitives import getitem
 from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
-from ..sizes import is_few
-from ..torch_private import is_pointwise
+from ..symbolic.sizes import is_few
+from ..torch_private.operators import is_pointwise
 from .logged import logged
 
 aten = torch.ops.aten

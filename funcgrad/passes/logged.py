@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..call_text import call_text
 from ..graphs import Graph
 from ..options import ENVIRONMENT, log
-from ..show import elided
+from ..show.text import elided
 
 _LEVEL, _SHOWN = 5, 240
 """The level of ``FUNCGRAD_LOG``, and how many characters of a call are shown."""

@@ -12,7 +12,7 @@ from ..graphs import Graph, has_effect, is_random, is_view, pass_of, tensors_in
 from ..joint import Joint
 from ..slots import Cotangent, Final
 from ..tags import Said, Tag, said_of, tag, tags_of
-from ..torch_private import is_operator, is_torchs_own
+from ..torch_private.operators import is_operator, is_torchs_own
 
 
 def _tag_write(slot: Final, source: fx.Node) -> None:

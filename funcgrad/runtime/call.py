@@ -22,7 +22,7 @@ from ..joint import Constant, Joint
 from ..layers.layer import Layer
 from ..layers.printing import print_statements
 from ..layers.statements import Bump, Do, Run, Statement, statements_of
-from ..show import elided
+from ..show.text import elided
 from ..slots import Arg, Base, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
@@ -31,7 +31,7 @@ from ..state.state import print_effects
 from ..state.state import print_guards as print_state
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .captured import CapturedCall
-from .key import print_guards, symbol_values
+from .key_guards import print_guards, symbol_values
 from .tentative import Tentative
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]

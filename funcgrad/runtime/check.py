@@ -17,8 +17,8 @@ from ..errors import VerificationError
 from ..generators import own_draws
 from ..graph_primitives import Opaque
 from ..graphs import Graph, call_text, copy_nodes, value_of, where_of
-from ..sizes import hint
 from ..slots import Cotangent, Saved, Slot
+from ..symbolic.sizes import hint
 
 _ROUNDING = {
     torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2,

@@ -13,15 +13,17 @@ from attrs import frozen
 from torch import Tensor
 
 from ..autograd_state import bump_version
-from ..backends.backend import Call, Launch, size_of
 from ..backends.peak import peak_bytes
 from ..capture.inputs import Inputs
 from ..generators import own_draws
 from ..graphs import is_random, is_view
 from ..layers.stack import inner_signature, inner_values
 from ..loops.lower import lower
+from ..memory.steps import Call, Launch, size_of
 from ..partition.cost import bytes_moved, flops
-from ..show import Doc, Shown, Table, in_bytes, in_operations, in_seconds
+from ..show.parts import Doc, Table
+from ..show.shown import Shown
+from ..show.units import in_bytes, in_operations, in_seconds
 from ..slots import Final, Signature
 from ..subclasses import Wrapping, inner_tensors
 from .execute import Differentiable

@@ -10,10 +10,10 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError
-from ..sizes import Size, hint
 from ..subclasses import Wrapping, inner_tensors
-from ..torch_private import is_wrapper_subclass
-from ..torch_sizes import shape_of, strides_of
+from ..symbolic.sizes import Size, hint
+from ..symbolic.torch_sizes import shape_of, strides_of
+from ..torch_private.tensors import is_wrapper_subclass
 
 
 @frozen

@@ -26,7 +26,9 @@ from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
 from ..subclasses import Wrapping, inner_tensors, overwrite
-from ..torch_private import any_autocast, below_autograd, is_mapped, is_wrapper_subclass, versions_kept
+from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
+from ..torch_private.levels import is_mapped
+from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]

@@ -9,7 +9,9 @@ from attrs import frozen
 
 from ..graph_primitives import AnyNumber, Opaque
 from ..graphs import where_of
-from ..show import Doc, Shown, Table, elided
+from ..show.parts import Doc, Table
+from ..show.shown import Shown
+from ..show.text import elided
 from ..state.guards import Guard
 from .key import DynamicSpec, StaticSpec
 from .program import Program

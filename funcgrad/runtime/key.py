@@ -1,13 +1,13 @@
 """The call key: everything a program depends on besides tensor values. Two calls with equal keys share a program.
 
-A key is data (``CallKey``), compared and explained part by part on a miss; ``print_guards`` writes the same comparison as
-straight-line Python for the hot path.
+A key is data (``CallKey``), compared and explained part by part on a miss; ``key_guards`` writes the same comparison as straight-line
+Python for the hot path.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,23 +17,17 @@ from torch import Tensor
 from ..autograd_state import family_of
 from ..capture.autocast import Autocast, autocast_now
 from ..capture.inputs import Symbolic
-from ..capture.memory import history
-from ..capture.questions import ABSENT
 from ..errors import ArgumentError
-from ..show import Doc, Shown, Table
-from ..sizes import Sizes
+from ..show.parts import Doc, Table
+from ..show.shown import Shown
 from ..state.guards import Place
-from ..torch_private import (
-    STORAGE_ID,
+from ..symbolic.sizes import Sizes
+from ..torch_private.modes import function_modes
+from ..torch_private.operators import sdpa_flags
+from ..torch_private.tensors import (
     dispatch_bits,
-    dispatch_keys,
-    function_modes,
-    is_transform_wrapper,
     is_wrapper_subclass,
-    looks_like,
-    sdpa_flags,
     storage_id,
-    unwrap_dead,
 )
 from ..trees import Tree, differences
 from .holds import holds, still_answers
@@ -315,136 +309,3 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
             yield Difference(path, f"value was {a}, now {b}", "value" if {type(a.value), type(b.value)} <= {int, float} else "")
     elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is a.kind):
         yield Difference(path, f"was {a}, now {b}")
-
-
-def print_guards(
-    key: CallKey,
-    names: Sequence[str],
-    captured_names: Sequence[str],
-    examples: Sequence[Any],
-    constants: dict[str, Any],
-    otherwise: str,
-    fresh: Callable[[str], str],
-    inner_names: MutableMapping[str, str],
-) -> list[str]:
-    """Python lines that run ``otherwise`` unless the variables ``names`` (leaves) and ``captured_names`` fit the key.
-
-    ``examples`` are values that do: tensors that look like them need no second look.
-
-    Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to ``inner_names``
-    by the expression they stand for.
-    """
-    constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
-    wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
-    memory_of = "storage_id({})" if wrapped else STORAGE_ID
-    constants.update(storage_id=storage_id, unwrap_dead=unwrap_dead)
-    lines = [f"if ambient() != AMBIENT: {otherwise}"]
-    tensors: list[str] = []
-    variables = [*names, *captured_names]
-    pending = list(zip(variables, variables, [*key.leaves, *(s for _, s in key.captured)], strict=True))
-    plain = {name: spec for name, _, spec in pending if isinstance(spec, TensorSpec)}
-    symbolic = {name: list(spec.symbols()) for name, spec in plain.items()}
-    places: dict[str, str] = {}
-    for name, own in symbolic.items():
-        new = [(symbol, f"{name}.{where}") for symbol, where in own if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"]
-        if new:
-            lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
-            lines += [f"{symbol} = {where}" for symbol, where in new]
-    at_level = {n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)}
-    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
-    compared = [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
-    if plain and not places and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
-        first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
-        for name, t in zip(variables, examples, strict=True):
-            if name in plain:
-                first.setdefault(id(t), (name, t))
-        constants["seen"] = looks_like([t for _, t in first.values()])
-        compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
-    lines += compared
-    while pending:
-        name, expression, spec = pending.pop(0)
-        if isinstance(spec, TensorSpec):
-            tensors.append(name)
-            if name not in plain:
-                lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
-        elif isinstance(spec, SubclassSpec):
-            constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened.value}
-            lines.append(f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}")
-            lines.append(f"if not holds(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
-            inner = [(fresh(f"{name}_{attr}"), f"{expression}.{attr}", own) for attr, own in spec.inner]
-            lines += [f"{own_name} = {at}" for own_name, at, _ in inner]
-            inner_names.update({at: own_name for own_name, at, _ in inner})
-            pending[:0] = inner
-            tensors.append(name)
-        elif isinstance(spec, DynamicSpec):
-            lines.append(f"if type({name}) is not {spec.kind.__name__}: {otherwise}")
-        elif type(spec.value) in (bool, int, str, type(None)):
-            lines.append(f"if type({name}) is not {type(spec.value).__name__} or {name} != {spec.value!r}: {otherwise}")
-        else:
-            constants[f"static_{name}"] = spec.value
-            lines.append(f"if not holds(static_{name}, {name}): {otherwise}")
-    named = dict(zip([*key.paths, *(name for name, _ in key.captured)], [*names, *captured_names], strict=True))
-    for where, known in key.histories:
-        constants["history"] = history
-        lines.append(f"if history({named[where]}) != {known!r}: {otherwise}")
-    for i, (where, question, answer) in enumerate(key.asked):
-        constants |= {f"asked_{i}": answer, "absent": ABSENT, "still_answers": still_answers}
-        expression = f"({question.format(named[where])})"
-        lines.append(f"if {expression} is not asked_{i} and not still_answers(asked_{i}, {expression}): {otherwise}")
-    if len(tensors) > 1:
-        memory = ", ".join(memory_of.format(t) for t in tensors)
-        constants["family_of"] = family_of
-        lines.append(f"if len({{{memory}}}) != {len({alone[0] for alone in key.aliasing})}: {otherwise}")
-        lines += [f"if {condition}: {otherwise}" for condition in _aliases_differ(key.aliasing, tensors, memory_of)]
-    return lines
-
-
-def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], memory_of: str) -> Iterator[str]:
-    """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is known."""
-    for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
-        if len(alias) == 1:
-            continue
-        memory, same, family, base, offset, lies = alias
-        if same != i:
-            yield f"{name} is not {names[same]}"
-            continue
-        conditions = [f"{name}.storage_offset() != {offset}"]
-        conditions += [f"{name} is {names[j]}" for j in range(i) if pattern[j][0] == memory and pattern[j][1] == j]
-        if memory != i:
-            conditions.append(f"{memory_of.format(name)} != {memory_of.format(names[memory])}")
-        if base == -1 and family != i:
-            conditions.append(f"{name}._base is not {names[family]}._base")
-        else:
-            conditions.append(f"family_of({name}) is not {name}" if base == i else f"{name}._base is not {names[base]}")
-        if base == -1 and family == i:
-            shape, stride, start, requires_grad, is_leaf = lies
-            conditions[-1] = f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
-            conditions.append(f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}")
-            conditions.append(f"{name}._base.is_leaf is not {is_leaf}")
-            others = [j for j in range(i) if pattern[j][0] == memory and pattern[j][2:4] == (j, -1)]
-            conditions += [f"{name}._base is {names[j]}._base" for j in others]
-        yield " or ".join(conditions)
-
-
-def _fields_of(state: Ambient) -> tuple[Any, ...]:
-    return tuple(getattr(state, a.name) for a in fields(Ambient))
-
-
-def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> str:
-    dtype = "bool_" if spec.dtype is torch.bool else str(spec.dtype).removeprefix("torch.")  # bool is Python's
-    device = str(spec.device).replace(":", "_")
-    constants[dtype], constants[device] = spec.dtype, spec.device
-    shape, stride = (f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride))
-    return (
-        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() != {stride}"
-        f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
-    )
-
-
-def symbol_values(guards: Sequence[str], symbols: Mapping[str, str], name_of: Mapping[str, str]) -> list[str]:
-    """Guards over symbols as conditions over the variables that hold the floats."""
-
-    def variable(symbol: re.Match[str]) -> str:
-        return name_of[symbols[symbol[0]]] if symbol[0] in symbols else symbol[0]
-
-    return [re.sub(r"\b[A-Za-z_]\w*", variable, guard) for guard in guards]

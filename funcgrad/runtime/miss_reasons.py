@@ -23,7 +23,7 @@ from ..joint import Broken
 from ..slots import Captured, State
 from ..state.guards import Place
 from ..subclasses import with_inner
-from ..torch_private import is_wrapper_subclass
+from ..torch_private.tensors import is_wrapper_subclass
 from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
 from .program import Program
 

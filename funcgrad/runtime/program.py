@@ -7,13 +7,15 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..backends.backend import Kernels, Schedule
 from ..capture.facts import Facts
 from ..executable import Executable
 from ..joint import Joint
 from ..layers.layer import Layer
+from ..memory.schedule import Kernels, Schedule
 from ..partition.partition import Partition
-from ..show import Doc, Several, Shown, Table, in_bytes, in_seconds
+from ..show.parts import Doc, Table
+from ..show.shown import Several, Shown
+from ..show.units import in_bytes, in_seconds
 from ..source import Source
 from .call import build_call
 from .captured import CapturedCall

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..autograd_state import version_of
 from ..generators import Drawn, set_state_of, state_of
 from ..graph_primitives import PathMiss
-from ..torch_private import set_versions
+from ..torch_private.autograd import set_versions
 
 
 class Tentative:

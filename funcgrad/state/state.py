@@ -10,7 +10,8 @@ from typing import Any
 from attrs import frozen
 
 from ..errors import TraceError
-from ..show import Doc, Shown, Table
+from ..show.parts import Doc, Table
+from ..show.shown import Shown
 from ..slots import Stored
 from .effects import Count, Effect, Written, refill
 from .guards import MISSING, Constant, Guard

@@ -25,7 +25,7 @@ from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
 from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, outer_slot
 from ..state.state import as_it_was
-from ..torch_private import generator_id
+from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
 from .pure import Pure, require_repeatable
 

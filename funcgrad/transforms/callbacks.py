@@ -18,7 +18,8 @@ from ..capture.results import hidden_tensor
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import AliasContractError, ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError, TraceError
-from ..torch_private import from_functional, storage_id, unwrap_transform
+from ..torch_private.functional import from_functional
+from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import Tree, flatten, unflatten
 from .custom import bound_by_position
 from .decorator import OMITTED, applied

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint as checkpoint_eager
 from ..capture.trace import active_trace
 from ..checkpoint_policies import Policy, naming, policy_of
 from ..errors import ArgumentError
-from ..torch_private import draws_random, is_operator, transform_active, writes_inputs
+from ..torch_private.levels import transform_active
+from ..torch_private.operators import draws_random, is_operator, writes_inputs
 from ..trees import tree_map
 from .decorator import OMITTED, applied
 

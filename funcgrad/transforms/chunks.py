@@ -16,7 +16,7 @@ from ..errors import PartitionError
 from ..graph_primitives import Path
 from ..options import Options, log
 from ..runtime.program import Program
-from ..torch_private import broadcast_dims, map_over, mapped_leaves
+from ..torch_private.levels import broadcast_dims, map_over, mapped_leaves
 from ..trees import flatten, unflatten
 from .compiled import Compiled
 from .definition import Definition

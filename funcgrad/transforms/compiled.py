@@ -43,19 +43,12 @@ from ..runtime.key import aliasing
 from ..runtime.miss_reasons import Symbol, fewer, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
-from ..sizes import SizeError
 from ..stages import Stages
 from ..subclasses import inner_tensors
-from ..torch_private import (
-    flops_uncounted,
-    foreign_trace_active,
-    is_legacy_batched,
-    modes_entered,
-    not_looked_into,
-    profiler,
-    profiler_range,
-    transforms_or_duals,
-)
+from ..symbolic.sizes import SizeError
+from ..torch_private.levels import is_legacy_batched, transforms_or_duals
+from ..torch_private.modes import flops_uncounted, foreign_trace_active, modes_entered, profiler, profiler_range
+from ..torch_private.patches import not_looked_into
 from ..trees import flatten_arguments
 from .arguments import take_apart
 from .autograd_boundary import differentiable, pullback_of, pure_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..capture.source_location import user_line
 from ..errors import ArgumentError, CustomDerivativeError
-from ..torch_private import levels_of_kind, tracking_level, transform_active
+from ..torch_private.levels import levels_of_kind, tracking_level, transform_active
 from ..trees import flatten, unflatten
 from .decorator import OMITTED, applied
 from .definition import argument_names, definition_line, is_under_reverse, name_of

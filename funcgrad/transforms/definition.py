@@ -23,7 +23,9 @@ from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError, UnsupportedTransformError
 from ..slots import Arg, Grad, Out, Slot
-from ..torch_private import forbid_writes, is_wrapper_subclass, transforms_or_duals
+from ..torch_private.autograd import forbid_writes
+from ..torch_private.levels import transforms_or_duals
+from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import Tree, flatten, unflatten
 
 

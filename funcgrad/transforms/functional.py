@@ -15,7 +15,7 @@ from attrs import frozen
 
 from ..options import Options, make_options
 from ..slots import Out, Slot
-from ..torch_private import symbolic_zeros
+from ..torch_private.tensors import symbolic_zeros
 from ..trees import flatten, require_same, tree_map
 from .chunks import Fitting, in_chunks
 from .compiled import Compiled

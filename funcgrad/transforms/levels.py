@@ -19,10 +19,9 @@ from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError, UnsupportedTransformError
 from ..runtime.call import MISS
-from ..torch_private import (
+from ..torch_private.levels import (
     BelowLevel,
     batched_at,
-    foreign_trace_active,
     functional_at,
     functional_below,
     innermost_transform,
@@ -32,9 +31,10 @@ from ..torch_private import (
     legacy_unbatched_at,
     unbatched_at,
     unwrap_dead,
-    unwrap_transform,
     vmap_level,
 )
+from ..torch_private.modes import foreign_trace_active
+from ..torch_private.tensors import unwrap_transform
 from ..trees import Node, Tree, flatten, unflatten
 from .definition import Definition
 from .nodes import batch_of, pure_call, randomness_at

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..capture.memory import overlaps_itself
 from ..generators import own_draws, state_of
 from ..runtime.call import MISS
-from ..torch_private import (
+from ..torch_private.levels import (
     BelowLevel,
     SingleLevelFunction,
     applied_at_level,
@@ -28,20 +28,16 @@ from ..torch_private import (
     innermost_randomness,
     innermost_size,
     is_legacy_batched,
-    is_tracked_wrapper,
-    is_transform_wrapper,
-    is_zero_tensor,
     legacy_level,
     legacy_unbatched_at,
     make_dual,
     transforms_or_duals,
     unbatched_at,
     unwrap_dead,
-    unwrap_transform,
     unwrapped_at,
     wrapped_at,
-    wrapped_value,
 )
+from ..torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, is_zero_tensor, unwrap_transform, wrapped_value
 from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..runtime.call import MISS
 from ..source import Source, compile_function
-from ..torch_private import BelowLevel, batched_at, unbatched_at, unwrap_dead
+from ..torch_private.levels import BelowLevel, batched_at, unbatched_at, unwrap_dead
 from ..trees import Node, Tree, count, flatten, print_flatten, print_unflatten, unflatten
 
 AT_MOST = 8

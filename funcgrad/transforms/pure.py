@@ -22,7 +22,9 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
-from ..torch_private import batched_at, is_zero_tensor, sharing_dual_level, unbatched_at, vmap_level, without_function_modes
+from ..torch_private.levels import batched_at, sharing_dual_level, unbatched_at, vmap_level
+from ..torch_private.modes import without_function_modes
+from ..torch_private.tensors import is_zero_tensor
 from ..trees import Tree, flatten, unflatten
 from .definition import Definition, Pullback, nesting, under_reverse
 from .packed import with_values

@@ -20,15 +20,8 @@ from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError, UnsupportedTransformError
 from ..generators import mark_of
-from ..torch_private import (
-    FORWARD_MODE,
-    TorchFunctionMode,
-    dual_parts,
-    innermost_transform,
-    sharing_dual_level,
-    unwrap_dead,
-    wrapping_level,
-)
+from ..torch_private.levels import FORWARD_MODE, dual_parts, innermost_transform, sharing_dual_level, unwrap_dead, wrapping_level
+from ..torch_private.modes import TorchFunctionMode
 from ..trees import flatten
 from .definition import definition_line, name_of, under_reverse
 from .packed import Packed, Place, leaves_like, pack, with_values

@@ -12,7 +12,7 @@ import torch
 
 import funcgrad as fg
 from funcgrad.backends import c, triton
-from funcgrad.backends.backend import Launch
+from funcgrad.memory.steps import Launch
 
 
 def softmax_and_layer_norm(p):

@@ -24,7 +24,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import funcgrad as fg
-from funcgrad.torch_private import aten_overloads, draws_random, writes_inputs
+from funcgrad.torch_private.operators import aten_overloads, draws_random, writes_inputs
 
 SPECIAL: tuple[Any, ...] = (
     0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 0.7, -3.3, math.inf, -math.inf, math.nan, 1e-300, 1e300, 0, 1, -1, 2, True, False,

@@ -23,7 +23,7 @@ from funcgrad.layers.stack import ORDER, outer_signature
 from funcgrad.layers.statements import statements_of
 from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
-from funcgrad.torch_private import is_wrapper_subclass, storage_id
+from funcgrad.torch_private.tensors import is_wrapper_subclass, storage_id
 
 from .programs import Case, Count, difference, generate, run
 from .refusals import reason_of

@@ -18,7 +18,7 @@ from torch._dynamo import compiled_autograd as torchs_own
 
 import funcgrad as fg
 from funcgrad.engine import region as regions
-from funcgrad.torch_private import set_engine_hook
+from funcgrad.torch_private.engine import set_engine_hook
 
 ENTRY = torch.autograd.graph._engine_run_backward
 

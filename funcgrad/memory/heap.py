@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from ..torch_private import empty_cpu
+from ..torch_private.tensors import empty_cpu
 
 _LARGEST = 2**25 - 2**16
 """Bytes of the largest block from which glibc learns (``DEFAULT_MMAP_THRESHOLD_MAX``), with room to align it."""

@@ -18,9 +18,9 @@ from ..graphs import Graph, Place, device_of, is_view, storage_map, value_of
 from ..loops.in_place import places
 from ..loops.ir import Buffer, Kernel
 from ..loops.verify import verify
-from ..sizes import plain
-from ..torch_private import is_operator, is_torchs_own
-from .backend import Extern, Launch, size_of
+from ..symbolic.sizes import plain
+from ..torch_private.operators import is_operator, is_torchs_own
+from .steps import Extern, Launch, size_of
 
 _WORTH = 1 << 12
 """Bytes of what a program is handed from which on it is worth asking whether somebody else holds it."""

@@ -16,8 +16,8 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
+from ..torch_private.symbols import expression, guard_expressions, python_text, shape_environment
 from .polynomials import Atom, Terms, added, bounds, divided, multiplied, unknowns, written
-from .torch_private import expression, guard_expressions, python_text, shape_environment
 
 PREFIX = "size_"
 """How the names of symbols begin in C, where others are called s0, too."""

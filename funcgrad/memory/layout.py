@@ -16,8 +16,8 @@ from torch import Tensor, fx
 
 from ..graph_primitives import Opaque
 from ..graphs import Graph, is_view, value_of
-from ..torch_sizes import shape_of, strides_of
-from .backend import Allocate, Call, Extern, Launch
+from ..symbolic.torch_sizes import shape_of, strides_of
+from .steps import Allocate, Call, Extern, Launch
 
 Part = tuple[fx.Node, int]
 """What a tensor is a part of, and how many elements from its start."""

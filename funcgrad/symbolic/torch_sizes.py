@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import SymInt
 
+from ..torch_private.symbols import shape_environment
 from .sizes import plain, sizes_of
-from .torch_private import shape_environment
 
 
 def size_text(value: Any) -> str:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from .chart import Chart
-from .show import in_bytes
+from ..show.chart import Chart
+from ..show.units import in_bytes
 
 
 class Alive:

@@ -14,7 +14,7 @@ from torch import fx
 from ..graphs import Graph
 from ..loops.ir import Buffer
 from ..loops.memory import skewed
-from .backend import Allocate, Call, Launch, bytes_buffer, size_of
+from .steps import Allocate, Call, Launch, bytes_buffer, size_of
 
 _SMALL = 1 << 15
 """Bytes of a buffer up to which it goes into an arena."""

@@ -1,0 +1,115 @@
+"""The steps of a schedule: calls, launches, what is allocated and what is freed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+
+import torch
+from attrs import field, frozen
+from torch import fx
+
+from ..loops.ir import Buffer, Kernel
+from ..loops.memory import Arena, origins, plan
+from ..symbolic.sizes import Size, hint
+
+
+@frozen(eq=False)
+class Extern:
+    """One call of a library operator; ``why`` says why it is no fused kernel."""
+
+    node: fx.Node
+    why: str
+
+
+@frozen(eq=False)
+class Call:
+    """Run one extern call; ``into`` names a value that dies here and whose memory takes the result. ``same``: it is a view of what has been
+    made in its shape, and there is nothing to run."""
+
+    node: fx.Node
+    into: fx.Node | None = None
+    same: bool = False
+    whole: frozenset[str] = frozenset()
+    """Of an opaque call, the arguments that it writes to and is given as they are: it is given copies of the others."""
+
+
+@frozen(eq=False)
+class Free:
+    """Drop the last references to these values."""
+
+    names: tuple[str, ...]
+
+
+@frozen(eq=False)
+class Allocate:
+    """Memory for what a kernel writes; ``over`` names a value whose memory it is: one that dies in that kernel, or one of which it is a
+    part, ``at`` so many elements from its start."""
+
+    buffer: Buffer
+    over: str | None = None
+    at: int | None = None
+
+
+@frozen(eq=False, slots=False)
+class Launch:
+    """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena.
+
+    ``room``: the memory of the arena, where the stack does not do. ``checks``: bools among the scratch that the kernels leave; the call
+    returns whether one of them is true.
+    """
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    scratch: tuple[Buffer, ...]
+    checks: tuple[Buffer, ...] = ()
+    room: Buffer | None = None
+    places: Mapping[str, tuple[Buffer, int]] = field(factory=dict)
+    """The buffers that lie in arenas of the program, by name: in which, and its offset in bytes."""
+
+    @functools.cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The buffers its kernels read and write, each once, without the scratch."""
+        reads = [b for k in self.kernels for b in k.reads]
+        own = {b.name for b in self.scratch}
+        every = {b.name: b for b in (*reads, *(b for k in self.kernels for b in k.writes))}
+        return tuple(b for name, b in every.items() if name not in own)
+
+    @functools.cached_property
+    def arena(self) -> Arena:
+        return plan(self.kernels, self.scratch, self.checks)
+
+    @functools.cached_property
+    def origins(self) -> dict[str, str]:
+        """The buffers written in the place of others, each with the first that lay there."""
+        return origins(self.kernels)
+
+    @functools.cached_property
+    def arguments(self) -> tuple[Buffer, ...]:
+        """The buffers it is called with: those that have a place of their own."""
+        elsewhere = self.origins
+        return tuple(b for b in self.buffers if b.name not in elsewhere)
+
+    @property
+    def takes(self) -> tuple[Buffer, ...]:
+        """All it is called with: its arguments, and the room for its scratch."""
+        return (*self.arguments, *([self.room] if self.room else ()))
+
+
+Step = Call | Free | Allocate | Launch
+
+
+def bytes_buffer(name: str, size: int) -> Buffer:
+    """Memory for whatever lies in it."""
+    return Buffer(name, (size,), torch.uint8, (1,))
+
+
+def is_static(buffer: Buffer) -> bool:
+    """Whether it has as many bytes in every call."""
+    return not any(isinstance(n, Size) for n in (*buffer.shape, *buffer.strides))
+
+
+def size_of(buffer: Buffer) -> int:
+    """Bytes of a buffer; of one that is not static, in the call that is compiled."""
+    return hint(math.prod(buffer.shape)) * buffer.dtype.itemsize

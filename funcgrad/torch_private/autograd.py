@@ -1,0 +1,104 @@
+"""Nodes, sequence numbers, views and checkpoints of autograd."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+from torch.utils.checkpoint import SelectiveCheckpointContext
+
+_BELOW = functools.reduce(
+    lambda a, b: a | b,
+    (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther")),
+)
+
+
+def below_autograd() -> contextlib.AbstractContextManager[Any]:
+    """Inside, autograd hears of nothing: no history, no views, no version counters."""
+    return torch._C._ExcludeDispatchKeyGuard(_BELOW)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def autograd_heard() -> Iterator[None]:
+    """Inside, the caller's Python runs as it does outside of ``below_autograd``; grad mode is off until it says otherwise."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded - _BELOW), torch.no_grad():
+        yield
+
+
+def running_node() -> object | None:
+    """The node of autograd's graph that a backward pass of this thread runs, or whose hooks."""
+    return torch._C._current_autograd_node()
+
+
+any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any device."""
+
+
+def next_sequence_number() -> int:
+    """The number the next autograd node will get: ties a forward op to the backward ops it causes."""
+    number: int = _get_sequence_nr()
+    return number
+
+
+def running_sequence_number() -> int | None:
+    """The number of the autograd node that runs now, or None outside a backward pass."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def custom_function_of(node: Any) -> type | None:
+    """The ``autograd.Function`` whose backward a node of autograd runs; None for any other node."""
+    return vars(type(node)).get("_forward_cls") if isinstance(node, torch.autograd.function.BackwardCFunction) else None
+
+
+def running_node_name() -> str | None:
+    """The name of the autograd node that runs now, or None outside a backward pass."""
+    node: Any = running_node()
+    return None if node is None else str(node.name())
+
+
+def creation_meta(tensor: torch.Tensor) -> Any:
+    """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be written to."""
+    return torch._C._autograd._get_creation_meta(tensor)
+
+
+versions_kept: Callable[[torch.Tensor | tuple[torch.Tensor, ...]], contextlib.AbstractContextManager[Any]]
+
+
+versions_kept = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+"""Inside, writes to a tensor do not move its version counter."""
+
+
+set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
+"""Sets the version counters of some tensors."""
+
+
+def policy_context(out: Any) -> SelectiveCheckpointContext:
+    """What a policy of ``torch.utils.checkpoint`` is told of a call besides the call itself; of its result from 2.13 on."""
+    context = SelectiveCheckpointContext(is_recompute=False)
+    if hasattr(context, "op_output"):
+        context.op_output = out
+    return context
+
+
+def checkpoint_contexts(args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[], tuple[Any, Any]]:
+    """The ``context_fn`` in a call of that generator."""
+    return kwargs["context_fn"] if "context_fn" in kwargs else args[2]  # type: ignore[no-any-return] # 2.15; 2.11, 2.13
+
+
+def set_creation_meta(tensor: torch.Tensor, meta: Any) -> None:
+    """See ``creation_meta``."""
+    torch._C._autograd._set_creation_meta(tensor, meta)
+
+
+def forbid_writes(view: torch.Tensor) -> torch.Tensor:
+    """A view that autograd lets nobody write to, as a leaf that requires grad."""
+    set_creation_meta(view, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)  # type: ignore[attr-defined]
+    return view

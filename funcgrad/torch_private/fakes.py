@@ -1,0 +1,147 @@
+"""Fake tensors: what an operator makes of them, and in what two of them are alike."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    disable_fake_tensor_cache,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .functional import from_functional, is_functional, view_kind
+from .operators import is_torchs_own
+from .tensors import dispatch_bits, is_zero_tensor, storage_id
+
+__all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeTensor", "FakeTensorMode"]
+
+
+def fake_below(value: torch.Tensor) -> torch.Tensor | None:
+    """The fake tensor below a functional one, or below the C++ half of one, and below wrappers of those transforms that see one tensor
+    (``grad``, ``jvp``); None for any other tensor."""
+    while torch._C._functorch.is_gradtrackingtensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    if isinstance(value, FunctionalTensor) or not is_bare_functional(value):
+        return from_functional(value) if isinstance(value, FunctionalTensor) else None
+    with torch._C.DisableTorchFunction():
+        torch._functionalize_sync(value)
+        fake: torch.Tensor = torch._from_functional_tensor(value)
+    return fake
+
+
+def is_bare_functional(value: torch.Tensor) -> bool:
+    """Whether a tensor is the C++ half of a functional tensor, which torch's own methods (``tolist``) take out."""
+    return bool(torch._is_functional_tensor(value))
+
+
+def fake_mode_of(tensor: torch.Tensor) -> Any:
+    """The fake mode a functional tensor lives in; None for any other tensor."""
+    return getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None) if isinstance(tensor, FunctionalTensor) else None
+
+
+_SCATTERS = {torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default, torch.ops.aten.diagonal_scatter.default}
+
+
+def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise here."""
+    if op is torch.ops.aten.zero.default:  # 2.11: contiguous, whatever the argument is
+        return torch.ops.aten.zeros_like.default(*args)
+    if op in _SCATTERS and 0 in args[0].stride():  # 2.11: expanded as the argument is, several elements in one place
+        args = (torch.ops.aten.clone.default(args[0]), *args[1:])
+    if op is torch.ops.aten.split.Tensor and args[0].numel() == 0:  # 2.11: IndexError where the dimension is empty
+        dim = args[2] if len(args) > 2 else 0
+        if args[0].size(dim) == 0:
+            return torch.ops.aten.split_with_sizes.default(args[0], [0], dim)
+    first = args[0] if args else None
+    if op is torch.ops.aten._efficientzerotensor.default or (isinstance(first, FakeTensor) and is_zero_tensor(first)):
+        # what PyTorch keeps of a call forgets that such zeros, and views of them, have no memory
+        mode: Any = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        with disable_fake_tensor_cache(mode):
+            return op(*args, **kwargs)
+    return op(*args, **kwargs)
+
+
+@functools.cache
+def is_known_by_kinds(op: Any) -> bool:
+    """Whether the result of an operator on fake tensors depends on their ``fake_kind`` alone, and has memory of its own."""
+    by_value = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+    return is_functional(op) and by_value.isdisjoint(op.tags) and op is not torch.ops.aten._unsafe_view.default
+
+
+@functools.cache
+def is_known_look(op: Any) -> bool:
+    """Whether an operator looks at its first argument's memory in a way that depends on that one's ``fake_kind`` and offset alone."""
+    if view_kind(op) != "view" or not is_torchs_own(op) or op in _LOOKS_OTHERWISE:
+        return False
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.CompositeImplicitAutograd.name)
+
+
+_LOOKS_OTHERWISE = {torch.ops.aten.as_strided.default, torch.ops.aten.lift_fresh.default}
+"""The first asks how much memory there is; the second takes what is no fake tensor."""
+
+
+def ambient_kind() -> tuple[Any, ...]:
+    """What a result depends on besides the arguments, as PyTorch's own cache has it."""
+    return torch.get_default_dtype(), torch._C._get_default_device(), torch.is_inference_mode_enabled()  # type: ignore[attr-defined]
+
+
+def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
+    """All that a result depends on but values; None for one that knows its value, or whose sizes are symbols."""
+    if type(fake) is not FakeTensor or fake.constant is not None or fake.requires_grad or fake._has_symbolic_sizes_strides:
+        return None
+    if fake.layout is not torch.strided:
+        return None
+    return dispatch_bits(fake), fake.dtype, fake.shape, fake.stride(), fake.fake_device
+
+
+def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTensorMode, Any], FakeTensor] | None:
+    """Makes fake tensors of the same kind for a mode, each with memory of its own, or where ``fake`` looks at the memory of ``base``,
+    with that of the tensor it is given; None where they would not be the same in all.
+
+    ``fake`` is fresh: nothing was noted about it since it was made.
+    """
+    kind = fake_kind(fake) if isinstance(fake, FakeTensor) else None
+    if kind is None or (base is not None and (fake is base or is_zero_tensor(base) or storage_id(fake) != storage_id(base))):
+        return None
+    _, dtype, sizes, strides, device = kind
+    noted = {name: value for name, value in vars(fake).items() if name != "fake_mode"}
+    offset, conjugated, negated, zero = fake.storage_offset(), fake.is_conj(), fake.is_neg(), is_zero_tensor(fake)
+
+    def make(mode: FakeTensorMode, base: Any) -> FakeTensor:
+        with no_dispatch():
+            if zero:
+                memory = torch._efficientzerotensor(sizes, dtype=dtype, device="meta")
+            else:
+                memory = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
+        if base is not None:
+            with no_dispatch():
+                torch._C.TensorBase.set_(memory, base.untyped_storage(), offset, sizes, strides)
+            if conjugated:
+                torch._C._set_conj(memory, True)
+            if negated:
+                torch._C._set_neg(memory, True)
+        new: FakeTensor = torch.Tensor._make_subclass(  # type: ignore[attr-defined]
+            FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(new)
+        vars(new).update(noted, fake_mode=mode)
+        return new
+
+    again = make(fake.fake_mode, base)
+    return make if fake_kind(again) == kind and again.storage_offset() == offset else None
+
+
+without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes
+"""Inside, no dispatch mode is active: real tensors may be touched in the middle of a trace."""

@@ -1,0 +1,266 @@
+"""torch.func's levels and forward mode: which are there, and what stands below them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch._functorch import eager_transforms
+from torch._functorch.autograd_function import custom_function_call
+from torch._functorch.pyfunctorch import dispatch_functorch, temporarily_clear_interpreter_stack
+from torch._functorch.vmap import _process_batched_inputs, vmap_increment_nesting
+from torch.autograd import forward_ad  # type: ignore[attr-defined]
+from torch.utils import _pytree as pytree
+
+from .tensors import dispatch_keys, is_transform_wrapper
+
+
+def tracking_level(tensor: torch.Tensor) -> int:
+    """The innermost level of reverse mode that knows a tensor: of torch.func's, 0 for autograd's own, -1 for none."""
+    while is_transform_wrapper(tensor):
+        if torch._C._functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            return int(torch._C._functorch.maybe_get_level(tensor))
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return 0 if tensor.requires_grad else -1
+
+
+def wrapping_level(tensor: torch.Tensor) -> int:
+    """The level of torch.func whose wrapper a tensor is; -1 for none, and for one that has ended."""
+    return int(torch._C._functorch.maybe_get_level(unwrap_dead(tensor)) or -1) if is_transform_wrapper(tensor) else -1
+
+
+def levels_of_kind(kind: str) -> frozenset[int]:
+    """The levels of torch.func that run and are of a kind (``innermost_transform``)."""
+    stack: Any = torch._C._functorch.get_interpreter_stack() or ()
+    return frozenset(top.level() for top in stack if _KINDS[int(top.key())] == kind)
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no torch.func transform is active. Seen in 2.11, 2.13."""
+    return temporarily_clear_interpreter_stack()
+
+
+def transform_active() -> bool:
+    """Whether a torch.func transform is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def transforms_or_duals() -> bool:
+    """Whether a transform of torch.func runs, or a dual level is open that is none of torch.func's."""
+    return _transforms_active() or (forward_ad._current_level >= 0 and not eager_transforms.JVP_NESTING)
+
+
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+_kind: Any = torch._C._functorch.TransformType
+
+
+_KINDS = {int(_kind.Vmap): "vmap", int(_kind.Grad): "grad", int(_kind.Jvp): "jvp", int(_kind.Functionalize): "functionalize"}
+"""By number: torch's own are slow as keys of a dict."""
+
+
+_innermost = torch._C._functorch.peek_interpreter_stack
+
+
+def innermost_transform() -> tuple[str | None, int]:
+    """The transform that runs innermost: its kind (None: there is none), and its level."""
+    top: Any = _innermost()
+    return (None, -1) if top is None else (_KINDS[int(top.key())], top.level())
+
+
+_randomness: Any = torch._C._functorch.RandomnessType
+
+
+_RANDOMNESS = {int(_randomness.Error): "error", int(_randomness.Same): "same", int(_randomness.Different): "different"}
+
+
+def innermost_randomness() -> str:
+    """What the innermost transform, a vmap, makes of random numbers."""
+    top: Any = _innermost()
+    found: Any = torch._C._functorch.CVmapInterpreterPtr(top).randomness()
+    return _RANDOMNESS[int(found)]
+
+
+def innermost_size() -> int:
+    """Over how many samples the innermost transform, a vmap, runs."""
+    return torch._C._functorch.CVmapInterpreterPtr(_innermost()).batchSize()  # type: ignore[arg-type]
+
+
+class BelowLevel:
+    """A context: inside, the innermost transform does not run: what it runs over does, with the modes that were when it began. ``tracked``:
+    but for those, all that a level knows of is tracked."""
+
+    __slots__ = ("_forward", "_grad", "_layer", "_tracked")
+
+    def __init__(self, tracked: bool = False) -> None:
+        self._tracked = tracked
+
+    def __enter__(self) -> None:
+        top: Any = _innermost()
+        kind = _KINDS[int(top.key())]
+        grad = self._grad = torch.is_grad_enabled()
+        forward = self._forward = _forward_enabled()
+        if self._tracked:
+            grad = forward = True
+        if kind == "grad":
+            grad = grad and torch._C._functorch.CGradInterpreterPtr(top).prevGradMode()
+        elif kind == "jvp":
+            forward = forward and torch._C._functorch.CJvpInterpreterPtr(top).prevFwdGradMode()
+        self._layer = _pop()
+        _set_grad(grad)
+        _set_forward(forward)
+
+    def __exit__(self, *_: object) -> None:
+        _push(self._layer)
+        _set_grad(self._grad)
+        _set_forward(self._forward)
+
+
+_pop, _push = torch._C._functorch.pop_dynamic_layer_stack, torch._C._functorch.push_dynamic_layer_stack
+
+
+_set_grad, _set_forward, _forward_enabled = torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled, torch._C._is_fwd_grad_enabled
+
+
+def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[int]:
+    """Inside, a vmap of ``size`` runs; yields its level."""
+    level: contextlib.AbstractContextManager[int] = vmap_increment_nesting(size, randomness)
+    return level
+
+
+def mapped_leaves(in_dims: Any, args: tuple[Any, ...], f: Any) -> tuple[int, list[int | None], list[Any], Callable[[list[Any]], Any]]:
+    """What ``torch.func.vmap`` makes of its arguments: how many samples, the batch dimension of each leaf, the leaves, and the arguments
+    of other leaves. Raises what it raises."""
+    size, dims, leaves, tree = _process_batched_inputs(in_dims, args, f)
+    return size, dims, leaves, lambda own: pytree.tree_unflatten(own, tree)
+
+
+def broadcast_dims(dims: Any, value: Any) -> list[Any]:
+    """The dimension for each leaf of a value, of a structure that may end above the leaves."""
+    found = pytree._broadcast_to_and_flatten(dims, pytree.tree_structure(value))
+    if found is None:
+        raise ValueError(f"out_dims={dims} is not compatible with the structure of the result")
+    return found
+
+
+map_over: Callable[..., Any] = importlib.import_module("torch._higher_order_ops.map").map
+"""``map``: a function of each slice of tensors along their first dimension."""
+
+
+batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._C._functorch._add_batch_dim(t, d, level)  # noqa: E731
+
+
+unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (  # noqa: E731
+    lambda level, t: torch._C._functorch._unwrap_batched(t, level)
+)
+
+
+wrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._wrap_for_grad(t, level)  # noqa: E731
+
+
+unwrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._unwrap_for_grad(t, level)  # noqa: E731
+
+
+unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
+"""A tensor of a level that has ended is what it wraps."""
+
+
+_LEGACY_BATCHED = torch._C._dispatch_key_parse("Batched")
+
+
+def is_legacy_batched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a batch dimension of autograd's own vmap (``is_grads_batched``, ``gradcheck``), which is not torch.func's."""
+    return bool(dispatch_keys(tensor).has(_LEGACY_BATCHED))
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one of a vmap, torch.func's or autograd's own, or of another transform."""
+    keys = dispatch_keys(tensor)
+    return bool(keys.has(_LEGACY_BATCHED)) or is_transform_wrapper(tensor)
+
+
+def legacy_level() -> int:
+    """The innermost level of that vmap."""
+    level = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return int(level) - 1
+
+
+legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._add_batch_dim(t, d, level)  # noqa: E731
+
+
+def legacy_unbatched_at(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """What such a tensor is below a level: its batch dimension is the first."""
+    below: torch.Tensor = torch._remove_batch_dim(tensor, level, 1, 0)
+    return below
+
+
+def functional_below(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of ``torch.func.functionalize`` stands for, up to date."""
+    if not torch._is_functional_tensor(tensor) or torch._C._functorch.maybe_get_level(tensor) != level:
+        return tensor
+    torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
+    return torch._from_functional_tensor(tensor)
+
+
+def functional_at(level: int, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as ``torch.func.functionalize`` wraps it."""
+    wrapped: torch.Tensor = torch._C._functorch._wrap_functional_tensor(tensor, level)
+    return wrapped
+
+
+FORWARD_MODE: Callable[[bool], contextlib.AbstractContextManager[Any]] = forward_ad._set_fwd_grad_enabled
+"""Inside, operators compute tangents, or do not."""
+
+
+@contextlib.contextmanager
+def sharing_dual_level() -> Iterator[None]:
+    """Inside, forward mode of torch.func uses the dual level that is open, if one is: torch nests none in another."""
+    shares = forward_ad._current_level >= 0 and not eager_transforms.JVP_NESTING
+    eager_transforms.JVP_NESTING += shares
+    try:
+        yield
+    finally:
+        eager_transforms.JVP_NESTING -= shares
+
+
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+"""An ``autograd.Function`` that knows of one level, the innermost."""
+
+
+def applied_at_level(function: Any, *args: Any) -> Any:
+    """``function.apply(*args)`` of a ``SingleLevelFunction``."""
+    before = torch._C._functorch.get_single_level_autograd_function_allowed()
+    torch._C._functorch.set_single_level_autograd_function_allowed(True)
+    try:
+        return function.apply(*args)
+    finally:
+        torch._C._functorch.set_single_level_autograd_function_allowed(before)
+
+
+CUSTOM_FUNCTION: Any = custom_function_call
+"""What ``autograd.Function.apply`` is while a transform runs: a higher-order operator of the function and its arguments."""
+
+
+custom_function_at_level: Callable[[Any, Any, Any], Any] = dispatch_functorch
+"""A higher-order operator as the innermost transform has it: ``(operator, args, kwargs)``."""
+
+
+def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The primal and the tangent of a tensor at the innermost level; no tangent outside of forward mode."""
+    if forward_ad._current_level < 0:
+        return tensor, None
+    primal, tangent = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return primal, tangent
+
+
+def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    """A tensor with a tangent."""
+    dual: torch.Tensor = forward_ad.make_dual(primal, tangent)  # type: ignore[no-untyped-call]
+    return dual

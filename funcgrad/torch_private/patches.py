@@ -1,0 +1,78 @@
+"""Places in torch that a trace replaces, for its own thread."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch._functorch import eager_transforms
+from torch._functorch import vmap as functorch_vmap
+
+_operators = importlib.import_module("torch._higher_order_ops.utils")
+
+
+COMPILED_BY_TORCH = [(_operators, "_hop_compile_and_call")] if hasattr(_operators, "_hop_compile_and_call") else []
+"""By which torch compiles, and calls, its operators that take functions. Seen in 2.13."""
+
+
+generic_associative_scan: Callable[..., Any]
+
+
+generic_associative_scan = importlib.import_module("torch._higher_order_ops.associative_scan").generic_associative_scan
+"""``associative_scan`` by calls for many pairs at once."""
+
+
+CAUSAL_MASK = torch.nn.modules.transformer, "_detect_is_causal_mask"
+"""With which nn.Transformer reads the values of a mask to find out whether it is causal (a hint for speed only)."""
+
+
+WRAPS_FOR_LEVELS = (eager_transforms, "_wrap_for_grad"), (functorch_vmap, "_add_batch_dim")
+"""By which torch.func's transforms make tensors of their level; they ask no torch-function mode."""
+
+
+LINEARIZE_TRACER = eager_transforms, "lazy_dynamo_disallow"
+"""What ``torch.func.linearize`` alone calls, just before it starts a tracer of torch's own."""
+
+
+BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"
+"""What every backward pass that Python starts is run by."""
+
+
+def graphs_made_alone() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no other thread makes graphs by torch's own tracers, as ``torch.cond`` does of its branches: these note for the whole process
+    who traces. It is the lock of ``torch.compile``."""
+    from torch._dynamo.convert_frame import compile_lock  # importing torch._dynamo costs a second: only where torch does so, too
+
+    return compile_lock
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """As ``setattr``, also for a class that is made in C and says that it is immutable (``torch.Generator``)."""
+    try:
+        setattr(owner, name, value)
+    except TypeError:
+        gc.get_referents(owner.__dict__)[0][name] = value  # what its proxy stands for
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))
+
+
+def not_looked_into(function: Any) -> None:
+    """From now on ``torch.compile`` ends its graph where the function is called, and compiles nothing that the function calls: what
+    ``torch.compiler.disable`` says, without a call in between, and without importing the compiler."""
+    function._torchdynamo_disable = True
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")  # 2.15; 2.11, 2.13
+
+
+CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
+"""In ``torch.utils.checkpoint``: what ``checkpoint(f, use_reentrant=False)`` runs to just before it calls ``f``, and after."""

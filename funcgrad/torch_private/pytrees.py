@@ -1,0 +1,38 @@
+"""Containers that somebody has registered with torch's pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from attrs import frozen
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch.utils import _pytree as pytree
+
+
+@frozen
+class Registered:
+    """A container type registered with torch's pytree."""
+
+    flatten: Callable[[Any], tuple[Sequence[Any], Any]]
+    unflatten: Callable[[Sequence[Any], Any], Any]
+    with_keys: Callable[[Any], tuple[Sequence[tuple[Any, Any]], Any]] | None
+
+    def steps(self, value: Any, n: int) -> Iterator[str]:
+        """How each child is reached, as code."""
+        if self.with_keys is None:
+            return (f"[{i}]" for i in range(n))
+        return (pytree.keystr((key,)) for key, _ in self.with_keys(value)[0])
+
+
+_registered: dict[type, Registered] = {}
+
+
+def registered_container(kind: type) -> Registered | None:
+    """The registration of a type, or None. Seen: ``SUPPORTED_NODES`` in 2.11, 2.13."""
+    found = _registered.get(kind)
+    if found is None and kind in pytree.SUPPORTED_NODES:
+        entry = pytree.SUPPORTED_NODES[kind]
+        found = _registered[kind] = Registered(entry.flatten_fn, entry.unflatten_fn, entry.flatten_with_keys_fn)
+    return found

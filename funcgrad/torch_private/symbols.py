@@ -1,0 +1,115 @@
+"""Symbolic sizes as torch knows them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+# FakeTensorMode and friends: 2.11, 2.13, 2.15
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+)
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.utils._sympy.printers import PythonPrinter
+
+__all__ = ["GuardOnDataDependentSymNode", "ShapeEnv"]
+
+
+class _Guards(list[Any]):
+    """The guards of an environment, and who is told of each as it is added."""
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        self._told = told
+
+    def append(self, guard: Any) -> None:
+        super().append(guard)
+        self._told(python_text(guard.expr))
+
+
+def make_environment(told: Callable[[str], None]) -> ShapeEnv:
+    """An environment for symbolic sizes, in which reading a value from a tensor stays an error;
+    each of its guards is ``told``, as Python."""
+    made = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    made.guards = _Guards(told)
+    return made
+
+
+def _named(name: str) -> Any:
+    """What a symbol is of."""
+    from torch._dynamo.source import ConstantSource  # importing torch._dynamo costs a second: only for symbols
+
+    return ConstantSource(name)
+
+
+def constant_bool(value: bool) -> Any:
+    """What stands below a ``SymBool`` that is known."""
+    return torch._C._get_constant_bool_symnode(value)
+
+
+def expression(value: Any) -> Any:
+    """The sympy expression behind a SymInt, SymFloat or SymBool."""
+    return value.node.expr
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is a symbolic size of PyTorch's; funcgrad's own symbolic ints have nodes of their own."""
+    return isinstance(value, torch.SymInt) and isinstance(value.node, SymNode)
+
+
+def shape_environment(value: torch.SymInt) -> Any:
+    """The environment a symbolic size belongs to."""
+    return value.node.shape_env
+
+
+def symbolic_fake(fakes: FakeTensorMode, tensor: torch.Tensor, name: str, dims: Collection[int]) -> torch.Tensor:
+    """A fake of ``tensor`` whose sizes along ``dims`` are symbols of the mode's environment."""
+    kinds = [DimDynamic.DYNAMIC if d in dims else DimDynamic.STATIC for d in range(tensor.ndim)]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return fakes.from_tensor(tensor, static_shapes=False, source=_named(name), symbolic_context=context)
+
+
+def symbol_name(value: torch.SymInt) -> str | None:
+    """The symbol that a size of an input was made as, whatever it has been found to equal since."""
+    made = value.node._expr
+    return str(made) if made.is_Symbol else None
+
+
+_symbolic: ContextVar[bool] = ContextVar("funcgrad_symbolic", default=False)
+
+
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not _symbolic.get())
+
+
+@contextlib.contextmanager
+def symbolic_shapes() -> Iterator[None]:
+    """Inside, operators take their Python rules before those in C++ where they have both: C++ fixes some sizes. That an operator knows no
+    symbolic sizes is an exception, and not logged as an error besides."""
+    token = _symbolic.set(True)
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        _symbolic.reset(token)
+
+
+def guard_expressions(env: ShapeEnv) -> list[Any]:
+    """The sympy conditions a trace relied on."""
+    return [guard.expr for guard in env.guards]
+
+
+def python_text(expr: Any) -> str:
+    """A sympy expression as Python."""
+    text: str = PythonPrinter().doprint(expr)
+    return text
