@@ -571,7 +571,8 @@ def has_a_gradient(x: Tensor) -> nn.Parameter:
     return made
 
 
-row("a new object is stored", MUTATION, "stores a new Incomparable", stores(Incomparable), numbers, fixed=stores(lambda x: {"x": x}), where="STATE.made")
+row("a new object is stored", MUTATION, "stores a new _lru_cache_wrapper", stores(lambda x: functools.lru_cache(len)), numbers,
+    fixed=stores(lambda x: {"x": x}), where="STATE.made")
 row("a lambda is stored", MUTATION, "stores a new function", stores(lambda x: lambda: x), numbers, fixed=stores(lambda x: x), where="STATE.made")
 row("a parameter it makes is stored, and used", MUTATION, "stores a parameter that it makes", uses_what_it_stores, numbers,
     fixed_around=torch.no_grad, where="stored(STATE.made)")

@@ -73,7 +73,7 @@ def test_a_refused_store_leaves_nothing_behind():
     log = []
 
     class Own:
-        pass
+        __slots__ = ()
 
     def f(x):
         log.append(x.sum())

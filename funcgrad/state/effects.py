@@ -2,11 +2,13 @@
 
 What was written must be the same on each call in which the guards hold: plain values, objects that were there before, tensors the
 function computed (``Stored`` slots of the program), containers of these. A number that is only ever increased in place is increased
-(``Count``), without a guard on its value; a list or set that is only ever added to is added to (``Grow``). Anything else is refused.
+(``Count``), without a guard on its value; a list or set that is only ever added to is added to (``Grow``); an object that is but its
+attributes is made again. Anything else is refused.
 """
 
 from __future__ import annotations
 
+import abc
 import collections
 import enum
 import os
@@ -26,7 +28,7 @@ from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, is_plain, keys_of, same
 from .hooks import can_be_hooked
-from .names import found_on, item_name, joined, steps_of, uses_of
+from .names import attributes_of, found_on, item_name, joined, slots_of, steps_of, uses_of
 from .watch import Watch
 
 _KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType)
@@ -48,16 +50,50 @@ class New:
     tree: Tree
     leaves: tuple[Any, ...]
 
-    def slots(self) -> Iterator[Stored]:
-        yield from (leaf for leaf in self.leaves if isinstance(leaf, Stored))
-
     def text(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> str:
         """Python that makes it."""
-        leaves = (names[v] if isinstance(v, Stored) else constant(v) + (".copy()" if _is_copied(v) else "") for v in self.leaves)
-        return print_unflatten(self.tree, leaves, constants)
+
+        def made(leaf: Any) -> str:
+            if isinstance(leaf, Stored):
+                return names[leaf]
+            if isinstance(leaf, _Again):
+                return leaf.place.expression(constant)
+            if isinstance(leaf, _Object):
+                own = (f"{name!r}: {new.text(names, constants, constant)}" for name, new in leaf.attributes.items())
+                return f"{constant(_object)}({constant(leaf.kind)}, {{{', '.join(own)}}})"
+            return constant(leaf) + (".copy()" if _is_copied(leaf) else "")
+
+        return print_unflatten(self.tree, map(made, self.leaves), constants)
 
     def __str__(self) -> str:
         return ", ".join(map(repr_of, self.leaves)) or str(self.tree)
+
+
+@frozen(eq=False)
+class _Object:
+    """A new object of a class of Python's, which is its attributes."""
+
+    kind: type
+    attributes: Mapping[str, New]
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__}({', '.join(f'{name}={new}' for name, new in self.attributes.items())})"
+
+
+@frozen(eq=False)
+class _Again:
+    """What has been stored at a place before."""
+
+    place: Place
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+def _object(kind: type, attributes: dict[str, Any]) -> Any:
+    made = object.__new__(kind)
+    vars(made).update(attributes)
+    return made
 
 
 @frozen(eq=False)
@@ -140,7 +176,7 @@ Effect = Store | Count | Grow | Refill
 
 def repr_of(leaf: Any) -> str:
     """A stored value as a reader knows it."""
-    return str(leaf) if isinstance(leaf, Stored) or not is_plain(leaf) else repr(leaf)
+    return str(leaf) if isinstance(leaf, (Stored, _Object, _Again)) or not is_plain(leaf) else repr(leaf)
 
 
 class Written:
@@ -156,6 +192,8 @@ class Written:
         self.plain: dict[Stored, Any] = {}
         """What would be stores if it depended on an input."""
         self._fresh: dict[int, Any] = {}
+        self._placed: dict[int, Place] = {}
+        """Where new containers and objects are stored."""
         self.counted: set[Any] = set()
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
@@ -291,6 +329,8 @@ class Written:
         new = self._new(now, place.name)
         if new is not None:
             self.effects.append(Store(place, new))
+            if id(now) in self._fresh:
+                self._placed.setdefault(id(now), place)
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
         for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
@@ -325,21 +365,47 @@ class Written:
                 slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)
+            elif id(leaf) in self._placed:
+                found.append(_Again(self._placed[id(leaf)]))
             elif self._is_kept(leaf) or _is_copied(leaf):
                 self.plain[Stored(path)] = leaf
                 found.append(leaf)
+            elif _is_its_attributes(leaf):
+                if not self._is_first(leaf):
+                    return None
+                attributes = {name: self._new(v, joined(path, name)) for name, v in vars(leaf).items()}
+                known = {name: new for name, new in attributes.items() if new is not None}
+                if len(known) < len(attributes):
+                    return None
+                found.append(_Object(type(leaf), known))
             else:
                 self._refused.append((path, f"a new {type(leaf).__name__}"))
                 return None
         return New(tree, tuple(found))
 
     def _is_kept(self, value: Any) -> bool:
-        """Whether a value is stored as it is. A container that is stored twice would become two."""
-        if isinstance(value, (list, dict)) and not self._watch.knows(value):
-            if id(value) in self._fresh:
-                self._refused.append((self._storing, "one new container twice"))
-            self._fresh[id(value)] = value
+        """Whether a value is stored as it is."""
+        if isinstance(value, (list, dict)) and not self._watch.knows(value) and not self._is_first(value):
+            return True
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
+
+    def _is_first(self, value: Any) -> bool:
+        """Whether a new container, or object, is met for the first time. Stored twice it would become two, and is refused, unless it can be
+        said where it has been stored."""
+        if id(value) in self._fresh:
+            if id(value) not in self._placed:
+                what = "container" if isinstance(value, (list, dict)) else "object"
+                self._refused.append((self._storing, f"one new {what} twice"))
+            return False
+        self._fresh[id(value)] = value
+        return True
+
+
+def _is_its_attributes(value: Any) -> bool:
+    """Whether an object is made again by giving another one of its class its attributes."""
+    kind: Any = type(value)
+    begins_and_ends_so = kind.__new__ is object.__new__ and not hasattr(kind, "__del__")
+    return begins_and_ends_so and attributes_of(value) is not None and type(kind) in (type, abc.ABCMeta) and not slots_of(kind)
 
 
 def _is_copied(value: Any) -> bool:

@@ -34,6 +34,9 @@ _lock = threading.Lock()
 _hooked: dict[type, list[Any]] = {}
 """For each hooked class, how many hold on to its hook, and what it had in the hook's place."""
 
+_STATEFUL = "torch.nn.", "torch.optim.", "torch.distributions.", "torch.amp."
+"""Packages of torch whose objects have a state that their methods read and change: modules, optimisers, schedulers, scalers."""
+
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
@@ -53,7 +56,8 @@ def can_be_hooked(kind: type) -> bool:
     is_python = bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
     if not plain_meta or not is_python or issubclass(kind, (enum.Enum, Tensor, BaseException)):
         return False
-    return kind.__module__.partition(".")[0] != "torch" or issubclass(kind, torch.nn.Module) or issubclass(kind, torch.optim.Optimizer)
+    within = f"{kind.__module__}."
+    return not within.startswith("torch.") or within.startswith(_STATEFUL)
 
 
 def hook(kind: type) -> type | None:
