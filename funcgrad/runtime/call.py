@@ -19,9 +19,9 @@ from ..backends.backend import Runnable
 from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
 from ..joint import Constant, Joint
-from ..layers.layer import Layer
+from ..layers.layer import Layer, statements_of
 from ..layers.printing import print_statements
-from ..layers.statements import Bump, Do, Run, Statement, statements_of
+from ..layers.statements import Bump, Do, Run, Statement
 from ..show.text import elided
 from ..slots import Arg, Base, Slot
 from ..source import Source, compile_function
