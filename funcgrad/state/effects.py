@@ -11,6 +11,7 @@ import collections
 import enum
 import os
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,15 +22,16 @@ from torch import Tensor
 
 from ..errors import ContainerError, MutationError
 from ..slots import Stored
-from ..trees import LEAF, Tree, flatten, print_unflatten
+from ..trees import LEAF, flatten
 from .caches import keeps_traced
 from .code import Mentions
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, is_plain, keys_of, same
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
+from .new_values import Names, New, NewObject, is_copied, is_made_of_attributes, is_new
 from .watch import Watch
 
-_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType)
+_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, weakref.ReferenceType)
 """What may be stored as it is: nobody can tell one from another, or it is there for good."""
 
 
@@ -42,32 +44,13 @@ _OF_RNN = ("_flat_weights", "_flat_weight_refs")
 
 
 @frozen(eq=False)
-class New:
-    """A value to be stored: a tree of tensors, each an output of the program, and of what is the same on each call."""
-
-    tree: Tree
-    leaves: tuple[Any, ...]
-
-    def slots(self) -> Iterator[Stored]:
-        yield from (leaf for leaf in self.leaves if isinstance(leaf, Stored))
-
-    def text(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> str:
-        """Python that makes it."""
-        leaves = (names[v] if isinstance(v, Stored) else constant(v) + (".copy()" if _is_copied(v) else "") for v in self.leaves)
-        return print_unflatten(self.tree, leaves, constants)
-
-    def __str__(self) -> str:
-        return ", ".join(map(repr_of, self.leaves)) or str(self.tree)
-
-
-@frozen(eq=False)
 class Store:
     """A place holds another value from now on; ``new`` is None where it holds nothing."""
 
     place: Place
     new: New | None
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         if self.new is not None:
             yield self.place.store(self.new.text(names, constants, constant), constant)
         else:
@@ -87,7 +70,7 @@ class Count:
     otherwise: Any = MISSING
     """What it starts from where the place holds nothing: an attribute of the class."""
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         now = self.place.expression(constant)
         if self.otherwise is not MISSING:
             now = f"{constant(self.place.owner)}.get({self.place.key!r}, {constant(self.otherwise)})"
@@ -105,7 +88,7 @@ class Grow:
     name: str
     new: New
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         method = "update" if isinstance(self.container, set) else "extend"
         yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
 
@@ -121,7 +104,7 @@ class Refill:
     name: str
     new: New
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         items, own = self.new.text(names, constants, constant), constant(self.container)
         if isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
@@ -138,11 +121,6 @@ class Refill:
 Effect = Store | Count | Grow | Refill
 
 
-def repr_of(leaf: Any) -> str:
-    """A stored value as a reader knows it."""
-    return str(leaf) if isinstance(leaf, Stored) or not is_plain(leaf) else repr(leaf)
-
-
 class Written:
     """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back (``undo``).
 
@@ -155,12 +133,12 @@ class Written:
         self.stores: dict[Stored, Any] = {}
         self.plain: dict[Stored, Any] = {}
         """What would be stores if it depended on an input."""
-        self._fresh: dict[int, Any] = {}
+        self._made: dict[int, tuple[Any, NewObject]] = {}
+        """By identity, objects that the run made, and what is to be made instead."""
         self.counted: set[Any] = set()
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
-        self._storing = ""
         for met in watch.met.values():
             self._compare(met)
         for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
@@ -306,16 +284,25 @@ class Written:
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _same(self, identity: Any, before: Any, now: Any) -> bool:
-        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other values may be equal now."""
+        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other values may be equal now. A
+        weak reference to what the run made, and nobody keeps, is none."""
+        was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
+        if isinstance(now, weakref.ReferenceType) and was_none and now is not before:
+            return not self._watch.knows(now())
         if identity in self._watch.stand_ins:
             return any(now is stand_in for stand_in in self._watch.stand_ins[identity])
         return now is before or (isinstance(now, Tensor) and self._known(now) is before)
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
-        self._storing = name
+        if not is_new(value):
+            return self._taken_apart(value, name)
+        made = self._object(value, name)
+        return None if made is None else New(LEAF, (made,))
+
+    def _taken_apart(self, value: Any, name: str) -> New | None:
         try:
-            leaves, tree, paths = flatten(value, name, self._is_kept)
+            leaves, tree, paths = flatten(value, name, lambda inside: self._is_kept(inside) or (inside is not value and is_new(inside)))
         except ContainerError as error:
             self._refused.append((error.where or name, "a container that holds itself"))
             return None
@@ -325,28 +312,34 @@ class Written:
                 slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)
-            elif self._is_kept(leaf) or _is_copied(leaf):
+            elif self._is_kept(leaf) or is_copied(leaf):
                 self.plain[Stored(path)] = leaf
                 found.append(leaf)
+            elif (made := self._object(leaf, path)) is not None:
+                found.append(made)
             else:
                 self._refused.append((path, f"a new {type(leaf).__name__}"))
                 return None
         return New(tree, tuple(found))
 
+    def _object(self, value: Any, path: str) -> NewObject | None:
+        """An object that the run made, to be made anew; None for one that is more than its attributes."""
+        _, made = self._made.get(id(value), (None, None))
+        if made is not None:
+            made.is_shared = True
+            if made.inside is None and made.is_container:
+                self._refused.append((path, "a container that holds itself"))
+            return made
+        if not is_new(value) and not is_made_of_attributes(value):
+            return None
+        made = NewObject(type(value))
+        self._made[id(value)] = value, made
+        made.inside = self._taken_apart(value if made.is_container else dict(value.__dict__), path)
+        return None if made.inside is None else made
+
     def _is_kept(self, value: Any) -> bool:
-        """Whether a value is stored as it is. A container that is stored twice would become two."""
-        if isinstance(value, (list, dict)) and not self._watch.knows(value):
-            if id(value) in self._fresh:
-                self._refused.append((self._storing, "one new container twice"))
-            self._fresh[id(value)] = value
+        """Whether a value is stored as it is."""
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
-
-
-def _is_copied(value: Any) -> bool:
-    """Whether a value is made again by copying it."""
-    if isinstance(value, np.ndarray):
-        return bool(value.dtype != object)
-    return type(value) in (set, collections.deque) and all(map(is_plain, value))
 
 
 def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:

@@ -25,7 +25,7 @@ from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of
-from .guards import Guard, Place
+from .guards import MISSING, Guard, Place
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, put_back, warn_of_clocks
 from .names import (
@@ -200,10 +200,12 @@ class Watch(Assumed):
             if isinstance(defined, property):
                 self._value(Place("class", kind, name, shown), defined)
             elif isinstance(defined, types.MemberDescriptorType):
-                self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
-                self._value(Place("slot", owner, name, shown), value)
+                _, before = self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
+                if value is before:  # else the run stored it
+                    self._value(Place("slot", owner, name, shown), value)
         elif own is not None and name in own:
-            self._value(Place("item", own, name, shown), own[name])
+            if (met := self.met.get(id(own))) is None or met.before.get(name, MISSING) is own[name]:
+                self._value(Place("item", own, name, shown), own[name])
         elif kind is not None:
             self._on_class(type(owner), kind, name, defined, shown)
             of_library = is_library(kind) and (isinstance(defined, types.FunctionType) or kind is torch.nn.Module)
