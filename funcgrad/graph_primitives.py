@@ -206,6 +206,8 @@ class Opaque:
     def in_place(self, *values: Any) -> tuple[Any, ...]:
         """The same, of arguments of which those it writes to are its own."""
         found = self.function(*values)
+        if found is None and not (self.returns or self.writes):
+            return ()
         results = found if type(found) is tuple else () if found is None else tuple(found) if isinstance(found, (tuple, list)) else (found,)
         if tuple(map(look_of, results)) != self.returns:
             now, then = (", ".join(map(_look_text, looks)) for looks in (map(look_of, results), self.returns))

@@ -871,3 +871,30 @@ def test_what_backward_forbids_to_ask_is_asked_before():
     expected[0].sum().backward()
     for a, b in zip((*found, ours.grad), (*expected, theirs.grad), strict=True):
         torch.testing.assert_close(a.detach(), b.detach())
+
+
+def test_what_is_broken_for_one_result_is_not_for_another():
+    """A metric is written to after autograd saved it: the loss can still be differentiated, as in eager PyTorch."""
+
+    def f(weight, x):
+        hidden = x * weight
+        metric = hidden.exp()
+        kept = F.dropout(hidden)
+        metric.add_(1)
+        return (hidden**2).sum(), metric, kept
+
+    compiled = fg.jit(f)
+
+    def gradient(function, results):
+        torch.manual_seed(0)
+        weight, x = torch.arange(1.0, 4.0).requires_grad_(), torch.full((3,), 0.5)
+        outs = function(weight, x)
+        sum(outs[i].sum() for i in results).backward()
+        return weight.grad
+
+    for results in ([0], [2], [0, 2]):
+        torch.testing.assert_close(gradient(compiled, results), gradient(f, results))
+    for results in ([1], [0, 1], [0, 1, 2]):
+        for function in (f, compiled):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                gradient(function, results)
