@@ -88,7 +88,12 @@ def retains_grad(tensor: torch.Tensor) -> bool:
 
 def nodes_below(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
     """What a backward pass from these tensors runs."""
-    pending = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    return nodes_from([t.grad_fn for t in tensors])
+
+
+def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
+    """What a backward pass runs that starts at these nodes, where there is one."""
+    pending = [node for node in ends if node is not None]
     seen = set(pending)
     while pending:
         node = pending.pop()

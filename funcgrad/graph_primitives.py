@@ -85,6 +85,14 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
         self.read, self.value = read, value
 
 
+class KernelFailure(Exception):  # noqa: N818 what is raised in the end is its cause
+    """What a kernel raised, before the call around it has written anything."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def expect(value: Any, read: int, expected: Any) -> None:
     """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it was."""
     now = value.tolist() if isinstance(value, Tensor) else value
@@ -198,6 +206,8 @@ class Opaque:
     def in_place(self, *values: Any) -> tuple[Any, ...]:
         """The same, of arguments of which those it writes to are its own."""
         found = self.function(*values)
+        if found is None and not (self.returns or self.writes):
+            return ()
         results = found if type(found) is tuple else () if found is None else tuple(found) if isinstance(found, (tuple, list)) else (found,)
         if tuple(map(look_of, results)) != self.returns:
             now, then = (", ".join(map(_look_text, looks)) for looks in (map(look_of, results), self.returns))

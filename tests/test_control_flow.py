@@ -507,13 +507,13 @@ def test_what_a_loop_takes():
     assert 9 < many.flops / few.flops < 11
 
 
-def chosen(cond):
+def by_sign(cond):
     return lambda init, xs: cond(init.sum() > 0, lambda a: a.sin(), lambda a: a.cos() * 2, init).sum() * xs.sum()
 
 
 BY_OPERATORS = {
     "scan": (recurrent(scan), recurrent(by_loop)),
-    "cond": (chosen(lambda p, f, g, a: torch.cond(p, f, g, (a,))), chosen(lambda p, f, g, a: torch.where(p, f(a), g(a)))),
+    "cond": (by_sign(lambda p, f, g, a: torch.cond(p, f, g, (a,))), by_sign(lambda p, f, g, a: torch.where(p, f(a), g(a)))),
     "a reversed scan of a choice": (
         lambda init, xs: scan(
             lambda c, x: (torch.cond(x.sum() > 0, torch.sin, lambda c: c * 2, (c,)) + x, c.exp()), init, xs, reverse=True

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from laws.programs import Case, difference, run
+from laws.programs import Case, CountBackward, difference, run
 from torch import fx
 from turns import in_turn
 
@@ -837,3 +837,64 @@ def test_a_result_that_is_detached_of_another_one_and_written_to(view, take):
         assert y.requires_grad and z.requires_grad and y.untyped_storage()._cdata == z.untyped_storage()._cdata
         found.append((y.detach(), z.detach(), torch.autograd.grad((y * y).sum() + (z * z).sum(), (w, x))))
     torch.testing.assert_close(*found)
+
+
+def test_a_detached_write_beside_a_tracked_one_into_the_same_memory():
+    """The base has a history by then, and autograd would forbid to write to a part of it that ``unbind`` made."""
+
+    def f(x, part, weight):
+        x.add_(weight.mean())
+        part.detach().mul_(2)
+
+    def inputs():
+        base = torch.arange(8.0) / 5
+        return base[:4], base.view(2, 4).unbind(0)[1], torch.ones(2, requires_grad=True), base
+
+    ours, theirs = inputs(), inputs()
+    f(*theirs[:3])
+    fg.jit(f)(*ours[:3])
+    assert torch.equal(ours[3].detach(), theirs[3].detach())
+    assert ours[3].grad_fn.name() == theirs[3].grad_fn.name()
+
+
+def test_what_backward_forbids_to_ask_is_asked_before():
+    """An output that backward writes to, a view that ``split`` made: its history can be asked for until then."""
+
+    def f(x):
+        part = (x * 2).split(1)[0]
+        return CountBackward.apply(part, part.detach()), part
+
+    x = torch.arange(4.0)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, expected = fg.jit(f)(ours), f(theirs)
+    found[0].sum().backward()
+    expected[0].sum().backward()
+    for a, b in zip((*found, ours.grad), (*expected, theirs.grad), strict=True):
+        torch.testing.assert_close(a.detach(), b.detach())
+
+
+def test_what_is_broken_for_one_result_is_not_for_another():
+    """A metric is written to after autograd saved it: the loss can still be differentiated, as in eager PyTorch."""
+
+    def f(weight, x):
+        hidden = x * weight
+        metric = hidden.exp()
+        kept = F.dropout(hidden)
+        metric.add_(1)
+        return (hidden**2).sum(), metric, kept
+
+    compiled = fg.jit(f)
+
+    def gradient(function, results):
+        torch.manual_seed(0)
+        weight, x = torch.arange(1.0, 4.0).requires_grad_(), torch.full((3,), 0.5)
+        outs = function(weight, x)
+        sum(outs[i].sum() for i in results).backward()
+        return weight.grad
+
+    for results in ([0], [2], [0, 2]):
+        torch.testing.assert_close(gradient(compiled, results), gradient(f, results))
+    for results in ([1], [0, 1], [0, 1, 2]):
+        for function in (f, compiled):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                gradient(function, results)

@@ -124,36 +124,3 @@ def test_bias_corrections_are_as_exact_as_those_of_numbers():
     expected, found = (trained(make, torch.optim.Adam, kwargs, True) for make in (lambda f: f, lambda f: fg.jit(f, backend="aten")))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-
-
-SCHEDULES = {
-    "steps": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 5),
-    "exponential": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
-    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.8**epoch),
-    "one after another": lambda o: torch.optim.lr_scheduler.SequentialLR(
-        o, [torch.optim.lr_scheduler.LinearLR(o, total_iters=2), torch.optim.lr_scheduler.ExponentialLR(o, 0.5)], [2]
-    ),
-    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_goes_on_inside(name):
-    def run(compiled):
-        torch.manual_seed(0)
-        model = nn.Linear(3, 2).double()
-        optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        schedule = SCHEDULES[name](optimiser)
-
-        def step(x):
-            optimiser.zero_grad()
-            model(x).square().mean().backward()
-            optimiser.step()
-            schedule.step(*[1.0] * (name == "plateau"))
-            return x * optimiser.param_groups[0]["lr"]
-
-        f, x = compiled(step), torch.arange(6.0, dtype=torch.float64).view(2, 3)
-        return [(f(x), optimiser.param_groups[0]["lr"], schedule.last_epoch) for _ in range(6)], list(model.parameters())
-
-    torch.testing.assert_close(run(lambda f: fg.jit(f, backend="aten")), run(lambda f: f))

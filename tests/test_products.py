@@ -111,3 +111,48 @@ def test_products_of_steps_are_one_product_before_they_are_products_with_vectors
     c = fg.jit(net, backend="c")
     assert library_calls(c.program(w, x)).count(aten.mm.default) == 1
     assert_rounded(c(w, x), net(w, x))
+
+
+LAID_OUT = {"a @ b": (False, False), "a.t() @ b": (True, False), "a @ b.t()": (False, True), "a.t() @ b.t()": (True, True)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sizes", [(16, 32, 32), (8, 8, 37), (30, 40, 24), (9, 24, 130)], ids=str)
+@pytest.mark.parametrize("how", LAID_OUT)
+def test_products_of_small_matrices_are_made_in_lanes(how, sizes, dtype):
+    """Whichever way they lie, no library is called, and what follows is computed where the product is."""
+    rows, columns, terms = sizes
+    turn_a, turn_b = LAID_OUT[how]
+    a = torch.randn((terms, rows) if turn_a else (rows, terms), dtype=dtype)
+    b = torch.randn((columns, terms) if turn_b else (terms, columns), dtype=dtype)
+
+    def product(a, b, c):
+        return (torch.addmm(c, a.t() if turn_a else a, b.t() if turn_b else b, beta=0.5) * c).tanh()
+
+    c = torch.randn(columns, dtype=dtype)
+    compiled = fg.jit(product)
+    assert_rounded(compiled(a, b, c), product(a, b, c))
+    program = compiled.program(a, b, c)
+    assert not library_calls(program)
+    text = "\n".join(source.text for source in program.sources)
+    assert ("lane < " in text) == (program.sources[-1].language == "c")
+
+
+def test_gradients_of_small_layers_are_one_launch():
+    """What is written over what it is computed of is read before, in each lane."""
+
+    def loss(w, b, x):
+        for i in range(3):
+            x = F.linear(x, w[i], b[i]).tanh()
+        return x.square().mean()
+
+    w, b, x = torch.randn(3, 32, 32) * 0.2, torch.randn(3, 32), torch.randn(16, 32)
+    found = fg.grad_compiled(loss, argnums=(0, 1, 2))
+    torch.testing.assert_close(found(w, b, x), torch.func.grad(loss, argnums=(0, 1, 2))(w, b, x))
+    assert not library_calls(found.program(w, b, x))
+
+
+def test_larger_products_are_the_librarys():
+    for sizes in ((64, 64, 64), (16, 33, 33), (4, 32, 64), (16, 16, 128, 300)):
+        a, b = torch.randn(*sizes[:-2], sizes[-1]), torch.randn(sizes[-1], sizes[-2])
+        assert aten.mm.default in library_calls(fg.jit(torch.matmul).program(a.reshape(-1, sizes[-1]), b)), sizes

@@ -354,7 +354,6 @@ def test_nothing_is_left_behind_where_compiling_fails():
 @pytest.mark.parametrize(
     "source",
     [
-        "class K: __slots__ = 'n',\nc = Config()\ndef f(x):\n    c.made = K()\n    return x * 2",
         "c = Config()\ndef f(x):\n    c.g = lambda: 1\n    return x * 2",
         "c = Config()\ndef f(x):\n    v = [1]\n    v.append(v)\n    c.made = v\n    return x * 2",
         "c = Config()\ndef f(x):\n    d = Data()\n    d.lr = d\n    c.made = d\n    return x * 2",

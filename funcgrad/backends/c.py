@@ -20,6 +20,7 @@ from ..loops.groups import EXPENSIVE, TURNS
 from ..loops.index import Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..symbolic.sizes import PREFIX, Size, hint
+from .c_lanes import lanes_function, lanes_of
 from .c_language import REDUCTIONS, TYPES, C, start
 from .c_language import stored as _stored
 from .c_scatter import decoded, parameters, scatter_function
@@ -108,6 +109,9 @@ class _Printer:
         self._totals = Totals(kernel, self._is_parallel)
 
     def function(self) -> list[str]:
+        lanes = lanes_of(self._kernel)
+        if lanes:
+            return lanes_function(self._kernel, lanes, self._is_parallel)
         kernel, arrays, body = self._kernel, self._arrays(), self._rows_loop()  # before what they name is defined
         takes = [*parameters(kernel), *(["int64_t n"] if self.length else [])]
         lines = [f"void {{name}}({', '.join(takes)}) {{", *(f"  {line}" for line in self._language.variables())]

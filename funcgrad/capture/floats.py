@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..torch_private.symbols import constant_bool, expression, python_text
+from ..torch_private.symbols import NumberBelow, constant_bool, expression, python_text
 from .source_location import user_line
 
 _LONGEST = 4000
@@ -100,39 +100,17 @@ class Floats:
             self.lines[guard] = line
 
 
-class NumberNode:
+class NumberNode(NumberBelow):
     """An expression over symbols, as Python, and its value now. Its methods are what PyTorch asks for below a ``SymFloat``."""
-
-    constant = None
 
     def __init__(self, floats: Floats, text: str, hint: Any, symbols: frozenset[str]) -> None:
         self.floats, self.text, self.hint, self.symbols = floats, text, hint, symbols
+        self.kind = type(hint)
         self.quotient: tuple[Any, Any] | None = None
         """The sizes of PyTorch's of which it is the quotient."""
 
-    def is_int(self) -> bool:
-        return type(self.hint) is int
-
-    def is_float(self) -> bool:
-        return type(self.hint) is float
-
-    def is_bool(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def is_symbolic(self) -> bool:
-        return True
-
-    def is_constant(self) -> bool:
-        return False
-
     def has_hint(self) -> bool:
         return True
-
-    def maybe_as_int(self) -> None:
-        """Known before a program runs, which it is not."""
 
     def bool_(self) -> bool:
         return self.answer("bool({})", bool)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_below, python_node_below
+from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_from, python_node_below
 from ..errors import DataDependentControlFlowError
 from ..graph_primitives import Opaque, on_path
 from ..graphs import (
@@ -137,6 +137,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     leaves = [(slot, ran.own_leaves.get(slot, x)) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor)]
     targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
+    ends = [(slot, v.grad_fn) for slot, v in active]  # asked now: once backward has written, autograd may forbid to ask
     with trace.backward_pass():
         seeds = [trace.mark_start_of_backward(trace.cotangent(slot, v)) for slot, v in active]  # type: ignore[arg-type]
         try:
@@ -153,7 +154,7 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
                 outs |= trace.results(Final(slot, "backward"), value)
         if any(isinstance(slot, Final) and slot.during == "backward" for slot in outs):
             writing = {id(node) for node in trace.writes.nodes}
-            trace.writes.runs = {slot: frozenset(map(id, nodes_below([v]))) & writing for slot, v in active}
+            trace.writes.runs = {slot: frozenset(map(id, nodes_from([end]))) & writing for slot, end in ends}
     return outs
 
 

@@ -56,7 +56,7 @@ class Writes:
             self.note(op, args, kwargs)
             targets = [t for t in written_by(op, args, kwargs) if isinstance(t, FunctionalTensor)]
             roots = [root_of(self._lineage, t) for t in targets]
-            self._written = [(root, Geometry.of(root)) for root in roots if not root.is_contiguous() and is_dense(root)]
+            self._written = [(root, Geometry.of(root)) for root in roots if is_dense(root)]
             self._conjugated = [root for t, root in zip(targets, roots, strict=True) if _is_lazy(t) and not _is_lazy(root)]
         return op, args, kwargs
 
@@ -69,11 +69,14 @@ class Writes:
         self._conjugated.clear()
         for tensor, place in (*self._placed, *self._written):
             value = from_functional(tensor)
-            if self.first_run and (value.stride(), value.storage_offset()) != (place.stride, place.offset):
+            if value.shape != place.shape:  # what ``out=`` names has taken the sizes of what is computed
+                continue
+            in_place = value.is_contiguous() if place.is_contiguous else value.stride() == place.stride
+            if self.first_run and not (in_place and value.storage_offset() == place.offset):
                 last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True)) if value.numel() else -1
                 room = torch.ops.aten.new_empty.default(value, [place.offset + last + 1])
                 replace_value(tensor, torch.ops.aten.as_strided.default(room, list(value.shape), list(place.stride), place.offset))
-            elif not self.first_run and value.stride() != place.stride:
+            elif not self.first_run and not in_place:
                 room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(place.stride))
                 replace_value(tensor, torch.ops.aten.copy.default(room, value))
 

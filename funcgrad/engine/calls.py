@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import OpaqueCallError
+from ..source import Source, compile_function
 from ..torch_private.engine import add_to_each
+from ..torch_private.tensors import ALONE, holders
 from .statements import Statement, accumulate
 from .tokens import Ref, refs_in
 
@@ -44,35 +45,41 @@ class Accumulate:
             add_to_each(old, added)
 
 
-Step = Callable[[list[Any]], Sequence[Any]]
-"""What one statement of a block does: it reads what there is, the hooks and what was packed first, and gives its results."""
+@frozen(eq=False)
+class Step:
+    """What one statement of a block does. ``made``: what its results are called; ``text``: a call, of what is there by name and of what
+    the step needs besides; ``needs``."""
+
+    text: str
+    made: tuple[str, ...] = ()
+    needs: Mapping[str, Any] = {}
 
 
-class Block:
-    """Statements of one node of autograd that run the caller's Python, and sums in ``.grad`` between them, one after the other.
+def block(name: str, steps: Sequence[Step], given: Sequence[str], kept: Sequence[str]) -> Callable[..., tuple[Any, ...] | None]:
+    """Statements of one node of autograd that run the caller's Python, and sums in ``.grad`` between them, one after the other: a
+    function of the hooks, of what was packed, of the values of the graph that it reads (``given``), and of what only has to be computed
+    before. ``kept``: what of it all is read outside."""
+    lines = [f"def {name}({', '.join(('hooks', 'packed', *given))}, *_):"]
+    needs: dict[str, Any] = {}
+    for i, step in enumerate(steps):
+        own = {key: f"{key}{i}" for key in step.needs}
+        needs |= {own[key]: value for key, value in step.needs.items()}
+        made = f"{', '.join(step.made)}, = " if step.made else ""
+        lines.append(f"    {made}{step.text.format(**own)}")
+    lines += [f"    return {', '.join(kept)},"] if kept else []
+    made_function: Callable[..., tuple[Any, ...] | None] = compile_function(Source(name, "python", "\n".join(lines) + "\n", needs))
+    return made_function
 
-    ``given``: how many values of the graph it reads; ``kept``: which of what there is at the end is read outside.
-    """
 
-    def __init__(self, steps: Sequence[Step], given: int, kept: Sequence[int]) -> None:
-        self._steps, self._takes, self._kept = steps, 2 + given, kept
-
-    def __call__(self, *values: Any) -> tuple[Any, ...]:
-        """``values``: the hooks, what was packed, what it reads, and what only has to be computed before."""
-        there = list(values[: self._takes])
-        for step in self._steps:
-            there += step(there)
-        return tuple([there[i] for i in self._kept])
-
-
-def calling(statement: Statement, places: Mapping[Ref, int], wanted: Sequence[bool], looks: Sequence[Look]) -> Step:
+def calling(statement: Statement, names: Mapping[Ref, str], wanted: Sequence[bool], looks: Sequence[Look]) -> Step:
     """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is known."""
-    run, arguments = statement.run, _read_from(statement.args, places)
+    needs: dict[str, Any] = {"run": statement.run}
+    made = tuple(names[r] for r in statement.results)
+    text = f"{{run}}({', '.join(_text(a, names, needs) for a in statement.args)})"
     if not statement.may_be_none:
-        return lambda there: run(*arguments(there))
+        return Step(text, made, needs)
 
-    def checked(there: list[Any]) -> Sequence[Any]:
-        found = run(*arguments(there))
+    def checked(found: Sequence[Any]) -> Sequence[Any]:
         for value, want in zip(found, wanted, strict=True):
             if (value is not None) != want:
                 raise _other(statement, *("a tensor" if is_one else "None" for is_one in (not want, want)))
@@ -81,7 +88,7 @@ def calling(statement: Statement, places: Mapping[Ref, int], wanted: Sequence[bo
                 raise _other(statement, f"a tensor of shape {list(value.shape)}", f"one of shape {list(look[0])}")
         return found
 
-    return checked
+    return Step(f"{{checked}}({text})", made, {**needs, "checked": checked})
 
 
 def _other(statement: Statement, now: str, before: str) -> OpaqueCallError:
@@ -92,26 +99,21 @@ def _other(statement: Statement, now: str, before: str) -> OpaqueCallError:
     )
 
 
-def storing(variable: int, grad: int, is_own: bool, is_taken: bool) -> Step:
-    """A sum in ``.grad``; see ``Accumulate`` for ``is_own`` and ``is_taken``."""
+def storing(variable: str, grad: str, is_own: bool, is_taken: bool, is_free: bool) -> Step:
+    """A sum in ``.grad``; see ``Accumulate`` for ``is_own`` and ``is_taken``. ``is_free``: the caller's Python gave the gradient, and no
+    other statement reads it: where nobody else has it, it becomes the leaf's as it is, as in eager PyTorch."""
+    if is_free:  # asked while it is known by one name, and is no argument
+        text = f"is_own = {{holders}}({grad}) == {{alone}}; {{add}}({variable}, {grad}, is_own)"
+        return Step(text, needs={"add": accumulate, "holders": holders, "alone": ALONE})
+    return Step(f"{{add}}({variable}, {grad}, {is_own}, {is_taken})", needs={"add": accumulate})
 
-    def stored(there: list[Any]) -> Sequence[Any]:
-        accumulate(there[variable], there[grad], is_own, is_taken)
-        return ()
 
-    return stored
-
-
-def _read_from(value: Any, places: Mapping[Ref, int]) -> Callable[[Sequence[Any]], Any]:
-    """What finds a value that has ``Ref``s in it among what there is: it is made once, and called in each run."""
+def _text(value: Any, names: Mapping[Ref, str], needs: dict[str, Any]) -> str:
+    """A value that has ``Ref``s in it, by the names of what there is; what else it has goes to ``needs``."""
     if isinstance(value, Ref):
-        at = value.at
-        if value.of == "hooks":
-            return lambda there: there[0][at]
-        if value.of == "packed":
-            return lambda there: there[1][at]
-        return operator.itemgetter(places[value])
+        return f"{value.of}[{value.at}]" if value.of in ("hooks", "packed") else names[value]
     if type(value) in (list, tuple) and any(True for _ in refs_in(value)):
-        readers, kind = [_read_from(v, places) for v in value], type(value)
-        return lambda there: kind([read(there) for read in readers])
-    return lambda there: value
+        inside = "".join(f"{_text(v, names, needs)}, " for v in value)
+        return f"[{inside}]" if type(value) is list else f"({inside})"
+    needs[f"value{len(needs)}_"] = value
+    return f"{{value{len(needs) - 1}_}}"

@@ -28,7 +28,7 @@ from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, to_functional
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
-from .calls import Accumulate, Block, Look, Step, calling, storing
+from .calls import Accumulate, Look, Step, block, calling, storing
 from .inlined import Copy, Region, written_by
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
@@ -273,9 +273,10 @@ class _Lowering:
 
     def _block(self, statements: Sequence[Statement]) -> None:
         """What the caller's Python does at a node, with what is added to ``.grad`` there, as one opaque call."""
-        own = {r for s in statements for r in s.results}
+        own = [r for s in statements for r in s.results]
         read = dict.fromkeys(r for s in statements for r in refs_in(s.args))
         refs = [r for r in read if r not in own and r.of not in ("hooks", "packed")]
+        names = {r: f"v{i}" for i, r in enumerate((*refs, *own))}
         places = {r: 2 + i for i, r in enumerate(refs)}
         steps, writes, memory = list[Step](), set[int](), list[int]()
         for s in statements:
@@ -284,25 +285,24 @@ class _Lowering:
                 if grad is not None:
                     is_own = self._is_new(s) and s.args[1] not in own
                     writes |= {places[s.args[1]]} if is_own else set()
-                    at, added = (places[r] for r in s.args)
-                    steps.append(storing(at, added, is_own, is_own and self._may_take(variable, grad)))
+                    at, added = (names[r] for r in s.args)
+                    is_free = s.args[1] in own and self._readers_of[s.args[1]] == 1
+                    steps.append(storing(at, added, is_own, is_own and self._may_take(variable, grad), is_free))
                 continue
             like = [self._like(s, i) for i in range(len(s.likes))]
             looks = () if any(s.likes) else self._looks.get(s.number, ())
-            steps.append(calling(s, places, [v is not None for v in like], looks))
-            places |= {r: len(places) + 2 + i for i, r in enumerate(s.results)}
+            steps.append(calling(s, names, [v is not None for v in like], looks))
             self._inside.update(zip(s.results, like, strict=True))
             self._made |= {r: None if v is None else self._functional(v) for r, v in zip(s.results, like, strict=True)}
             memory += [storage_id(self._run.read(s.writes))] if s.writes is not None else []
         inside = Counter(r for s in statements for r in refs_in(s.args))
         kept = [r for r in own if self._made[r] is not None and self._readers_of[r] > inside[r]]
-        kept.sort(key=places.__getitem__)
         values = [self._trace.result(self._read(r)) for r in refs]
         before = self._readers(memory) if memory else []
         name = "_and_".join(dict.fromkeys(s.name for s in statements))
-        block = Block(steps, len(refs), [places[r] for r in kept])
+        run = block(name, steps, [names[r] for r in refs], [names[r] for r in kept])
         results = [v for r in kept if (v := self._inside[r]) is not None]
-        self._trace.opaque(block, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes))
+        self._trace.opaque(run, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes))
 
     def _region(self, s: Statement, region: Region) -> list[Any]:
         """The backward half of a compiled region, as a part of the graph."""

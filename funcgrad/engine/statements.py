@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..torch_private.engine import call_cpp_pre_hook, engine_operators
+from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
 from .tokens import Ref
 
 
@@ -145,7 +145,7 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool, is_taken: bool = Fa
         if grad.layout is not torch.strided or variable.layout is not torch.strided:
             variable.grad = grad if is_own and grad.layout is not torch.strided else grad.clone()
         elif is_own and lies_like(grad, variable):
-            variable.grad = grad
+            variable.grad = grad.detach() if grad.requires_grad else grad  # a hook may turn grad mode on
         else:
             variable.grad = _like(variable, grad).copy_(grad)
     elif old.is_sparse and not grad.is_sparse:
@@ -258,6 +258,8 @@ class Function:
         """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
+        if any(g is None for g in grads) and _materializes(cls):
+            grads = tuple(zeros_for(context, i) if g is None else g for i, g in enumerate(grads))
         boxed = getattr(cls, "boxed_grads_call", False)  # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
         found = _backward_of(cls)(_Context(context, saved), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
@@ -287,6 +289,13 @@ def validated(name: str, results: Sequence[Any], places: Sequence[int | None], a
         if i is not None and found[i] is not None:
             found[i] = value
     return found
+
+
+def _materializes(cls: Any) -> bool:
+    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its forward, and PyTorch does
+    not say what it was told: one that mentions it takes what comes."""
+    made = (getattr(f, "__code__", None) for f in (cls.forward, cls.setup_context))
+    return not any(code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names) for code in made)
 
 
 def _backward_of(cls: Any) -> Callable[..., Any]:

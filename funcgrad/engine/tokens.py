@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import GraphError
+from ..torch_private.symbols import NumberBelow
 
 UNLIKELY = 123_456_789
 """A size no tensor has: where it turns up, somebody has read the size of a token."""
@@ -64,41 +65,19 @@ class Tokens:
         self._alive.clear()
 
 
-class _Number:
-    """What stands below a symbolic number that is nothing but the ``at``-th one: the protocol of torch's ``SymNode``, as far as the engine
-    may go without asking for a value. Any other question is an ``AttributeError``, which names it."""
+class _Number(NumberBelow):
+    """What stands below a symbolic number that is nothing but the ``at``-th one: as far as the engine may go without asking for a value."""
 
     def __init__(self, ref: Ref | None, kind: type) -> None:
-        self._ref, self._kind = ref, kind
+        self._ref, self.kind = ref, kind
 
     def named(self) -> Ref:
         if self._ref is None:
             raise GraphError("the autograd engine computed with a size while a backward pass was recorded")
         return self._ref
 
-    def is_int(self) -> bool:
-        return self._kind is int
-
-    def is_float(self) -> bool:
-        return self._kind is float
-
-    def is_bool(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def is_constant(self) -> bool:
-        return False
-
-    def is_symbolic(self) -> bool:
-        return True
-
     def has_hint(self) -> bool:
         return False
-
-    def maybe_as_int(self) -> None:
-        return None
 
     def str(self) -> str:
         return f"<{self._ref}>"

@@ -27,6 +27,7 @@ def mutation(signature: Signature, facts: Facts) -> Layer | None:
 def _how(slot: Slot, data: str, facts: Facts) -> HowWritten:
     if data == "unversioned":
         return "unversioned"
-    # a tensor that requires grad, written to under no_grad, keeps its history: a leaf stays a leaf
-    tracked = facts.requires_grad(slot) or slot in facts.switches
+    # a tensor that requires grad, written to under no_grad, keeps its history: a leaf stays a leaf. So does one in memory of others:
+    # once one of these has a history, so has their base
+    tracked = facts.requires_grad(slot) or slot in facts.switches or (facts.differentiable and facts.shares_memory(slot))
     return "detached" if data == "detached" and tracked else "plain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from ..capture.views import Step, View
 from ..levels import write_below
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
-from ..source import Source, compile_function
+from ..source import Source
 from ..subclasses import Wrapping, overwrite
 from ..torch_private.autograd import below_autograd, versions_kept
 from ..torch_private.operators import METHODS, direct
@@ -35,10 +35,7 @@ from .effects import (
     SetStorage,
     Wrapped,
 )
-from .statements import Bump, Do, Make, NoteVersions, Run, Statement, statements_of
-
-if TYPE_CHECKING:
-    from .layer import Layer
+from .statements import Bump, Do, Make, NoteVersions, Run, Statement
 
 Fresh = Callable[[str], str]
 """Makes a variable name no one has, like the one given."""
@@ -75,17 +72,9 @@ def print_statements(
     return printer.lines
 
 
-def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Callable[..., Any]:
-    """``kernel`` with layers around it, as one function of the outer inputs that returns the outer outputs.
-
-    ``is_boxed``: both take their inputs in a list, and empty it.
-    """
-    function: Callable[..., Any] = compile_function(print_wrapper(statements_of(layers, outer), outer, kernel, is_boxed))
-    return function
-
-
 def print_wrapper(statements: Sequence[Statement], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Source:
-    """See ``wrap``."""
+    """A function of the outer inputs that returns the outer outputs, with statements around ``kernel``; ``is_boxed``: both take their
+    inputs in a list, and empty it."""
     used: set[str] = {"kernel", "values"}
 
     def fresh(like: str) -> str:

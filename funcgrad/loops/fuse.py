@@ -38,6 +38,9 @@ _COLUMNS = 64
 """Columns of a row beside which a function of one number for the row is nothing: it is computed number by number, where a loop of its own
 would do sixteen at once."""
 
+_AGAIN = 4
+"""Of what is read so often or more, as of matrices that are multiplied, it matters little how it lies."""
+
 Read = tuple[Value, tuple[Index, ...]]
 
 
@@ -257,6 +260,8 @@ class _Fusion:
         """The dimension of what reads these, at an index into ``shape``, along which most of it lies together in memory."""
         axes = axes_of(shape)
         votes: Counter[int] = Counter()
+        if hint(math.prod(shape)) >= _AGAIN * max((source.about for source, _ in sources), default=math.inf):
+            return None
         for source, where in sources:
             strides = source.strides if isinstance(source, Memory) else self._strides.get(source)
             inner = self._inner.get(source) if strides is None else innermost(source.shape, strides)

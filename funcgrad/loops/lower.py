@@ -152,11 +152,12 @@ class Type:
 
     shape: tuple[Any, ...]
     dtype: torch.dtype
+    device: torch.device
 
 
 def _types(out: Any) -> Any:
     if isinstance(out, Tensor):
-        return Type(shape_of(out), out.dtype)
+        return Type(shape_of(out), out.dtype, out.device)
     return tuple(map(_types, out)) if isinstance(out, (list, tuple)) else out
 
 

@@ -22,17 +22,23 @@ _SMALL = 2048
 """Multiplications that take as long as a call."""
 
 
+_IN_LANES, _LANES, _ROWS, _ADDED = 32768, 8, 8, 256
+"""On a CPU, multiplications that take as long as a call where rows lie side by side (``c_lanes.py``): of so many columns or a multiple, of
+so many rows, with so few terms to an element that they may be added one after the other."""
+
+
 def is_small(shape: Sequence[int], terms: int) -> bool:
     """Whether a product of this shape, or several of the last two dimensions, with so many terms to an element is better not left to
     the library."""
     return is_few(terms, _TERMS) or is_few(math.prod(shape[-2:]) * terms, _SMALL)
 
 
-def _contracted(a: Value, b: Value, shape: Sequence[int], kept: tuple[Sequence[int], Sequence[int]]) -> Any:
-    """``Σ_k a[…, k] b[…, k]`` for each index of ``shape``, not yet rounded to half precision: ``kept`` are the dimensions of it that ``a``
+def _contracted(a: Value, b: Value, out: Any, kept: tuple[Sequence[int], Sequence[int]]) -> Any:
+    """``Σ_k a[…, k] b[…, k]`` for each index of ``out``, not yet rounded to half precision: ``kept`` are the dimensions of it that ``a``
     and ``b`` have, in their order, -1 for k."""
+    shape = out.shape
     terms = a.shape[kept[0].index(-1)]
-    k = _place_of_terms(a, b, shape, terms, kept)
+    k = _place_of_terms(a, b, shape, terms, kept, out.device.type == "cpu")
     if k is None or not a.dtype.is_floating_point:
         return NotImplemented
     wide = wide_dtype(a.dtype)
@@ -47,16 +53,25 @@ def _contracted(a: Value, b: Value, shape: Sequence[int], kept: tuple[Sequence[i
     return reduce("sum", along(a, kept[0]) * along(b, kept[1]), [k])
 
 
-def _place_of_terms(a: Value, b: Value, shape: Sequence[int], terms: int, kept: tuple[Sequence[int], Sequence[int]]) -> int | None:
+def _place_of_terms(
+    a: Value, b: Value, shape: Sequence[int], terms: int, kept: tuple[Sequence[int], Sequence[int]], on_cpu: bool
+) -> int | None:
     """Which of the loops goes over the terms: the last, or the first, where a row of the matrix, as it lies in memory, has a term of each
     element. None where the product is the library's."""
-    if is_small(shape, terms):
+    if is_small(shape, terms) or (on_cpu and a.dtype.itemsize >= 4 and _goes_in_lanes(shape, terms)):
         return len(shape)
     by_a_vector = len(shape) < 2 or (len(shape) == 2 and 1 in shape)
     if not by_a_vector:
         return None
     matrix, dims = max((a, kept[0]), (b, kept[1]), key=lambda operand: operand[0].about)
     return len(shape) if _innermost(matrix) == dims.index(-1) else 0
+
+
+def _goes_in_lanes(shape: Sequence[int], terms: int) -> bool:
+    """Whether a kernel has such a product of two matrices as soon as a call."""
+    if len(shape) != 2 or not all(isinstance(n, int) for n in (*shape, terms)):
+        return False
+    return math.prod(shape) * terms <= _IN_LANES and terms <= _ADDED and shape[0] >= _ROWS and shape[1] % _LANES == 0
 
 
 def _innermost(value: Value) -> int | None:
@@ -70,7 +85,7 @@ def _innermost(value: Value) -> int | None:
 
 def _product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
     def rule(a: Value, b: Value, *, out: Any) -> Any:
-        product = _contracted(a, b, out.shape, kept)
+        product = _contracted(a, b, out, kept)
         return product if product is NotImplemented else cast(product, out.dtype)
 
     return rule
@@ -78,7 +93,7 @@ def _product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
 
 def _added_product(kept: tuple[Sequence[int], Sequence[int]]) -> Rule:
     def rule(x: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1, out: Any) -> Any:
-        product = _contracted(a, b, out.shape, kept)
+        product = _contracted(a, b, out, kept)
         if product is NotImplemented or not (fits(alpha, out.dtype) and fits(beta, out.dtype)):
             return NotImplemented
         wide = wide_dtype(out.dtype)

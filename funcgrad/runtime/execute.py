@@ -48,12 +48,13 @@ class Differentiable:
     the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
     ``writes_outs``; the nodes of autograd that write are those that an incoming gradient of a differentiable output ``runs``.
     ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first asked for), and where
-    differentiating failed: then ``refused`` is the error. ``pullback`` returns a gradient or None for
-    every input that requires grad: those at ``gradient_inputs``. It may read the inputs at ``needed_inputs`` alone, as
-    forward saw them: of those at ``copied_inputs``, which the call writes to or restrides, a copy is kept. Those at
-    ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so by these steps, unknown to
-    autograd. The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values at the end of the call
-    backward needs, each with how far its version counter moves until then; ``watched_outs`` are outputs that look at what is saved.
+    differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated when a gradient
+    comes in for these alone. ``pullback`` returns a gradient or None for every input that requires grad: those at ``gradient_inputs``.
+    It may read the inputs at ``needed_inputs`` alone, as forward saw them: of those at ``copied_inputs``, which the call writes to or
+    restrides, a copy is kept. Those at ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so
+    by these steps, unknown to autograd. The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values at
+    the end of the call backward needs, each with how far its version counter moves until then; ``watched_outs`` are outputs that look
+    at what is saved.
     """
 
     forward: Runnable
@@ -157,7 +158,7 @@ class _Apply(torch.autograd.Function):
         ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
         ctx.shapes = [tuple(outs[i].shape) for i in program.differentiable] if program.makes_zeros else []
-        ctx.set_materialize_grads(not program.makes_zeros)
+        ctx.set_materialize_grads(not program.makes_zeros and program.refused is None)
         ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
         return outs
 
@@ -169,11 +170,11 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         program: Differentiable = ctx.program
-        if program.refused is not None:
-            raise program.refused
         cotangents = [incoming[i] for i in program.differentiable]
         here = [t is not None for t in cotangents]
-        if program.makes_zeros:
+        if program.refused is not None and all(here):
+            raise program.refused
+        if program.makes_zeros and program.refused is None:
             wanted = zip(program.cotangents, ctx.shapes, cotangents, strict=True)
             cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed

@@ -2,17 +2,16 @@
 
 What was written must be the same on each call in which the guards hold: plain values, objects that were there before, tensors the
 function computed (``Stored`` slots of the program), containers of these. A number that is only ever increased in place is increased
-(``Count``), without a guard on its value; a list or set that is only ever added to is added to (``Grow``); an object that is but its
-attributes is made again. Anything else is refused.
+(``Count``), without a guard on its value; a list or set that is only ever added to is added to (``Grow``). Anything else is refused.
 """
 
 from __future__ import annotations
 
-import abc
 import collections
 import enum
 import os
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,15 +22,16 @@ from torch import Tensor
 
 from ..errors import ContainerError, MutationError
 from ..slots import Stored
-from ..trees import LEAF, Tree, flatten, print_unflatten
+from ..trees import LEAF, flatten
 from .caches import keeps_traced
 from .code import Mentions
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, is_plain, keys_of, same
+from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
-from .names import attributes_of, found_on, item_name, joined, slots_of, steps_of, uses_of
+from .names import found_on, item_name, joined, steps_of, uses_of
+from .new_values import Names, New, NewObject, is_copied, is_made_of_attributes, is_new
 from .watch import Watch
 
-_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType)
+_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, weakref.ReferenceType)
 """What may be stored as it is: nobody can tell one from another, or it is there for good."""
 
 
@@ -44,66 +44,13 @@ _OF_RNN = ("_flat_weights", "_flat_weight_refs")
 
 
 @frozen(eq=False)
-class New:
-    """A value to be stored: a tree of tensors, each an output of the program, and of what is the same on each call."""
-
-    tree: Tree
-    leaves: tuple[Any, ...]
-
-    def text(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> str:
-        """Python that makes it."""
-
-        def made(leaf: Any) -> str:
-            if isinstance(leaf, Stored):
-                return names[leaf]
-            if isinstance(leaf, _Again):
-                return leaf.place.expression(constant)
-            if isinstance(leaf, _Object):
-                own = (f"{name!r}: {new.text(names, constants, constant)}" for name, new in leaf.attributes.items())
-                return f"{constant(_object)}({constant(leaf.kind)}, {{{', '.join(own)}}})"
-            return constant(leaf) + (".copy()" if _is_copied(leaf) else "")
-
-        return print_unflatten(self.tree, map(made, self.leaves), constants)
-
-    def __str__(self) -> str:
-        return ", ".join(map(repr_of, self.leaves)) or str(self.tree)
-
-
-@frozen(eq=False)
-class _Object:
-    """A new object of a class of Python's, which is its attributes."""
-
-    kind: type
-    attributes: Mapping[str, New]
-
-    def __str__(self) -> str:
-        return f"{self.kind.__name__}({', '.join(f'{name}={new}' for name, new in self.attributes.items())})"
-
-
-@frozen(eq=False)
-class _Again:
-    """What has been stored at a place before."""
-
-    place: Place
-
-    def __str__(self) -> str:
-        return str(self.place)
-
-
-def _object(kind: type, attributes: dict[str, Any]) -> Any:
-    made = object.__new__(kind)
-    vars(made).update(attributes)
-    return made
-
-
-@frozen(eq=False)
 class Store:
     """A place holds another value from now on; ``new`` is None where it holds nothing."""
 
     place: Place
     new: New | None
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         if self.new is not None:
             yield self.place.store(self.new.text(names, constants, constant), constant)
         else:
@@ -123,7 +70,7 @@ class Count:
     otherwise: Any = MISSING
     """What it starts from where the place holds nothing: an attribute of the class."""
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         now = self.place.expression(constant)
         if self.otherwise is not MISSING:
             now = f"{constant(self.place.owner)}.get({self.place.key!r}, {constant(self.otherwise)})"
@@ -141,7 +88,7 @@ class Grow:
     name: str
     new: New
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         method = "update" if isinstance(self.container, set) else "extend"
         yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
 
@@ -157,7 +104,7 @@ class Refill:
     name: str
     new: New
 
-    def lines(self, names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> Iterator[str]:
+    def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
         items, own = self.new.text(names, constants, constant), constant(self.container)
         if isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
@@ -174,11 +121,6 @@ class Refill:
 Effect = Store | Count | Grow | Refill
 
 
-def repr_of(leaf: Any) -> str:
-    """A stored value as a reader knows it."""
-    return str(leaf) if isinstance(leaf, (Stored, _Object, _Again)) or not is_plain(leaf) else repr(leaf)
-
-
 class Written:
     """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back (``undo``).
 
@@ -191,14 +133,12 @@ class Written:
         self.stores: dict[Stored, Any] = {}
         self.plain: dict[Stored, Any] = {}
         """What would be stores if it depended on an input."""
-        self._fresh: dict[int, Any] = {}
-        self._placed: dict[int, Place] = {}
-        """Where new containers and objects are stored."""
+        self._made: dict[int, tuple[Any, NewObject]] = {}
+        """By identity, objects that the run made, and what is to be made instead."""
         self.counted: set[Any] = set()
         """The identities of places whose values are only counted: no guard is needed."""
         self._back: list[Callable[[], None]] = []
         self._refused: list[tuple[str, str]] = []
-        self._storing = ""
         for met in watch.met.values():
             self._compare(met)
         for place, before in (*watch.globals.values(), *watch.cells.values(), *watch.slots.values()):
@@ -329,8 +269,6 @@ class Written:
         new = self._new(now, place.name)
         if new is not None:
             self.effects.append(Store(place, new))
-            if id(now) in self._fresh:
-                self._placed.setdefault(id(now), place)
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
         for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
@@ -346,16 +284,25 @@ class Written:
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _same(self, identity: Any, before: Any, now: Any) -> bool:
-        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other values may be equal now."""
+        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other values may be equal now. A
+        weak reference to what the run made, and nobody keeps, is none."""
+        was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
+        if isinstance(now, weakref.ReferenceType) and was_none and now is not before:
+            return not self._watch.knows(now())
         if identity in self._watch.stand_ins:
             return any(now is stand_in for stand_in in self._watch.stand_ins[identity])
         return now is before or (isinstance(now, Tensor) and self._known(now) is before)
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
-        self._storing = name
+        if not is_new(value):
+            return self._taken_apart(value, name)
+        made = self._object(value, name)
+        return None if made is None else New(LEAF, (made,))
+
+    def _taken_apart(self, value: Any, name: str) -> New | None:
         try:
-            leaves, tree, paths = flatten(value, name, self._is_kept)
+            leaves, tree, paths = flatten(value, name, lambda inside: self._is_kept(inside) or (inside is not value and is_new(inside)))
         except ContainerError as error:
             self._refused.append((error.where or name, "a container that holds itself"))
             return None
@@ -365,54 +312,34 @@ class Written:
                 slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)
-            elif id(leaf) in self._placed:
-                found.append(_Again(self._placed[id(leaf)]))
-            elif self._is_kept(leaf) or _is_copied(leaf):
+            elif self._is_kept(leaf) or is_copied(leaf):
                 self.plain[Stored(path)] = leaf
                 found.append(leaf)
-            elif _is_its_attributes(leaf):
-                if not self._is_first(leaf):
-                    return None
-                attributes = {name: self._new(v, joined(path, name)) for name, v in vars(leaf).items()}
-                known = {name: new for name, new in attributes.items() if new is not None}
-                if len(known) < len(attributes):
-                    return None
-                found.append(_Object(type(leaf), known))
+            elif (made := self._object(leaf, path)) is not None:
+                found.append(made)
             else:
                 self._refused.append((path, f"a new {type(leaf).__name__}"))
                 return None
         return New(tree, tuple(found))
 
+    def _object(self, value: Any, path: str) -> NewObject | None:
+        """An object that the run made, to be made anew; None for one that is more than its attributes."""
+        _, made = self._made.get(id(value), (None, None))
+        if made is not None:
+            made.is_shared = True
+            if made.inside is None and made.is_container:
+                self._refused.append((path, "a container that holds itself"))
+            return made
+        if not is_new(value) and not is_made_of_attributes(value):
+            return None
+        made = NewObject(type(value))
+        self._made[id(value)] = value, made
+        made.inside = self._taken_apart(value if made.is_container else dict(value.__dict__), path)
+        return None if made.inside is None else made
+
     def _is_kept(self, value: Any) -> bool:
         """Whether a value is stored as it is."""
-        if isinstance(value, (list, dict)) and not self._watch.knows(value) and not self._is_first(value):
-            return True
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
-
-    def _is_first(self, value: Any) -> bool:
-        """Whether a new container, or object, is met for the first time. Stored twice it would become two, and is refused, unless it can be
-        said where it has been stored."""
-        if id(value) in self._fresh:
-            if id(value) not in self._placed:
-                what = "container" if isinstance(value, (list, dict)) else "object"
-                self._refused.append((self._storing, f"one new {what} twice"))
-            return False
-        self._fresh[id(value)] = value
-        return True
-
-
-def _is_its_attributes(value: Any) -> bool:
-    """Whether an object is made again by giving another one of its class its attributes."""
-    kind: Any = type(value)
-    begins_and_ends_so = kind.__new__ is object.__new__ and not hasattr(kind, "__del__")
-    return begins_and_ends_so and attributes_of(value) is not None and type(kind) in (type, abc.ABCMeta) and not slots_of(kind)
-
-
-def _is_copied(value: Any) -> bool:
-    """Whether a value is made again by copying it."""
-    if isinstance(value, np.ndarray):
-        return bool(value.dtype != object)
-    return type(value) in (set, collections.deque) and all(map(is_plain, value))
 
 
 def _in_order(container: dict[Any, Any], before: Mapping[Any, Any]) -> None:

@@ -34,9 +34,8 @@ _lock = threading.Lock()
 _hooked: dict[type, list[Any]] = {}
 """For each hooked class, how many hold on to its hook, and what it had in the hook's place."""
 
-_STATEFUL = "torch.nn.", "torch.optim.", "torch.distributions.", "torch.amp."
-"""Packages of torch whose objects have a state that their methods read and change: modules, optimisers, schedulers, scalers."""
-
+_WITH_STATE = ("torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.")
+"""Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of gradients."""
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
@@ -51,13 +50,13 @@ def listening(listener: Listener | None) -> Iterator[None]:
 
 
 def can_be_hooked(kind: type) -> bool:
-    """Whether a class takes a hook: not those of C, of torch (but modules), enums, nor what forbids attributes to be set on it."""
+    """Whether a class takes a hook: not those of C, those torch itself works with, enums, nor what forbids attributes to be set on it."""
     plain_meta = type(kind).__setattr__ is type.__setattr__ and type(kind).__delattr__ is type.__delattr__
     is_python = bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
     if not plain_meta or not is_python or issubclass(kind, (enum.Enum, Tensor, BaseException)):
         return False
-    within = f"{kind.__module__}."
-    return not within.startswith("torch.") or within.startswith(_STATEFUL)
+    name = kind.__module__
+    return name.partition(".")[0] != "torch" or f"{name}.".startswith(_WITH_STATE) or issubclass(kind, torch.nn.Module)
 
 
 def hook(kind: type) -> type | None:

@@ -70,7 +70,8 @@ def _is_empty(guard: Guard) -> bool:
 
 def print_effects(effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> list[str]:
     """Python lines that write to Python state what the function writes."""
-    return [line for effect in effects for line in effect.lines(names, constants, constant)]
+    known = dict(names)
+    return [line for effect in effects for line in effect.lines(known, constants, constant)]
 
 
 @contextlib.contextmanager

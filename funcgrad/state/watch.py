@@ -19,13 +19,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import SymFloat, SymInt, Tensor
+from torch import Tensor
 
 from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .caches import entries_of
 from .code import Mentions, builtins_in, loads_of
-from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Place
+from .guards import MISSING, Guard, Place
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, put_back, warn_of_clocks
 from .names import (
@@ -200,27 +200,25 @@ class Watch(Assumed):
             if isinstance(defined, property):
                 self._value(Place("class", kind, name, shown), defined)
             elif isinstance(defined, types.MemberDescriptorType):
-                place, had = self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
-                if not self._was_made(value, had):
-                    self._value(place, value)
+                _, before = self.slots.setdefault((id(owner), name), (Place("slot", owner, name, shown), value))
+                if value is before:  # else the run stored it
+                    self._value(Place("slot", owner, name, shown), value)
         elif own is not None and name in own:
-            self._item(own, name, shown, kind is not None)
+            self._item(own, name, shown, of_class=kind is not None)
         elif kind is not None:
             self._on_class(type(owner), kind, name, defined, shown)
             of_library = is_library(kind) and (isinstance(defined, types.FunctionType) or kind is torch.nn.Module)
             if own is not None and (not of_library or name == "forward"):
                 self._guard(Guard.absent(Place("item", own, name, shown)))
 
-    def _item(self, own: dict[str, Any], name: str, shown: str, is_on_class: bool = False) -> None:
-        had = self.met[id(own)].before.get(name, MISSING) if id(own) in self.met else own[name]
-        if had is MISSING and is_on_class:  # a descriptor of the class may have put there what it computed
-            self._guard(Guard.absent(Place("item", own, name, shown)))
-        elif not self._was_made(own[name], had):
-            self._value(Place("item", own, name, shown), own[name])
-
-    def _was_made(self, value: Any, had: Any) -> bool:
-        """Whether the run made an object that it has put where ``had`` was: to read that is to read nothing of what was there before."""
-        return value is not had and not self.knows(value) and not isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, SymFloat, SymInt))
+    def _item(self, own: dict[str, Any], name: str, shown: str, of_class: bool = False) -> None:
+        """An attribute that a dict holds, unless the run stored it. ``of_class``: a descriptor may have, with what it computed."""
+        place, met = Place("item", own, name, shown), self.met.get(id(own))
+        before = own[name] if met is None else met.before.get(name, MISSING)
+        if before is own[name]:
+            self._value(place, before)
+        elif before is MISSING and of_class:
+            self._guard(Guard.absent(place))
 
     def _on_class(self, kind: type, defines: type, name: str, defined: Any, shown: str) -> None:
         """An attribute of a class: what stands before it in the order of inheritance must go on to lack it."""

@@ -111,3 +111,9 @@ def sequence_number(node: Any) -> int:
 
 n_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many dispatch modes, of fake tensors or others, look at the operators that this thread calls."""
+
+
+def zeros_for(node: Any, i: int) -> torch.Tensor:
+    """Zeros in the place of the gradient that a node is given as its ``i``-th."""
+    like = node._input_metadata[i]
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

@@ -27,6 +27,35 @@ from torch.utils._sympy.printers import PythonPrinter
 __all__ = ["GuardOnDataDependentSymNode", "ShapeEnv"]
 
 
+class NumberBelow:
+    """What stands below a ``SymInt`` or ``SymFloat`` and is no ``SymNode`` of torch's: the part of that protocol which says that it is a
+    number of a kind (``int`` or ``float``), and that this is all that is known of it. Any other question is an ``AttributeError``."""
+
+    constant = None
+    kind: type
+
+    def is_int(self) -> bool:
+        return self.kind is int
+
+    def is_float(self) -> bool:
+        return self.kind is float
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def maybe_as_int(self) -> None:
+        """Known before a program runs, which it is not."""
+
+
 class _Guards(list[Any]):
     """The guards of an environment, and who is told of each as it is added."""
 

@@ -246,7 +246,7 @@ class Pullback:
     """The vector-Jacobian product of an inner function: ``(values, cotangents) → gradients``.
 
     ``values`` has one for each of its inputs; ``wrt`` are the positions of those to differentiate. ``active`` are the outputs a
-    cotangent comes in for. A gradient is None where nothing depends on the value.
+    cotangent comes in for, or None: then the output is not differentiated. A gradient is None where nothing depends on the value.
     """
 
     inner: Inner
@@ -256,7 +256,7 @@ class Pullback:
     splits: bool = False
     replays: bool = False
 
-    def __call__(self, values: Sequence[Any], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    def __call__(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         trace = active_trace()
         assert trace is not None, "a pullback runs only inside a trace, which knows the captured tensors"
         if transforms_or_duals():
@@ -269,13 +269,13 @@ class Pullback:
                 variables[i] = _variable(variables[i], str(slots[i]))
             ran = self.inner.run(*variables)
             outs = dict(ran.outs)
-            pairs = [(outs[slot], t) for slot, t in zip(self.active, cotangents, strict=True) if has_history(outs[slot])]
+            pairs = [(outs[slot], t) for slot, t in zip(self.active, cotangents, strict=True) if t is not None and has_history(outs[slot])]
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]
                 return torch.autograd.grad([v for v, _ in pairs], targets, seeds, create_graph=differentiable, allow_unused=True)
 
-    def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """The same of values that transforms of the trace may wrap."""
         outs = self.inner.signature.outs
 
@@ -291,11 +291,11 @@ class Pullback:
                     where=definition_line(self.root),
                     fix="take the derivative by torch.func: torch.func.jvp(torch.func.grad(f), ...)",
                 )
-            return tuple(results[outs.index(slot)] for slot in self.active)
+            return tuple(results[outs.index(slot)] for slot, t in zip(self.active, cotangents, strict=True) if t is not None)
 
         with nesting():
             pull: Any = torch.func.vjp(f, *(values[i] for i in self.wrt))[1]
-            return pull(tuple(cotangents))  # type: ignore[no-any-return]
+            return pull(tuple(t for t in cotangents if t is not None))  # type: ignore[no-any-return]
 
     def argument_names(self, n: int) -> list[str]:
         return ["values", "cotangents"]

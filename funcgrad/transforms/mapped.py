@@ -42,7 +42,8 @@ def _slice_put(target: Tensor, source: Tensor, dim: int = 0, start: Any = None, 
 
     first = within(0 if start is None else start)
     last = within(n if end is None else end)
-    return aten.slice_scatter.default(target, source, dim, first, first if last < first else last, step)
+    put: Tensor = aten.slice_scatter.default(target, source, dim, first, first if last < first else last, step)
+    return put
 
 
 def _body(graph: Graph) -> Callable[..., tuple[Any, ...]]:

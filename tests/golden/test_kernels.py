@@ -32,7 +32,7 @@ def put_together(x):
     return torch.cat([x[1:], x[:1].flip(1) * 2]).cos().sum()
 
 
-LINES = torch.zeros(8, 5)
+LINES = torch.zeros(8, 300)
 
 
 def in_place(w):
@@ -61,7 +61,7 @@ CASES = {
     "pairwise": (pairwise, torch.zeros(40, 3)),
     "chain": (chain, torch.zeros(1000)),
     "put_together": (put_together, torch.zeros(5, 30)),
-    "in_place": (in_place, torch.zeros(5, 64)),
+    "in_place": (in_place, torch.zeros(300, 64)),
     "few_classes": (few_classes, torch.zeros(300, 3)),
     "looked_up": (looked_up, torch.zeros(50, 16)),
 }

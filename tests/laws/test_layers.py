@@ -17,10 +17,10 @@ import funcgrad as fg
 from funcgrad.capture.memory import share_elements
 from funcgrad.capture.views import Geometry, steps_between
 from funcgrad.layers import stack
+from funcgrad.layers.layer import statements_of, wrap
 from funcgrad.layers.plain import from_data, to_data
-from funcgrad.layers.printing import print_wrapper, wrap
+from funcgrad.layers.printing import print_wrapper
 from funcgrad.layers.stack import ORDER, outer_signature
-from funcgrad.layers.statements import statements_of
 from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
 from funcgrad.torch_private.tensors import is_wrapper_subclass, storage_id

@@ -90,3 +90,19 @@ def test_a_tensor_of_no_elements_with_gaps_is_written() -> None:
     for f in (lambda x: x.mul_(2), lambda x: torch.sin(x, out=x), lambda x: x.copy_(x + 1)):
         x = torch.zeros(0, 2)[:, 0]
         assert fg.jit(f, backend="aten")(x) is x
+
+
+@pytest.mark.parametrize("view", [lambda t: t, Tensor.t], ids=["itself", "a view of it"])
+def test_what_out_names_keeps_its_layout(view: Callable[[Tensor], Tensor]) -> None:
+    """The result of the operator itself would lie as its operand does."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        made, look = x * x.mean(), x + 1
+        flat = look.view(-1)
+        torch.mul(x.t(), 2, out=view(made))
+        torch.mul(x.t(), 3, out=look)
+        return made, flat * look.view(-1)
+
+    x = torch.arange(16.0).view(4, 4)
+    for expected, found in zip(f(x), fg.jit(f)(x), strict=True):
+        assert torch.equal(found, expected) and found.stride() == expected.stride()

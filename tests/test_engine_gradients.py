@@ -1,0 +1,107 @@
+"""What leaves get in captured backward passes: the memory of a gradient, as in eager PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+import funcgrad as fg
+from funcgrad.engine.region import reset
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    reset()
+
+
+def run(hook, contexts=(contextlib.nullcontext, fg.compiled_autograd, fg.compiled_autograd)):
+    """The leaf, after a backward pass with a hook on its gradient, in eager PyTorch and captured."""
+    for context in contexts:
+        leaf = torch.linspace(0.1, 1, 12).reshape(3, 4).requires_grad_()
+        leaf.register_hook(hook)
+        with context():
+            leaf.exp().sum().backward()
+        yield leaf
+
+
+def test_a_gradient_that_a_hook_made_and_nobody_keeps_is_not_copied():
+    at = []
+
+    def hook(g):
+        made = g * 2
+        at.append(made.data_ptr())
+        return made
+
+    for leaf in run(hook):
+        assert leaf.grad.data_ptr() == at.pop()
+        torch.testing.assert_close(leaf.grad, 2 * leaf.detach().exp())
+
+
+KEPT = []
+KEEPING = {
+    "itself": lambda made: KEPT.append(made) or made,
+    "its memory": lambda made: KEPT.append(made.detach()) or made,
+    "a view": lambda made: KEPT.append(made) or made.view(3, 4),
+    "in a graph": lambda made: KEPT.append(torch.enable_grad()(lambda: made.requires_grad_().sin())()) or made,
+}
+
+
+@pytest.mark.parametrize("how", KEEPING)
+def test_a_gradient_that_a_hook_keeps_is_copied(how):
+    for leaf in run(lambda g: KEEPING[how](g * 2), [fg.compiled_autograd] * 2):
+        expected = 2 * leaf.detach().exp()
+        kept = KEPT.pop()
+        with torch.no_grad():
+            kept.fill_(7.0)
+        torch.testing.assert_close(leaf.grad, expected)
+        assert not leaf.grad.requires_grad
+
+
+def test_a_gradient_that_a_hook_made_with_a_history_has_none():
+    def hook(g):
+        with torch.enable_grad():
+            return g.detach().requires_grad_() * 2
+
+    for leaf in run(hook):
+        assert leaf.grad.grad_fn is None
+        torch.testing.assert_close(leaf.grad, 2 * leaf.detach().exp())
+
+
+def test_a_gradient_that_lies_otherwise_than_its_leaf_is_laid_out():
+    for leaf in run(lambda g: (g * 2).t().contiguous().t()):
+        assert leaf.grad.stride() == leaf.stride()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        KEPT.append(None if g is None else g.tolist())
+        return g
+
+
+class Asked(Doubled):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2
+
+
+@pytest.mark.parametrize("function", [Doubled, Asked])
+@pytest.mark.filterwarnings("ignore")
+def test_a_custom_function_behind_a_hook_that_gives_none_is_given_zeros_if_it_did_not_say_otherwise(function):
+    found = []
+    for context in (contextlib.nullcontext, fg.compiled_autograd, fg.compiled_autograd):
+        leaf = torch.ones(2, requires_grad=True)
+        y = function.apply(leaf)
+        y.grad_fn.register_prehook(lambda gs: (None,))
+        with context():
+            y.sum().backward()
+        found.append((KEPT.pop(), None if leaf.grad is None else leaf.grad.tolist()))
+    assert found == [found[0]] * 3
+    assert found[0][0] == (None if function is Asked else [0.0, 0.0])

@@ -1,0 +1,177 @@
+"""Objects that a function keeps in Python state, and objects of torch that keep state of their own: schedulers, scalers of gradients."""
+
+import weakref
+
+import pytest
+import torch
+from closeness import assert_rounded
+from torch import nn
+
+import funcgrad as fg
+
+SCHEDULERS = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "sequence": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [torch.optim.lr_scheduler.LinearLR(o), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+    "plateau": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_scheduler_goes_on_once_in_each_call(kind):
+    """Its attributes were not watched: the two runs of the trace moved it, and no later call did."""
+
+    def world():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1).double()
+        optimiser = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = SCHEDULERS[kind](optimiser)
+
+        def f(x):
+            optimiser.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimiser.step()
+            scheduler.step(loss.detach()) if kind == "plateau" else scheduler.step()
+            return loss.detach()
+
+        return f, lambda: (optimiser.param_groups[0]["lr"], scheduler.last_epoch, *(p.detach().clone() for p in model.parameters()))
+
+    (f, now), (g, ours) = world(), world()
+    compiled = fg.jit(g, backend="aten")
+    for step in range(4):
+        x = torch.full((2, 3), 1.0 + step, dtype=torch.double)
+        assert_rounded((compiled(x), *ours()[2:]), (f(x), *now()[2:]))
+        assert ours()[:2] == pytest.approx(now()[:2])
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+def test_a_scaler_of_gradients_leaves_out_a_step_and_goes_on():
+    def world():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimiser, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+
+        def f(x):
+            optimiser.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimiser)
+            scaler.update()
+
+        return f, lambda: (scaler.state_dict(), [p.tolist() for p in model.parameters()])
+
+    (f, now), (g, ours) = world(), world()
+    compiled = fg.jit(g, backend="aten")
+    for scale in (1.0, 1.0, float("inf"), 1.0, 1.0):
+        f(torch.full((2, 3), scale))
+        compiled(torch.full((2, 3), scale))
+        assert ours() == now()
+
+
+class Kept:
+    """What a function keeps in a cache: tensors, what is there before, and itself."""
+
+    def __init__(self, x, of):
+        self.double, self.of, self.names, self.me = x * 2, of, ["double"], self
+
+
+def test_an_object_that_is_made_in_the_call_is_made_anew_in_each():
+    class State:
+        last = again = None
+
+    state = State()
+
+    def f(x):
+        state.last = state.again = Kept(x, state)
+        return x + state.last.double
+
+    compiled = fg.jit(f, backend="aten")
+    for k in (1.0, 2.0, 3.0):
+        before, x = state.last, torch.full((2,), k)
+        assert torch.equal(compiled(x), x * 3)
+        last = state.last
+        assert type(last) is Kept and last is not before
+        assert torch.equal(last.double, x * 2)
+        assert last.of is state and last.me is last and state.again is last and last.names == ["double"]
+    assert compiled.cache_info().misses <= 2  # nothing was there before the first
+
+
+def test_what_is_made_lazily_is_there_from_then_on():
+    class Model:
+        kept = None
+
+        def __call__(self, x):
+            if self.kept is None:
+                self.kept = Kept(x, None)
+            return self.kept.double + x
+
+    model = Model()
+    compiled = fg.jit(lambda x: model(x), backend="aten")
+    for k in (1.0, 2.0, 3.0):
+        assert torch.equal(compiled(torch.full((2,), k)), torch.full((2,), 2.0 + k))
+    assert compiled.cache_info().misses == 2
+    model.kept.double.add_(1)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 4.0))
+
+
+def test_a_cache_that_each_call_clears_and_fills_is_no_state_it_reads():
+    class Model:
+        memo = {}  # noqa: RUF012
+
+        def moments(self, x):
+            if "moments" not in self.memo:
+                self.memo["moments"] = Kept(x, None)
+            return self.memo["moments"].double
+
+        def __call__(self, x):
+            self.memo = {}
+            return self.moments(x) + self.moments(x)
+
+    model = Model()
+    compiled = fg.jit(lambda x: model(x), backend="aten")
+    for k in (1.0, 2.0, 3.0):
+        assert torch.equal(compiled(torch.full((2,), k)), torch.full((2,), 4 * k))
+        assert torch.equal(model.memo["moments"].double, torch.full((2,), 2 * k))
+    assert compiled.cache_info().misses <= 2
+
+
+def test_a_weak_reference_to_what_nobody_keeps_is_none():
+    """As ``torch.distributions.Transform.inv`` keeps its inverse."""
+
+    class Lazy:
+        ref = None
+
+        def inverse(self):
+            found = None if self.ref is None else self.ref()
+            if found is None:
+                found = Kept(torch.zeros(()), self)
+                self.ref = weakref.ref(found)
+            return found
+
+    lazy = Lazy()
+    compiled = fg.jit(lambda x: x + lazy.inverse().double, backend="aten")
+    for k in (1.0, 2.0, 3.0):
+        assert torch.equal(compiled(torch.full((2,), k)), torch.full((2,), k))
+    assert compiled.cache_info().misses == 1
+
+
+def test_a_list_that_is_stored_twice_is_one_list():
+    class State:
+        first = second = None
+
+    state = State()
+
+    def f(x):
+        names = [x.sum(), "sum"]
+        state.first, state.second = names, {"again": names}
+        return x * 2
+
+    compiled = fg.jit(f, backend="aten")
+    for k in (1.0, 2.0):
+        compiled(torch.full((2,), k))
+        assert state.second["again"] is state.first and state.first[0] == 2 * k
