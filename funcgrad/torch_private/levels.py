@@ -113,13 +113,17 @@ class BelowLevel:
         elif kind == "jvp":
             forward = forward and torch._C._functorch.CJvpInterpreterPtr(top).prevFwdGradMode()
         self._layer = _pop()
-        _set_grad(grad)
-        _set_forward(forward)
+        if torch.is_grad_enabled() is not grad:
+            _set_grad(grad)
+        if _forward_enabled() is not forward:
+            _set_forward(forward)
 
     def __exit__(self, *_: object) -> None:
         _push(self._layer)
-        _set_grad(self._grad)
-        _set_forward(self._forward)
+        if torch.is_grad_enabled() is not self._grad:
+            _set_grad(self._grad)
+        if _forward_enabled() is not self._forward:
+            _set_forward(self._forward)
 
 
 _pop, _push = torch._C._functorch.pop_dynamic_layer_stack, torch._C._functorch.push_dynamic_layer_stack

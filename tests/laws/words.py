@@ -108,8 +108,8 @@ class Ran(Counter[str]):
     def counting(self) -> Any:
         find, add = ProgramCache.find, ProgramCache.add
 
-        def found(cache: ProgramCache, args: Any, kwargs: Any) -> Any:
-            result = find(cache, args, kwargs)
+        def found(cache: ProgramCache, args: Any, kwargs: Any, *met: Any) -> Any:
+            result = find(cache, args, kwargs, *met)
             self["ran"] += result is not MISS
             return result
 
