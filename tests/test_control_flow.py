@@ -505,3 +505,35 @@ def test_what_a_loop_takes():
     product = 2 * 8 * 64 * 64
     assert few.flops > 4 * 3 * product  # two in forward, one in backward, which asks for the gradient of the first argument alone
     assert 9 < many.flops / few.flops < 11
+
+
+def by_sign(cond):
+    return lambda init, xs: cond(init.sum() > 0, lambda a: a.sin(), lambda a: a.cos() * 2, init).sum() * xs.sum()
+
+
+BY_OPERATORS = {
+    "scan": (recurrent(scan), recurrent(by_loop)),
+    "cond": (by_sign(lambda p, f, g, a: torch.cond(p, f, g, (a,))), by_sign(lambda p, f, g, a: torch.where(p, f(a), g(a)))),
+    "a reversed scan of a choice": (
+        lambda init, xs: scan(
+            lambda c, x: (torch.cond(x.sum() > 0, torch.sin, lambda c: c * 2, (c,)) + x, c.exp()), init, xs, reverse=True
+        )[1].sum(),
+        lambda init, xs: by_loop(
+            lambda c, x: (torch.where(x.sum() > 0, c.sin(), c * 2) + x, c.exp()), init, xs, reverse=True
+        )[1].sum(),
+    ),
+    "map": (lambda init, xs: (map(lambda x, a: x.sin() * a, xs, init) ** 2).sum(), lambda init, xs: ((xs.sin() * init) ** 2).sum()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", ["vmap of grad", "vmap of the jacobian of grad", "grad of vmap", "vmap of vjp"])
+@pytest.mark.parametrize("name", BY_OPERATORS)
+def test_torch_func_over_a_compiled_function(name, transform):
+    """Of halves that a level of reverse mode has made, vmap takes control flow as it takes the function's own."""
+    transforms = TRANSFORMS | {
+        "vmap of the jacobian of grad": lambda f: torch.vmap(torch.func.jacrev(torch.func.grad(f))),
+        "vmap of vjp": lambda f: lambda a, b: torch.vmap(lambda a, b: torch.func.vjp(f, a, b)[1](a.sum().cos()))(a, b),
+    }
+    f, expected = BY_OPERATORS[name]
+    args = INIT.double().expand(3, 2, 3) / torch.tensor([1, -2, 3])[:, None, None], torch.stack([XS, -XS, XS.cos()]).double()
+    torch.testing.assert_close(transforms[transform](fg.jit(f, backend="aten"))(*args), transforms[transform](expected)(*args))

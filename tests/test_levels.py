@@ -296,3 +296,51 @@ def test_a_gradient_at_a_level_is_differentiated_at_that_level_again(x):
 
     y = x.cos()
     same(func.grad(loss(jit(f)), argnums=(0, 1))(x, y), func.grad(loss(f), argnums=(0, 1))(x, y))
+
+
+# ── graphs of halves under vmap ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _to_the_end(y, x):
+    y[1:] = x[0]
+
+
+def _from_the_end(y, x):
+    y[-2:-1] = x[:1]
+    y[-9:].mul_(x[1])
+
+
+def _beyond(y, x):
+    y[1:99:2] = x[:1]
+    y[2:1] = x[0]
+
+
+def _filled(y, x):
+    y[:2].fill_(x[0])
+    y[2:].fill_(3.0)
+
+
+def _zeroed(y, x):
+    y[1].zero_()
+
+
+@pytest.mark.parametrize("write", [_to_the_end, _from_the_end, _beyond, _filled, _zeroed])
+def test_a_written_slice_in_a_half_under_vmap(x, write, recwarn):
+    def f(x):
+        y = x * 1
+        write(y, x)
+        return (y * y.sum()).sum()
+
+    for transform in (func.grad, lambda f: func.jacrev(func.grad(f))):
+        same(func.vmap(transform(jit(f)))(x), func.vmap(transform(f))(x))
+    assert not [w for w in recwarn if "performance drop" in str(w.message)]
+
+
+def test_as_strided_at_a_level(x):
+    def f(x):
+        return x.as_strided((2, 2), (1, 1)).square().sum()
+
+    for transform in (func.grad, func.hessian, lambda f: func.vmap(func.grad(f))):
+        same(transform(jit(f))(x), transform(f)(x))
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        func.grad(jit(lambda x: x.as_strided((7,), (1,)).sum()))(x)

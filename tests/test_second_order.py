@@ -283,3 +283,19 @@ def test_a_check_of_a_backward_pass_is_made_when_it_runs(backend):
         (first,) = torch.autograd.grad(f(leaf, True), leaf, create_graph=True)
         found += [first, torch.autograd.grad(first.abs().sum(), leaf)[0]]
     assert torch.allclose(found[0], found[2]) and torch.allclose(found[1], found[3])
+
+
+def test_a_second_derivative_reads_no_environment_variable_that_the_function_does_not(monkeypatch):
+    """The comparison of what the function wrote, in the middle of a trace, is not the function's reading."""
+    f = fg.jit(lambda x: (x.sin() * x).sum())
+
+    def second():
+        x = weight()
+        (g,) = torch.autograd.grad(f(x), x, create_graph=True)
+        return torch.autograd.grad(g.sum(), x)[0]
+
+    first = second()
+    monkeypatch.setenv("FUNCGRAD_OF_ANOTHER", "1")
+    monkeypatch.delenv("PATH")
+    with fg.no_retrace():
+        torch.testing.assert_close(second(), first)

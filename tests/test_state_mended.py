@@ -93,6 +93,14 @@ SCRIPTS = {
     "a decorated function gets an attribute": ("@contextlib.contextmanager\ndef h(x):\n    h.k = 4\n    yield x\ndef f(x):\n    with h(x) as y: return y * 2", "call(); h.k = 5; call()"),
     "a logger's level": ("import logging\nlog = logging.getLogger('funcgrad.test.k'); log.setLevel(40)\ndef f(x): return x * (2 if log.isEnabledFor(20) else 3)", "call(); log.setLevel(10); call()"),
     "a new dict, and all attributes": ("m = nn.Module()\ndef f(x):\n    m.named = {'y': x * 2}\n    return x * len(vars(m))", "call(); call(); n = m.named['y']"),
+    "a new module, which is called": (
+        "m = nn.Module()\ndef f(x):\n    m.bn = nn.BatchNorm1d(3, affine=False)\n    return m.bn(torch.stack([x, x * 2]))",
+        "call(); mean = m.bn.running_mean; call(); again = m.bn.running_mean",
+    ),
+    "what a distribution computes when asked": (
+        "d = torch.distributions.Categorical(logits=torch.arange(3.0))\ndef f(x): return d.probs * x",
+        "call(); call(); p = d.probs; d.probs = torch.ones(3); call()",
+    ),
     "the bases of a class": (
         "class A:\n    def g(self, x): return x\nclass L(A):\n    def g(self, x): return super().g(x) + 1\nclass R(A):\n    def g(self, x): return super().g(x) * 2\n"
         "class M(L, R): pass\nm = M()\ndef f(x): return L.g(m, x)",

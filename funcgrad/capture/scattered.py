@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import AliasContractError, MutationError
 from ..graphs import is_expanded, target_text, tensors_in
 from ..torch_private.operators import written_by
-from ..torch_private.tensors import storage_id
+from ..torch_private.tensors import storage_id, unwrap_transform
 from .memory import overlaps_itself, positions
 from .outside import FILLS
 from .source_location import user_line
@@ -59,7 +59,7 @@ def strided(lineage: Lineage, reals: Mapping[int, Tensor] | None, op: Any, args:
 
 
 def _require_room(tensor: Tensor, size: Sequence[int], stride: Sequence[int], start: int) -> None:
-    room = tensor.untyped_storage().nbytes()
+    room = unwrap_transform(tensor).untyped_storage().nbytes()
     needed = (start + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * tensor.element_size()
     if 0 not in size and needed > room:
         raise RuntimeError(

@@ -24,6 +24,7 @@ from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
+from ..state.hooks import listening
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -338,7 +339,8 @@ class Trace(Recorder):
         """What the function has written to Python state by now."""
         assert self.watch is not None
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
-        return Written(self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor))
+        with listening(None):  # what is looked at to compare it, the function has not read
+            return Written(self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor))
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

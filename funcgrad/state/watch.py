@@ -175,7 +175,7 @@ class Watch(Assumed):
                 tables = [own[table] for table in TABLES if table in own]
                 for table in tables:
                     if name in table:
-                        self._value(Place("item", table, name, shown), table[name])
+                        self._item(table, name, shown)
                         return
                 for table in tables:
                     self._guard(Guard.absent(Place("item", table, name, shown)))
@@ -204,13 +204,21 @@ class Watch(Assumed):
                 if value is before:  # else the run stored it
                     self._value(Place("slot", owner, name, shown), value)
         elif own is not None and name in own:
-            if (met := self.met.get(id(own))) is None or met.before.get(name, MISSING) is own[name]:
-                self._value(Place("item", own, name, shown), own[name])
+            self._item(own, name, shown, of_class=kind is not None)
         elif kind is not None:
             self._on_class(type(owner), kind, name, defined, shown)
             of_library = is_library(kind) and (isinstance(defined, types.FunctionType) or kind is torch.nn.Module)
             if own is not None and (not of_library or name == "forward"):
                 self._guard(Guard.absent(Place("item", own, name, shown)))
+
+    def _item(self, own: dict[str, Any], name: str, shown: str, of_class: bool = False) -> None:
+        """An attribute that a dict holds, unless the run stored it. ``of_class``: a descriptor may have, with what it computed."""
+        place, met = Place("item", own, name, shown), self.met.get(id(own))
+        before = own[name] if met is None else met.before.get(name, MISSING)
+        if before is own[name]:
+            self._value(place, before)
+        elif before is MISSING and of_class:
+            self._guard(Guard.absent(place))
 
     def _on_class(self, kind: type, defines: type, name: str, defined: Any, shown: str) -> None:
         """An attribute of a class: what stands before it in the order of inheritance must go on to lack it."""

@@ -102,17 +102,3 @@ def forbid_writes(view: torch.Tensor) -> torch.Tensor:
     """A view that autograd lets nobody write to, as a leaf that requires grad."""
     set_creation_meta(view, torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE)  # type: ignore[attr-defined]
     return view
-
-
-@contextlib.contextmanager
-def saved_as_they_are() -> Iterator[None]:
-    """Inside, what is saved for backward goes through no ``saved_tensors_hooks`` of the caller's: a checkpoint counts what does."""
-    set_aside = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-        set_aside.append(top)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(set_aside):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)

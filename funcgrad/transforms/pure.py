@@ -5,7 +5,7 @@ values that transforms may wrap. They are compiled and cached like the caller's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_zero_tensor
 from ..trees import Tree, flatten, unflatten
 from .definition import Definition, Pullback, nesting, under_reverse
+from .mapped import MAPPED
 from .packed import with_values
 
 
@@ -345,30 +346,11 @@ def require_repeatable(graph: Graph) -> None:
         )
 
 
-def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return source.to(target.dtype).expand(target.shape).clone()
-
-
-def _as_strided_put(target: Tensor, source: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
-    at = torch.full([], offset or 0, dtype=torch.int64, device=target.device)
-    for n, step in zip(size, stride, strict=True):
-        at = at.unsqueeze(-1) + torch.arange(n, device=target.device) * step
-    return target.reshape(-1).index_put((at.reshape(-1),), source.reshape(-1)).reshape(target.shape)
-
-
-_MAPPED: Mapping[Any, Any] = {
-    torch.ops.aten.as_strided_scatter.default: _as_strided_put,
-    torch.ops.aten.copy.default: _copied,
-    torch.ops.aten.view.default: torch.reshape,
-}
-"""Operators of graphs that vmap has no rule for, or a stricter one, and functions of the same numbers that it maps."""
-
-
 def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:
     """The results of a graph in the running trace; its constants are made anew there, as the function made them."""
     with without_function_modes():
         constants = {name: torch.ops.aten.lift_fresh_copy.default(value) for name, value in graph.constants.items()}
-    return evolve(graph, constants=constants).run(*values, instead=_MAPPED)
+    return evolve(graph, constants=constants).run(*values, instead=MAPPED)
 
 
 def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Any:

@@ -1,0 +1,84 @@
+"""What stands for calls of a graph where it runs inside of transforms: operators that vmap has no rule for, or a wrong or a stricter one,
+and control flow, which is traced once more, and not unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import control_flow
+from ..capture.control_flow import Choice, Scan, While, apply
+from ..capture.trace import Trace, active_trace
+from ..graphs import Graph
+
+aten = torch.ops.aten
+
+
+def _copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(target.dtype).expand(target.shape).clone()
+
+
+def _filled(target: Tensor, value: Any) -> Tensor:
+    return _copied(target, value) if isinstance(value, Tensor) else torch.full_like(target, value)
+
+
+def _as_strided_put(target: Tensor, source: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
+    at = torch.full([], offset or 0, dtype=torch.int64, device=target.device)
+    for n, step in zip(size, stride, strict=True):
+        at = at.unsqueeze(-1) + torch.arange(n, device=target.device) * step
+    return target.reshape(-1).index_put((at.reshape(-1),), source.reshape(-1)).reshape(target.shape)
+
+
+def _slice_put(target: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    """Under vmap the bounds are taken as they stand: one from the end, or beyond it, as a slice of Python may have."""
+    n = target.shape[dim]
+
+    def within(at: Any) -> Any:
+        at = at + n if at < 0 else at
+        return 0 if at < 0 else n if at > n else at
+
+    first = within(0 if start is None else start)
+    last = within(n if end is None else end)
+    put: Tensor = aten.slice_scatter.default(target, source, dim, first, first if last < first else last, step)
+    return put
+
+
+def _body(graph: Graph) -> Callable[..., tuple[Any, ...]]:
+    return lambda *values: graph.run(*values, instead=MAPPED)
+
+
+def _trace() -> Trace:
+    trace = active_trace()
+    assert trace is not None, "graphs run inside of transforms only where these are traced"
+    return trace
+
+
+def _choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return apply(Choice(_trace(), _body(if_true), _body(if_false)), [condition, *operands])
+
+
+def _scan(body: Graph, reverse: bool, init: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return Scan.run(_trace(), _body(body), init, xs, constants, reverse=reverse)
+
+
+def _repeat(condition: Graph, body: Graph, carry: Sequence[Tensor], constants: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    flow = While(_trace(), _body(condition), _body(body), len(carry))
+    return apply(flow, [*(t.contiguous() for t in carry), *constants])
+
+
+MAPPED: Mapping[Any, Any] = {
+    aten.as_strided_scatter.default: _as_strided_put,
+    aten.copy.default: _copied,
+    aten.fill.Scalar: _filled,
+    aten.fill.Tensor: _filled,
+    aten.slice_scatter.default: _slice_put,
+    aten.view.default: torch.reshape,
+    aten.zero.default: torch.zeros_like,
+    control_flow.choose: _choose,
+    control_flow.scan: _scan,
+    control_flow.repeat: _repeat,
+}
+"""Calls of graphs, and functions of the same numbers that transforms apply to."""
