@@ -1,5 +1,7 @@
 """Objects that a function keeps in Python state, and objects of torch that keep state of their own: schedulers, scalers of gradients."""
 
+import time
+import warnings
 import weakref
 
 import pytest
@@ -8,6 +10,8 @@ from closeness import assert_rounded
 from torch import nn
 
 import funcgrad as fg
+
+X = torch.tensor([1.0, 2.0])
 
 SCHEDULERS = {
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10),
@@ -175,3 +179,55 @@ def test_a_list_that_is_stored_twice_is_one_list():
     for k in (1.0, 2.0):
         compiled(torch.full((2,), k))
         assert state.second["again"] is state.first and state.first[0] == 2 * k
+
+
+class Doubled:
+    """With a setter and a deleter, which read and write more than the object."""
+
+    factor, deleted = 1.0, 0
+
+    def __init__(self):
+        self.kept = 1.0
+
+    @property
+    def value(self):
+        return self.kept
+
+    @value.setter
+    def value(self, new):
+        self.kept = new * Doubled.factor
+
+    @value.deleter
+    def value(self):
+        Doubled.deleted += 1
+        self.kept = -Doubled.factor
+
+
+@pytest.mark.parametrize("source", ["HELD.value = 3.0", "del HELD.value", "setattr(HELD, 'value', 2.0)"])
+def test_what_a_setter_or_a_deleter_reads_and_writes(source, monkeypatch):
+    """Where nobody read the attribute, its accessors were not looked into."""
+    seen = []
+    for transform in (lambda f: f, lambda f: fg.jit(f, backend="aten")):
+        monkeypatch.setattr(Doubled, "deleted", 0)
+        space = {"HELD": Doubled(), "Doubled": Doubled}
+        exec(f"def f(x):\n    {source}\n    return x * 2", space)
+        f, found = transform(space["f"]), []
+        for factor in (1.0, 2.0, 3.0):
+            monkeypatch.setattr(Doubled, "factor", factor)
+            found += [f(X).tolist(), space["HELD"].kept, Doubled.deleted]
+        seen.append(found)
+    assert seen[0] == seen[1]
+
+
+def test_what_is_reached_and_does_not_run_is_not_warned_of():
+    def asks():
+        return time.time()
+
+    def f(x, ask):
+        return x * (asks() if ask else 2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fg.UnwatchedStateWarning)
+        fg.jit(f, backend="aten")(X, False)
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"time\.time"):
+        fg.jit(f, backend="aten")(X, True)

@@ -127,7 +127,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
-    """An ``UnwatchedStateWarning`` for each line of these functions that asks a clock."""
+    """An ``UnwatchedStateWarning`` for each line that asks a clock of these functions, which have run."""
     for function in functions:
         for clock, line in _clocks_in(function):
             where = f"{os.path.basename(function.__code__.co_filename)}:{line} in {function.__name__}"
@@ -138,6 +138,11 @@ def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
                     UnwatchedStateWarning,
                     stacklevel=2,
                 )
+
+
+def asks_clock(function: types.FunctionType) -> bool:
+    """Whether a function asks a clock, where it runs."""
+    return next(_clocks_in(function), None) is not None
 
 
 def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:

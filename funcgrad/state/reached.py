@@ -266,7 +266,7 @@ class Reached(Found):
             self._guard(Guard.of(Place("slot", function, "__code__", f"code of {function.__name__}"), code))
             self._namespace(function, name)
         self._codes[code] = function
-        new = (said.attributes | said.strings) - self._said
+        new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
         self._said |= new
         for kind in list(self.classes):
             self._members_of(kind, new)

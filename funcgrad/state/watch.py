@@ -8,13 +8,14 @@ Attributes of objects and modules are heard of by hooks (``hooks``); what no hoo
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
 import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,10 +25,10 @@ from torch import Tensor
 from ..errors import UnwatchedStateWarning
 from .assumed import Assumed
 from .caches import entries_of
-from .code import Mentions, builtins_in, loads_of
+from .code import Mentions, builtins_in, loads_of, mentions, together
 from .guards import MISSING, Guard, Place
 from .hooks import hooked_environment, listening, unhook
-from .impure import Generator, put_back, warn_of_clocks
+from .impure import Generator, asks_clock, put_back, warn_of_clocks
 from .names import (
     TABLES,
     attributes_of,
@@ -37,6 +38,7 @@ from .names import (
     item_name,
     joined,
     package,
+    taken_apart,
 )
 from .reached import CONTAINERS
 
@@ -52,6 +54,7 @@ class Watch(Assumed):
         super().__init__()
         self._stack = ExitStack()
         self._root = root
+        self._ran: set[types.CodeType] | None = None
         self.put_numbers(numbers)
         try:
             self.see(root, "")
@@ -69,11 +72,26 @@ class Watch(Assumed):
     def __enter__(self) -> Watch:
         self._stack.enter_context(hooked_environment())
         self._stack.enter_context(listening(self))
+        if any(mentions(code).unseen or asks_clock(function) for code, function in self._codes.items()):
+            self._stack.enter_context(self._noting_what_runs())
         self._is_running = True
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._stack.close()
+
+    @contextlib.contextmanager
+    def _noting_what_runs(self) -> Iterator[None]:
+        """Inside, it is noted what code runs, but where a debugger hears of it: much is reached in libraries, and never run."""
+        if sys.gettrace() is not None:
+            yield
+            return
+        ran = self._ran = set()
+        sys.settrace(lambda frame, event, _: ran.add(frame.f_code))
+        try:
+            yield
+        finally:
+            sys.settrace(None)
 
     def close(self) -> None:
         """Take all hooks away; none is set any more."""
@@ -241,18 +259,22 @@ class Watch(Assumed):
     # ── what is named ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _warn(self, said: Mentions) -> None:
-        """Name, once for each function, what no guard can watch."""
+        """Name, once for each function, what no guard can watch, and code that has run mentions."""
+        ran = [function for code, function in self._codes.items() if self._ran is None or code in self._ran]
+        own = together([mentions(function.__code__) for function in ran])
+        only_reached = (said.globals | said.attributes) - (own.globals | own.attributes | own.strings)
         for value, name in self.unwatched.values():
+            if taken_apart(name)[0] in only_reached:
+                continue
             what = f"{len(value):,} items of {name}" if isinstance(value, CONTAINERS) else f"{name} (a {type(value).__name__})"
             _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
         for method in sorted({"cache_info", "cache_clear"} & (said.attributes | said.strings) if self.caches else ()):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         if "__subclasses__" in said.attributes:
             _warn_once(self._root, _CALLS.format("__subclasses__"))
-        warn_of_clocks(self._codes.values())
-        namespaces = [function.__globals__ for function in self._codes.values()]
-        for space in namespaces[:1]:
-            for name in builtins_in(said.unseen, space):
+        warn_of_clocks(ran)
+        for function in ran:
+            for name in builtins_in(mentions(function.__code__).unseen, function.__globals__):
                 _warn_once(self._root, _CALLS.format(name))
 
 

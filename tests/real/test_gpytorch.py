@@ -52,3 +52,42 @@ def test_an_acquisition_function_has_its_gradient(kind):
         return World(value, lambda step: (torch.rand(3, 1, 2, dtype=torch.double).requires_grad_(),))
 
     check_steps(make, programs=4)
+
+
+class Sparse(gpytorch.models.ApproximateGP):
+    def __init__(self, points):
+        given = gpytorch.variational.CholeskyVariationalDistribution(points.size(0))
+        super().__init__(gpytorch.variational.VariationalStrategy(self, points, given, learn_inducing_locations=True))
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.MaternKernel(2.5))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def test_a_variational_process_learns():
+    """It keeps distributions in caches that each call clears and fills."""
+
+    def make():
+        model, likelihood = Sparse(torch.linspace(0, 1, 4)[:, None]), gpytorch.likelihoods.GaussianLikelihood()
+        bound = gpytorch.mlls.VariationalELBO(likelihood, model, 8)
+        return World(lambda x, y: -bound(model(x), y), lambda step: (torch.rand(8, 1), torch.randn(8)), [bound])
+
+    check_steps(make, programs=2)
+
+
+def test_a_process_predicts():
+    """Its strategy of prediction is made in the first call, and kept."""
+
+    def make():
+        x, likelihood = torch.rand(6), gpytorch.likelihoods.GaussianLikelihood().eval()
+        process = Process(x, x.sin(), likelihood).eval()
+
+        def predict(points):
+            with torch.no_grad(), gpytorch.settings.fast_pred_var():
+                found = likelihood(process(points))
+                return torch.stack([found.mean, found.variance])
+
+        return World(predict, lambda step: (torch.rand(3),))
+
+    check_steps(make, programs=2)

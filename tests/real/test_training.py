@@ -1,0 +1,91 @@
+"""Training and sampling as it is written: experts with routing by masks, schedulers, replay, chains of samples. No library is needed."""
+
+import pytest
+import torch
+from steps import World, check_steps
+from torch import nn
+from torch.nn import functional as F
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(6, 3), nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.register_buffer("load", torch.zeros(3))
+
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for n, expert in enumerate(self.experts):
+            rows, slot = torch.where(chosen == n)
+            if rows.numel() == 0:
+                continue
+            self.load[n] += rows.numel()
+            out.index_add_(0, rows, expert(x[rows]) * weights[rows, slot, None])
+        return out
+
+
+def test_experts_are_routed_by_masks():
+    def make():
+        model = Experts()
+        return World(lambda x: model(x).square().sum(), lambda step: (torch.randn(4, 6),), [model])
+
+    check_steps(make, programs=6)
+
+
+def test_boxes_are_suppressed():
+    def make():
+        head = nn.Linear(4, 5)
+
+        def kept(x):
+            p = head(x)
+            boxes, scores = torch.cat([p[:, :2].sigmoid(), p[:, :2].sigmoid() + p[:, 2:4].sigmoid()], 1), p[:, 4].sigmoid()
+            order, keep = scores.argsort(descending=True), []
+            while order.numel() > 0:
+                first, rest = order[0], order[1:]
+                keep.append(first)
+                low, high = torch.maximum(boxes[first, :2], boxes[rest, :2]), torch.minimum(boxes[first, 2:], boxes[rest, 2:])
+                shared = (high - low).clamp(min=0).prod(1)
+                areas = [(b[..., 2:] - b[..., :2]).prod(-1) for b in (boxes[first], boxes[rest])]
+                order = rest[shared / (areas[0] + areas[1] - shared) <= 0.5]
+            return scores[torch.stack(keep)].sum()
+
+        return World(kept, lambda step: (torch.randn(5, 4),), [head])
+
+    check_steps(make, programs=6)
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning", "ignore::UserWarning")
+def test_a_whole_step_with_a_scheduler_and_clipping():
+    def make():
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+        optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 10)
+
+        def step(x, y):
+            optimiser.zero_grad()
+            loss = F.mse_loss(model(x).squeeze(-1), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimiser.step()
+            scheduler.step()
+            return loss.detach() * optimiser.param_groups[0]["lr"]
+
+        return World(step, lambda _: (torch.randn(8, 4), torch.randn(8)), [model], between=lambda _: None)
+
+    check_steps(make, programs=5)
+
+
+def test_a_chain_is_sampled():
+    def make():
+        def chain(x):
+            samples = []
+            for _ in range(3):
+                y = x + torch.randn(()) * 0.8
+                x = y if torch.rand(()).log() < (x**2 - y**2) / 2 else x
+                samples.append(x)
+            return torch.stack(samples)
+
+        return World(chain, lambda step: (torch.randn(()),))
+
+    check_steps(make, programs=5)
