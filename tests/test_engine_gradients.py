@@ -6,8 +6,10 @@ import contextlib
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import funcgrad as fg
+from funcgrad.engine import program
 from funcgrad.engine.region import reset
 
 
@@ -105,3 +107,34 @@ def test_a_custom_function_behind_a_hook_that_gives_none_is_given_zeros_if_it_di
         found.append((KEPT.pop(), None if leaf.grad is None else leaf.grad.tolist()))
     assert found == [found[0]] * 3
     assert found[0][0] == (None if function is Asked else [0.0, 0.0])
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, fg.compiled_autograd])
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_that_is_first_compiled_inside_a_checkpoint_saves_there_what_it_saves_later(context):
+    f = fg.jit(lambda x, w: torch.tanh(x @ w))
+    packed = []
+    for _ in range(2):
+        w, x = torch.full((4, 4), 0.1, requires_grad=True), torch.ones(2, 4, requires_grad=True)
+        with context():
+            checkpoint(lambda x, w=w: f(x, w).sin(), x, use_reentrant=False).sum().backward()
+        expected = torch.autograd.grad((x @ w).tanh().sin().sum(), (x, w))
+        torch.testing.assert_close((x.grad, w.grad), expected)
+    g = fg.jit(lambda x: (x.sin() * x).exp())
+    for _ in range(2):
+        packed.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (packed.append(packed.pop() + 1), t)[1], lambda t: t):
+            g(torch.ones(3, requires_grad=True))
+    assert packed[0] == packed[1] > 0
+
+
+def test_so_many_programs_of_a_graph_are_kept(monkeypatch):
+    monkeypatch.setattr(program, "_AT_MOST", 3)
+    with fg.compiled_autograd(backend="aten", dynamic=False) as region:
+        for size in (2, 3, 4, 5, 6, 6, 2):
+            leaf = torch.ones(size, requires_grad=True)
+            leaf.exp().sum().backward()
+            torch.testing.assert_close(leaf.grad, leaf.detach().exp())
+    (captured,) = region.captures
+    assert len(captured.programs) == 3
+    assert region.compiles == 6  # that of the first size was gone

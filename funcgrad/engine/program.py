@@ -35,6 +35,9 @@ from .statements import Kind, Statement
 _NAMED = 4
 """Differences of two runs that are named."""
 
+_AT_MOST = 64
+"""Orders of a graph, and programs of an order, that are kept: the first that was made goes first."""
+
 
 @frozen(eq=False)
 class Made:
@@ -142,6 +145,8 @@ class Captured(Shown):
         found = find() if roots is not None else None
         order = None if found is None else found.order
         if order not in self._variants:
+            if len(self._variants) == _AT_MOST:
+                del self._variants[next(iter(self._variants))]
             statements = self.statements if order is None else placed(self.statements, order)
             walk = Walk(found, roots) if found is not None and roots is not None else None
             self._variants[order] = Variant(statements, Replay(statements, self.outputs), walk)
@@ -178,6 +183,7 @@ class Captured(Shown):
                 return variant.replay(run)
             made = found
             programs.insert(0, made)
+            del programs[_AT_MOST:]
         return made(run)
 
     def _kind(self, run: Run) -> Any:

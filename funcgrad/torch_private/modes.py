@@ -140,6 +140,20 @@ def flops_uncounted() -> Iterator[None]:
             counter.flop_counts.update(counts)
 
 
+@contextlib.contextmanager
+def saved_as_they_are() -> Iterator[None]:
+    """Inside, what is saved for backward goes through no ``saved_tensors_hooks`` of the caller's: a checkpoint counts what does."""
+    set_aside = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        set_aside.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(set_aside):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
 profiler: Any = torch.autograd.profiler
 """``profiler._is_profiler_enabled``: whether one runs, in any thread. To read it takes a third of what asking a function does."""
 

@@ -47,7 +47,7 @@ from ..stages import Stages
 from ..subclasses import inner_tensors
 from ..symbolic.sizes import SizeError
 from ..torch_private.levels import is_legacy_batched, transforms_or_duals
-from ..torch_private.modes import flops_uncounted, foreign_trace_active, modes_entered, profiler, profiler_range
+from ..torch_private.modes import flops_uncounted, foreign_trace_active, modes_entered, profiler, profiler_range, saved_as_they_are
 from ..torch_private.patches import not_looked_into
 from ..trees import flatten_arguments
 from .arguments import take_apart
@@ -332,7 +332,7 @@ class Compiled:
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
         # what programs write meanwhile would be taken for what the function does
-        with self._effects, modes_entered(), outside_own_draws(), flops_uncounted():
+        with self._effects, modes_entered(), outside_own_draws(), flops_uncounted(), saved_as_they_are():
             program = self._compile_on_path(inputs, path)
         self._cache.add(program, kept_by_module(inputs.leaves))
         log(2, program.key)
