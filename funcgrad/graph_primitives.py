@@ -85,14 +85,6 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
         self.read, self.value = read, value
 
 
-class KernelFailure(Exception):  # noqa: N818 what is raised in the end is its cause
-    """What a kernel raised, before the call around it has written anything."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 def expect(value: Any, read: int, expected: Any) -> None:
     """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it was."""
     now = value.tolist() if isinstance(value, Tensor) else value

@@ -262,16 +262,6 @@ def is_path_check(node: Node) -> bool:
     return node.target in (expect, on_path) or isinstance(node.target, Sized)
 
 
-_REFUSES = ("linalg", "cholesky", "lu_", "multinomial", "binomial", "poisson", "bernoulli", "bincount", "histc", "index", "gather",
-    "scatter", "embedding", "take", "nll_loss")  # fmt: skip
-"""How the names of operators begin that refuse values: matrices, probabilities, places."""
-
-
-def refuses_values(node: Node) -> bool:
-    """Whether a call may raise for some values: what has no decomposition, or no place, for them."""
-    return node.target in CHECKS or (is_operator(node.target) and str(node.target).partition(".")[2].lstrip("_").startswith(_REFUSES))
-
-
 def is_getitem(node: Node) -> bool:
     return node.target is getitem
 

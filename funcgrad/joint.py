@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from attrs import frozen
-from torch import fx
 
 from .generators import Drawn
 from .graph_primitives import Read, guard_holds
-from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of, refuses_values
+from .graphs import Graph, drawn_from, is_path_check, is_random, pass_of
 from .show.parts import Doc, Table
 from .show.shown import Shown
 from .slots import Seed, Signature, Slot, of_backward, outer_slot
@@ -103,17 +102,10 @@ class Joint(Shown):
     @property
     def drawn_before_checks(self) -> list[Drawn]:
         """What random numbers are drawn from before the last check of what Python read."""
-        return self._drawn_before(is_path_check)
-
-    @property
-    def drawn_before_refusals(self) -> list[Drawn]:
-        """What random numbers are drawn from before the last call that refuses some values."""
-        return self._drawn_before(refuses_values)
-
-    def _drawn_before(self, is_last: Callable[[fx.Node], bool]) -> list[Drawn]:
-        last = max((i for i, node in enumerate(self.graph.fx.nodes) if is_last(node)), default=0)
-        drawing = filter(is_random, itertools.islice(self.graph.fx.nodes, last))
-        found: dict[object, Drawn] = {_CPU: _CPU} if last and any(isinstance(slot, Seed) for slot in self.signature.ins) else {}
+        checks = [i for i, node in enumerate(self.graph.fx.nodes) if is_path_check(node)]
+        drawing = filter(is_random, itertools.islice(self.graph.fx.nodes, max(checks, default=0)))
+        has_key = checks and any(isinstance(slot, Seed) for slot in self.signature.ins)
+        found: dict[object, Drawn] = {_CPU: _CPU} if has_key else {}
         for node in drawing:
             found |= {generator_id(of) if isinstance(of, torch.Generator) else of: of for of in drawn_from(node)}
         return list(found.values())

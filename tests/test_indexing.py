@@ -254,7 +254,7 @@ def test_an_ignored_target_may_be_anything():
     same(lambda x, y: F.cross_entropy(x, y), torch.randn(3, 4), torch.tensor([1, -100, 2]))
 
 
-def test_what_was_written_before_stays_where_an_index_is_wrong():
+def test_inputs_are_untouched_where_an_index_is_wrong():
     def f(x, i):
         x.mul_(2)
         x += x[i].sum(0)
@@ -262,7 +262,7 @@ def test_what_was_written_before_stays_where_an_index_is_wrong():
 
     x = X.clone()
     message(fg.jit(f, backend="c"), x, I)
-    assert torch.equal(x, X * 2)
+    assert torch.equal(x, X)
 
 
 def test_random_numbers_go_on_where_an_index_is_wrong():
@@ -305,7 +305,7 @@ def test_a_long_sum_is_added_up_in_double_precision():
 
 
 def test_a_singular_matrix():
-    """The error is eager PyTorch's; and so is what is written before it is raised."""
+    """The error is eager PyTorch's; and nothing is written before it is raised."""
 
     def f(a, b, seen):
         seen.add_(1)
@@ -316,7 +316,7 @@ def test_a_singular_matrix():
     assert torch.equal(compiled(a, b, seen), f(a, b, torch.zeros(())))
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         compiled(torch.ones(3, 3), b, seen)
-    assert seen == 2
+    assert seen == 1
     assert not [s for k in compiled.program(a, b, seen).kernels for s in k.steps if isinstance(s, Extern)]
 
 

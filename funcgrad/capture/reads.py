@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..graph_primitives import AnyNumber, Path, Read, Sized, expect, item_of
-from ..graphs import type_text
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
@@ -144,16 +143,10 @@ class Reads:
         if real is None:
             return NotImplemented
         with without_modes(), without_function_modes(), outside_transforms():
-            own = _shown_like(real, tensor) if method is Tensor.__repr__ or (method is Tensor.__format__ and real.dim()) else real
-            made = method(own.requires_grad_(tensor.requires_grad), *args, **kwargs)  # of which eager PyTorch makes no array
+            made = method(real.requires_grad_(tensor.requires_grad), *args, **kwargs)  # of which eager PyTorch makes no array
         if method in _ARRAYS:
             made.flags.writeable = False
         return made
-
-    def shown(self, tensor: Tensor) -> str:
-        """The text of a tensor; of one whose values nobody knows, what it is."""
-        text = self.read(Tensor.__repr__, tensor)
-        return f"traced {type_text(tensor)}" if text is NotImplemented else text
 
     def real(self, value: Any, reads: bool = False) -> Tensor | None:
         """A real tensor of the values of a constant of the function's; of any other, if it ``reads`` them."""
@@ -289,13 +282,6 @@ class Reads:
         """The program is for calls in which the last read is this."""
         if self._trace.graph is not None:
             self._trace.call(expect, (node, len(self.done) - 1, value), {}, None)
-
-
-def _shown_like(real: Tensor, tensor: Tensor) -> Tensor:
-    """A tensor whose text is that of another one, with these values: it names what computed it. The class is called as a text begins."""
-    computed_by = tensor.grad_fn
-    kind = type("tensor", (Tensor,), {"grad_fn": property(lambda _: computed_by)})
-    return real.as_subclass(kind)
 
 
 def _several(value: Any) -> Sequence[Tensor]:

@@ -21,7 +21,6 @@ import torch.utils.checkpoint
 
 from ..errors import UnsupportedTransformError
 from ..generators import initial_seed
-from ..torch_private.functional import FunctionalTensor
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -79,7 +78,6 @@ _PLACES = (
     _Place(torch.Generator, "set_state", "set state"),
     *(_Place(math, name, "math") for name in MATH),
     _Place(builtins, "len", "length"),
-    _Place(FunctionalTensor, "__repr__", "text"),
 )
 _SEEDS = ("generator seed", "generator set", "set state")
 
@@ -241,14 +239,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "set state": draws.set_state,
         "math": functools.partial(of_math, trace.symbols.floats),
         "length": length,
-        "text": _text,
     }
-
-
-def _text(original: Callable[..., str], tensor: torch.Tensor, **kwargs: Any) -> str:
-    """What a traced tensor shows to code of the caller's, as every other one does."""
-    shown: Callable[..., str] = torch.Tensor.__repr__ if torch.overrides.has_torch_function((tensor,)) else original
-    return shown(tensor, **kwargs)
 
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -32,11 +32,6 @@ def leaves_path(reads: Sequence[Read], path: Path) -> bool:
     return not all(is_same_value(read.value, value) for read, value in zip(reads, path, strict=False))
 
 
-def tells_apart(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
-    """Whether some of the paths are told apart by what is read in the line of this read."""
-    return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
-
-
 class Kept:
     """The programs that belong to a module; no copy of it has them, and what is loaded of it has None."""
 

@@ -18,8 +18,6 @@ import torch
 from ..backends.backend import Runnable
 from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
-from ..errors import FuncgradError
-from ..graph_primitives import KernelFailure, Opaque, PathMiss
 from ..joint import Constant, Joint
 from ..layers.layer import Layer, statements_of
 from ..layers.printing import print_statements
@@ -48,27 +46,16 @@ MISS: Any = _Miss()
 """What a printed call returns when its program does not fit the arguments."""
 
 
-def print_call(
-    found: CapturedCall,
-    layers: tuple[Layer, ...],
-    joint: Joint,
-    kernel: Runnable,
-    lock: AbstractContextManager[Any],
-    at_level: bool,
-) -> Source:
+def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, kernel: Runnable, lock: AbstractContextManager[Any]) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
     ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other threads.
-    It returns ``MISS`` where the program does not fit, and raises ``KernelFailure`` where a kernel fails, and eager PyTorch would have
-    written or drawn something by then; not ``at_level``, where a transform calls it, nor where it has run code of the caller's.
+    It returns ``MISS`` where the program does not fit.
     """
     key, facts = found.key, found.facts
     examples = [*found.inputs.leaves, *found.tensors.values()]
     names = _Names(() if joint.sizes is None else joint.sizes.symbols)
-    draws = joint.drawn_before_refusals
-    runs_once = at_level or any(isinstance(n.target, Opaque) and not n.target.is_pure for n in joint.graph.fx.nodes)
-    attempted = kernel if runs_once or (found.is_pure and not draws) else _attempted(kernel)
-    constants: dict[str, Any] = {"MISS": MISS, "kernel": attempted, "root": found.root}
+    constants: dict[str, Any] = {"MISS": MISS, "kernel": kernel, "root": found.root}
     otherwise = "return MISS"
     leaf_names = [names.fresh(path) for path in key.paths]
     captured_names = [names.fresh(str(c.slot)) for c in facts.captured]
@@ -118,32 +105,17 @@ def print_call(
     return Source("call", "python", text, constants)
 
 
-def _attempted(kernel: Runnable) -> Runnable:
-    """A kernel around which a call writes, or that draws: what it raises, eager PyTorch raises in its own order."""
-
-    def run(*values: Any) -> Any:
-        try:
-            return kernel(*values)
-        except (PathMiss, FuncgradError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise KernelFailure(error) from error
-
-    return run
-
-
 def _tentative(
     lines: list[str], statements: Sequence[Statement], joint: Joint, variables: Mapping[Slot, str], constants: dict[str, Any]
 ) -> list[str]:
     """The lines of the kernel and what is around it, so that nothing has happened where the program turns out to be for another call."""
-    failing = joint.drawn_before_refusals
-    if not joint.reads and not failing:
+    if not joint.reads:
         return lines
     before = list(itertools.takewhile(lambda s: not isinstance(s, Run), statements))
     touched = [slot for s in before if isinstance(s, Bump) for slot in s.slots]
     touched += [s.effect.target for s in before if isinstance(s, Do)]
     outer = dict.fromkeys(of for slot in touched for of in (slot.of if isinstance(slot, Base) else (slot,)))
-    drawn = joint.drawn_before_checks + failing
+    drawn = joint.drawn_before_checks
     if not (outer or drawn):
         return lines
     constants.update(Tentative=Tentative, drawn=tuple(drawn))

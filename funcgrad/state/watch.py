@@ -87,11 +87,13 @@ class Watch(Assumed):
             yield
             return
         ran = self._ran = set()
-        sys.settrace(lambda frame, event, _: ran.add(frame.f_code))
+        note = lambda frame, event, _: ran.add(frame.f_code)  # noqa: E731
+        sys.settrace(note)
         try:
             yield
         finally:
-            sys.settrace(None)
+            if sys.gettrace() is note:  # a breakpoint may have set its own
+                sys.settrace(None)
 
     def close(self) -> None:
         """Take all hooks away; none is set any more."""

@@ -11,7 +11,7 @@ import copy
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,12 +28,12 @@ from ..capture.trace import active_trace
 from ..errors import ReadsWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graph_primitives import AnyNumber, KernelFailure, Path, PathMiss
+from ..graph_primitives import AnyNumber, Path, PathMiss, Read
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
 from ..partition.saved import SavedValues, saved_values
-from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module, tells_apart
+from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
@@ -72,8 +72,6 @@ _LOST_PATH = (
     "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path they found, it raises {} "
     '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
 )
-
-_FAILED = "{} failed: {} ({}), which eager PyTorch does not raise for these values: this call ran there."
 
 _no_retrace: ContextVar[bool] = ContextVar("funcgrad_no_retrace", default=False)
 
@@ -128,22 +126,16 @@ class Compiled:
                 return call_under_transforms(self, args, kwargs) if transforms_or_duals() else self.run(args, kwargs)
         if transforms_or_duals():
             return call_under_transforms(self, args, kwargs)
-        try:
-            result = self._cache.find(args, kwargs)
-        except KernelFailure as failure:
-            return self._fail(failure.error, args, kwargs)
+        result = self._cache.find(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Path] | None = None) -> Any:
-        """As a call, whatever transforms run, of a program that is there; ``MISS`` where there is none. ``met``: see ``ProgramCache``."""
-        try:
-            return self._cache.find(args, kwargs, met)
-        except KernelFailure as failure:
-            return self._fail(failure.error, args, kwargs)
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As a call, whatever transforms run, of a program that is there; ``MISS`` where there is none."""
+        return self._cache.find(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call, whatever transforms run."""
-        result = self.find(args, kwargs)
+        result = self._cache.find(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
 
     @property
@@ -249,7 +241,7 @@ class Compiled:
         compiled, read = 0, dict[int, Any]()
         while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
             known, met = self._cache.misses, list[Path]()
-            result = self.find(args, kwargs, met)
+            result = self._cache.find(args, kwargs, met)
             if result is MISS:
                 with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
                     if self._cache.misses != known:
@@ -263,8 +255,6 @@ class Compiled:
                 program = made
                 try:
                     result = program.run(args, kwargs)
-                except KernelFailure as failure:
-                    return self._fail(failure.error, args, kwargs)
                 except PathMiss:  # kernels round otherwise than what the path was found with: what they read is known now
                     continue
                 compiled += 1
@@ -300,15 +290,6 @@ class Compiled:
             fix="let it not depend on what a traced tensor lacks: its type, its memory, attributes of its own",
         ) from error
 
-    def _fail(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Raise what a program raises: in eager PyTorch, which leaves what was written, and drawn, before. Where rounding decides, it may
-        raise nothing: then this call is that of eager PyTorch."""
-        if not self._definition.replays:
-            raise error
-        result = self._definition(*args, **kwargs)
-        warnings.warn(_FAILED.format(self.__name__, type(error).__name__, error), ReadsWarning, stacklevel=3)
-        return result
-
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""
         paths = [program.joint.reads for program in self._cache.programs if program.joint.reads and not why_not(program, inputs)]
@@ -316,7 +297,7 @@ class Compiled:
             return False
         if not self._is_warned_of_paths:
             self._is_warned_of_paths = True
-            lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if tells_apart(read, paths))
+            lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if _differs(read, paths))
             warnings.warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning, stacklevel=2)
         return True
 
@@ -395,7 +376,7 @@ class Compiled:
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
-                call = print_call(found, layers, made.joint, self._kernel(found, made), self._effects, self._at_level)
+                call = print_call(found, layers, made.joint, self._kernel(found, made), self._effects)
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()
@@ -417,6 +398,11 @@ def _with_numbers(path: Path, read: dict[int, Any]) -> Path:
     if path:
         read[len(path) - 1] = path[-1]
     return tuple(AnyNumber(v.kind, read.get(i)) if isinstance(v, AnyNumber) else v for i, v in enumerate(path))
+
+
+def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
+    """Whether some of the paths are told apart by what is read in the line of this read."""
+    return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
 
 
 @frozen
