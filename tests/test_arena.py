@@ -52,7 +52,7 @@ def test_one_tensor_stands_for_many(compiled):
 
 
 def test_buffers_lie_apart(compiled):
-    """But for those that are written in the place of others."""
+    """But for those that are written in the place of others, and parts of what they are put together to."""
     _, schedule = compiled
     over = {new: old for launch in launches(schedule) for k in launch.kernels for new, old in k.over.items()}
     spans = {}
@@ -62,8 +62,9 @@ def test_buffers_lie_apart(compiled):
                 arena, at = launch.places[b.name]
                 assert at % ALIGNMENT == 0 and at + size_of(b) <= size_of(arena)
                 spans[b.name] = (arena.name, at, at + size_of(b))
-    ordered = sorted(spans.values())
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(ordered))
+    for (arena, begin, end), (other, first, last) in itertools.combinations(spans.values(), 2):
+        is_part = (begin <= first and last <= end) != (first <= begin and end <= last)
+        assert arena != other or end <= first or last <= begin or is_part
 
 
 def test_what_the_library_reads_and_what_is_returned_is_a_tensor(compiled):

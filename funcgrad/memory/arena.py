@@ -34,11 +34,12 @@ def with_arenas(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> list
     """The steps, with small buffers in arenas; None where it is not worth it."""
     origins = _origins(graph, steps)
     buffers = {s.buffer.name: s.buffer for s in steps if isinstance(s, Allocate) and s.over is None}
-    roots = [buffers[name] for name in dict.fromkeys(origins.values())]
+    roots = [buffers[name] for name in dict.fromkeys(origin for origin, _ in origins.values())]
     if len(roots) < _WORTH:
         return None
     places = _places(graph, roots)
-    return list(_placed(steps, {name: places[origin] for name, origin in origins.items()}))
+    found = {name: (places[origin][0], places[origin][1] + at) for name, (origin, at) in origins.items()}
+    return list(_placed(steps, found))
 
 
 def _places(graph: Graph, buffers: Sequence[Buffer]) -> dict[str, _Place]:
@@ -62,21 +63,22 @@ def _places(graph: Graph, buffers: Sequence[Buffer]) -> dict[str, _Place]:
     return found
 
 
-def _origins(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> dict[str, str]:
-    """The buffers that can go into an arena, each with the first that lies in its place."""
+def _origins(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> dict[str, tuple[str, int]]:
+    """The buffers that can go into an arena, each with the first that lies in its place, or has it as a part; and where in that: bytes."""
     known = {r.name for r in graph.results if isinstance(r, fx.Node)}
     known |= {n.name for s in steps if isinstance(s, Call) for n in (s.node, *s.node.all_input_nodes)}
     known |= {s.room.name for s in steps if isinstance(s, Launch) and s.room}
-    origins: dict[str, str] = {}
+    origins: dict[str, tuple[str, int]] = {}
     for step in steps:
         if isinstance(step, Allocate):
             name = step.buffer.name
             if step.over is None and size_of(step.buffer) <= _SMALL:
-                origins[name] = name
+                origins[name] = name, 0
             elif step.over in origins:
-                origins[name] = origins[step.over]
-    tensors = {origin for name, origin in origins.items() if name in known}
-    return {name: origin for name, origin in origins.items() if origin not in tensors}
+                origin, at = origins[step.over]
+                origins[name] = origin, at + (step.at or 0) * step.buffer.dtype.itemsize
+    tensors = {origin for name, (origin, _) in origins.items() if name in known}
+    return {name: place for name, place in origins.items() if place[0] not in tensors}
 
 
 def _placed(steps: Sequence[Call | Allocate | Launch], places: Mapping[str, _Place]) -> Iterator[Call | Allocate | Launch]:
