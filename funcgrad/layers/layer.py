@@ -2,8 +2,9 @@
 
 ``outer`` and ``inner`` are signatures over slots. ``makes`` says how the inner inputs that are no outer ones are made,
 ``effects`` what happens to the caller's tensors when the kernel has run, ``recover`` how outer inputs (in the trace) and
-outer outputs (in the call) are had from inner ones. The layers of a call are printed as one flat function (``printing.py``);
-``layer(kernel)`` prints and builds that function for one layer alone, so that layers also compose as decorators.
+outer outputs (in the call) are had from inner ones. A stack of layers is one list of statements (``statements_of``), which is
+printed as one flat function (``printing.py``); ``layer(kernel)`` prints and builds that function for one layer alone, so that
+layers also compose as decorators.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def make_functional_mode(
     settle: Callable[[], None],
     outer: Callable[[Any, Any, Any, Callable[[], Any]], Any],
 ) -> FunctionalTensorMode:
-    """A functionalisation mode with five ears.
+    """A functionalisation mode with five callbacks.
 
     An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another
     in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with its result; ``settle``
