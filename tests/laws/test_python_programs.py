@@ -21,8 +21,9 @@ from .python_source import Call, Part, Program, Unit
 from .python_worlds import COUNTERS, KINDS
 
 
-def test_random_programs_do_what_eager_does():
-    found = over(examine(seed, shrink="no") for seed in range(200))
+@pytest.mark.parametrize("seeds", [range(120), pytest.param(range(120, 200), marks=pytest.mark.long)])
+def test_random_programs_do_what_eager_does(seeds):
+    found = over(examine(seed, shrink="no") for seed in seeds)
     assert not found, "\n".join(found)
 
 
@@ -31,8 +32,9 @@ def test_random_programs_with_step_counters_do_what_eager_does():
     assert not found, "\n".join(found)
 
 
-def test_random_programs_that_read_values_do_what_eager_does():
-    found = over((examine(seed, "no", python_reads.KINDS) for seed in range(150)), python_reads.CEILINGS)
+@pytest.mark.parametrize("seeds", [range(90), pytest.param(range(90, 150), marks=pytest.mark.long)])
+def test_random_programs_that_read_values_do_what_eager_does(seeds):
+    found = over((examine(seed, "no", python_reads.KINDS) for seed in seeds), python_reads.CEILINGS)
     assert not found, "\n".join(found)
 
 
