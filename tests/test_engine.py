@@ -282,6 +282,22 @@ def test_a_region_is_entered_once():
         pass
 
 
+def test_what_is_unpacked_in_sizes_that_alternate():
+    """Of each of them, what it looks like was learnt in a run of its own."""
+
+    def step(n):
+        x = torch.linspace(0.1, 1, n).requires_grad_()
+        with torch.autograd.graph.save_on_cpu():
+            x.exp().sin().sum().backward()
+        return x.grad
+
+    wanted = {n: step(n) for n in (3, 4)}
+    with fg.compiled_autograd(backend="aten") as region:
+        for n in (3, 4, 3, 4, 3):
+            torch.testing.assert_close(step(n), wanted[n])
+    assert region.compiles == 2 and [e.what for e in region.events].count("replayed") == 2, region.explain()
+
+
 def test_what_is_unpacked_keeps_its_shape():
     """The engine hands over no size of what was packed: what was learnt of it is checked."""
     shapes = [(4,), (4,), (1,)]

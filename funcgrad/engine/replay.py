@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..autograd_state import version_of
 from ..runtime.execute import require_versions
-from ..torch_private.tensors import is_wrapper_subclass
 from .calls import Look
 from .lowering import Run
 from .statements import Kind, Statement
@@ -22,7 +21,7 @@ class Replay:
 
     def __init__(self, statements: Sequence[Statement], outputs: Sequence[Any]) -> None:
         self._statements, self._outputs = statements, outputs
-        self.looks: dict[int, tuple[Look, ...]] = {}
+        self.looks: dict[int, tuple[Look | None, ...]] = {}
         first = next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
         self._saved = [saved_by(s) if i > first else [] for i, s in enumerate(statements)]
         last: dict[Ref, int] = {}
@@ -37,6 +36,7 @@ class Replay:
 
     def __call__(self, run: Run) -> list[Any]:
         """Run them. Each value is dropped after its last reader, as the engine does."""
+        self.looks = {}
         made: dict[Ref, Any] = {Ref("inputs", i): value for i, value in enumerate(run.inputs)}
         run.inputs.clear()
         versions = {ref: version_of(made[ref]) for saved in self._saved for ref in saved}
@@ -48,15 +48,9 @@ class Replay:
             require_versions((made[ref], versions[ref]) for ref in saved)
             results = s.run(*mapped(s.args, read))
             if s.kind is Kind.CALL:
-                self.looks[s.number] = tuple(map(_look, results))
+                self.looks[s.number] = tuple(Look.of(v) if isinstance(v, Tensor) else None for v in results)
             made.update(zip(s.results, results, strict=True))
             del results
             for ref in gone:
                 del made[ref]
         return [read(ref) if isinstance(ref, Ref) else None for ref in self._outputs]
-
-
-def _look(value: Any) -> Look:
-    if isinstance(value, Tensor) and is_wrapper_subclass(value):
-        return type(value)
-    return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device) if isinstance(value, Tensor) else None

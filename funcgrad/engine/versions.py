@@ -33,12 +33,15 @@ def saved_by(s: Statement) -> list[Ref]:
 
 class Unchanged:
     """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began: of the versions then,
-    which are the last of the hooks, those at ``places``."""
+    which are the last of the hooks, those at ``places``. ``objects``: where among the hooks the last of these tensors are, which are
+    wrapper subclasses: of what they are made of, nobody counts versions."""
 
-    def __init__(self, places: Sequence[int]) -> None:
+    def __init__(self, places: Sequence[int], objects: Sequence[int]) -> None:
         self._then = operator.itemgetter(*places) if len(places) > 1 else lambda versions: (versions[places[0]],)
+        self._objects = tuple(objects)
 
     def __call__(self, hooks: Sequence[Any], *saved: Tensor) -> None:
+        saved += tuple([hooks[i] for i in self._objects])
         then = self._then(hooks[-1])
         if versions_of_saved(saved) != then:
             require_versions(zip(saved, then, strict=True))
