@@ -201,7 +201,7 @@ class Captured(Shown):
         return self.learns or (self.calls_python and has_wrapped(run))
 
     def _kind(self, run: Run) -> Any:
-        """Of runs that are alike in this, one tells what the caller's Python returns. Sizes matter to what is unpacked and to subclasses."""
+        """Of runs alike in this, one tells what the caller's Python returns. Sizes matter to what is unpacked and to subclasses."""
         if not self.has_unpacked and not has_wrapped(run):
             return None
         return tuple(run.sizes), tuple((type(v), tuple(v.shape)) for v in run.inputs)
