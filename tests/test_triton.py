@@ -331,7 +331,7 @@ class Scaled(torch.autograd.Function):
 
 
 def test_numbers_of_the_cpu_in_a_captured_backward_pass():  # S3-55
-    """Kernels are given them on the device, without a wait; the caller's Python has the tensor it saved. A graph of the CPU is as it was."""
+    """Kernels are given them on the device, without a wait; the caller's Python has what it saved. Graphs of the CPU are as they were."""
 
     def graph():
         reset()

@@ -84,11 +84,16 @@ def block(name: str, steps: Sequence[Step], given: Sequence[str], kept: Sequence
     return made_function
 
 
-def calling(statement: Statement, names: Mapping[Ref, str], wanted: Sequence[bool], looks: Sequence[Look | None]) -> Step:
-    """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is known."""
+def calling(
+    statement: Statement, names: Mapping[Ref, str], wanted: Sequence[bool], looks: Sequence[Look | None], then: Sequence[int | None]
+) -> Step:
+    """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is known; ``then``: among
+    the versions when the pass began, those of what it is given as saved."""
     needs: dict[str, Any] = {"run": statement.run}
     made = tuple(names[r] for r in statement.results)
-    text = f"{{run}}({', '.join(_text(a, names, needs) for a in statement.args)})"
+    args = [_text(a, names, needs) for a in statement.args]
+    args += [f"then=({''.join('None, ' if i is None else f'hooks[-1][{i}], ' for i in then)})"] if then else []
+    text = f"{{run}}({', '.join(args)})"
     if not statement.may_be_none:
         return Step(text, made, needs)
 

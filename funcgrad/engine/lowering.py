@@ -30,51 +30,13 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .calls import Accumulate, Look, Step, block, calling, storing, unwrapping, wrapping
 from .inlined import Copy, Region, written_by
+from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
-from .versions import Unchanged, saved_by
+from .versions import Unchanged, saved_by, saved_for
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
-
-
-@frozen(eq=False)
-class Run:
-    """What the engine hands over with a run."""
-
-    inputs: list[Any]
-    sizes: Sequence[int]
-    scalars: Sequence[Any]
-    hooks: Sequence[Any]
-    packed: Sequence[Any]
-
-    def read(self, ref: Ref) -> Any:
-        lists = {"inputs": self.inputs, "sizes": self.sizes, "scalars": self.scalars, "hooks": self.hooks, "packed": self.packed}
-        return lists[str(ref.of)][ref.at]
-
-    def number(self, place: tuple[int, int]) -> float:
-        """What the node of a region among the hooks has saved at a position."""
-        context, i = place
-        return float(self.hooks[context].scalars[i])
-
-
-@frozen(eq=False)
-class Symbolic:
-    """Which sizes are symbols. ``dims``: by input, each symbolic dimension with the first ``(input, dimension)`` of its size; ``sizes``:
-    the same for the sizes the engine hands over; those in ``alone`` are sizes of no input."""
-
-    dims: Mapping[int, Mapping[int, tuple[int, int]]] = {}
-    sizes: Mapping[int, tuple[int, int]] = {}
-    alone: tuple[int, ...] = ()
-    numbers: bool = True
-    """Whether the floats that regions have saved are symbols."""
-    inlines: bool = True
-    """Whether the backward halves of regions are part of the graph, and no calls."""
-
-    @property
-    def varies(self) -> bool:
-        """Whether any size is a symbol."""
-        return bool(self.dims or self.alone)
 
 
 @frozen(eq=False)
@@ -308,10 +270,13 @@ class _Lowering:
         names = {r: f"v{i}" for i, r in enumerate((*refs, *own))}
         steps, writes, memory = list[Step](), set[int](), list[int]()
         given, values, places = list[str](), list[Any](), dict[Ref, range]()
+        first = 0 if self._has_run_python else 1 + next(i for i, s in enumerate(statements) if s.kind is not Kind.STORE)
+        then = {s.number: saved_for(s) for s in statements[first:]}
+        watched = {r for saved in then.values() for r in saved if r is not None}
         for r in refs:
             value = self._read(r)
             made = _wrapping_of(value)
-            if made is not None and r in self._leaves:
+            if made is not None and (r in self._leaves or r in watched):
                 steps.append(Step(f"(hooks[{self._object(r.at)}],)", (names[r],)))
                 continue
             inner = _names_of_inner(names[r], value)
@@ -333,7 +298,8 @@ class _Lowering:
                 continue
             like = [self._like(s, i) for i in range(len(s.likes))]
             looks = () if any(s.likes) else self._looks.get(s.number, ())
-            steps.append(calling(s, names, [v is not None for v in like], looks))
+            versions = [None if r is None else self._watched.setdefault(r.at, len(self._watched)) for r in then.get(s.number, ())]
+            steps.append(calling(s, names, [v is not None for v in like], looks, versions))
             for r, v in zip(s.results, like, strict=True):
                 if v is not None and self._wraps:
                     steps.append(unwrapping(s, names[r], Wrapping.of(v), _names_of_inner(names[r], v)))
@@ -411,16 +377,6 @@ class _Lowering:
                 elif isinstance(value_of(user), Tensor) and not any(isinstance(n.target, Opaque) for n in user.users):
                     found.append(user)
         return list(dict.fromkeys(found))
-
-
-def has_wrapped(run: Run) -> bool:
-    """Whether a run is given wrapper subclasses."""
-    return any(map(is_wrapper_subclass, run.inputs))
-
-
-def memory_ids(tensor: Tensor) -> list[int]:
-    """The memory that a tensor lies in: of a wrapper subclass, that of its inner tensors."""
-    return [storage_id(tensor)] if type(tensor) in (Tensor, torch.nn.Parameter) else list(map(storage_id, inner_tensors(tensor)))
 
 
 def _wrapping_of(value: Any) -> Wrapping | None:

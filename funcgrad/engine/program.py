@@ -27,11 +27,12 @@ from ..torch_private.tensors import looks_like, looks_like_in
 from .calls import Look
 from .inlined import Region, floats_of, written_by
 from .looks import Looks
-from .lowering import Lowered, Run, Symbolic, has_wrapped, lower, memory_ids
+from .lowering import Lowered, lower
 from .page import names_of_callers, page
 from .placement import Order, Reached, Walk, is_seen, placed
 from .record import Recorder
 from .replay import Replay
+from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Kind, Statement
 
 _NAMED = 4

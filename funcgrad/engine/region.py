@@ -35,10 +35,10 @@ from ..torch_private.engine import (
     without_engine_hook,
 )
 from ..torch_private.levels import is_mapped, transforms_or_duals
-from .lowering import Run
 from .placement import Reached, reached
 from .program import Captured
 from .record import Recorder
+from .run import Run
 
 _MOST_EVENTS = 10_000
 _TOO_MANY = 5

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..autograd_state import versions_of_saved
 from ..runtime.execute import require_versions
 from .inlined import Region
-from .statements import VALIDATE, Functional, Kind, Statement
+from .statements import VALIDATE, Function, Functional, Kind, Statement
 from .tokens import Ref, refs_in
 
 
@@ -29,6 +29,13 @@ def saved_by(s: Statement) -> list[Ref]:
     else:
         return []
     return [ref for ref in refs_in(read) if ref.of == "inputs"]
+
+
+def saved_for(s: Statement) -> list[Ref | None]:
+    """Of what an ``autograd.Function`` of the caller's is given as saved, the inputs of a run: where it reads any, it reads all."""
+    if not isinstance(s.run, Function) or isinstance(s.run, Region):
+        return []
+    return [ref if isinstance(ref, Ref) and ref.of == "inputs" else None for ref in s.args[2]]
 
 
 class Unchanged:
