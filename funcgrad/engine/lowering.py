@@ -270,7 +270,7 @@ class _Lowering:
         names = {r: f"v{i}" for i, r in enumerate((*refs, *own))}
         steps, writes, memory = list[Step](), set[int](), list[int]()
         given, values, places = list[str](), list[Any](), dict[Ref, range]()
-        first = 0 if self._has_run_python else 1 + next(i for i, s in enumerate(statements) if s.kind is not Kind.STORE)
+        first = 0 if self._has_run_python else 1 + next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
         then = {s.number: saved_for(s) for s in statements[first:]}
         watched = {r for saved in then.values() for r in saved if r is not None}
         for r in refs:

@@ -186,5 +186,5 @@ if __name__ == "__main__":
     for seed in range(first, first + count):
         check(seed, regions=True, backend="aten")
     for seed in range(first, first + count):
-        check(seed, regions=bool(seed % 2), wrapped=True, backend="aten")
+        check(seed, wrapped=True, backend="aten")
     print(f"{count} programs run as in eager PyTorch")
