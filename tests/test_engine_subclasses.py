@@ -266,17 +266,112 @@ def test_a_leaf_that_shares_its_memory_is_read_before_a_hook_writes_to_it():
     same_as_eager(program)
 
 
+def inlined(region):
+    """Whether the backward halves of compiled functions are parts of the graphs that were captured."""
+    kinds = {event.what for event in region.events}
+    graphs = [str(made.joint.graph) for capture in region.captures for made in capture.programs]
+    return "called" not in kinds and "replayed" not in kinds and all("aot" in text for text in graphs)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, plain])
-def test_compiled_functions(kind):
-    """Their backward halves are calls, where they have wrapper subclasses."""
-    f = fg.jit(lambda x, w: (x * w).sin(), backend="aten")
+def test_compiled_functions_are_parts_of_the_graph(kind):
+    """Their backward halves know the tensors that subclasses are made of: what stands around them is one graph with them."""
+    f = fg.jit(lambda x, w, s: (x * w).sin() * s, backend="aten")
 
     def program(i):
         x, w = kind(3, start=i), plain(3)
-        (f(x.exp(), w) * w).sum().backward()
+        (f(x.exp(), w, (0.5, 0.5, 0.7, 0.9)[i]) * w).sum().backward()
         return [x.grad, w.grad]
 
-    same_as_eager(program)
+    assert inlined(same_as_eager(program))  # the number is a symbol
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_of_a_compiled_function_without_a_gradient(kind):
+    """Zeros of their class stand for it."""
+    f = fg.jit(lambda x: (x.sin(), x.exp(), x * 2), backend="aten")
+
+    def program(i):
+        x = kind(3, start=i)
+        first, second, _ = f(x * 2)
+        ((first if i % 2 else second) * 3).sum().backward()
+        return [x.grad]
+
+    assert inlined(same_as_eager(program, compiles=2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_function_that_reads_and_makes_subclasses(kind):
+    """Of an argument it takes one part; a result is made inside, of plain arguments."""
+    f = fg.jit(lambda x, two: x.sin() * inner_tensors(two)[0], backend="aten")
+    g = fg.jit(lambda x, two: two * x, backend="aten")
+
+    def program(i):
+        x, two = plain(3, start=i), kind(3, grad=False)
+        f(x.exp(), two).sum().backward()
+        y = plain(3, start=i)
+        g(y.exp(), two).sin().sum().backward()
+        return [x.grad, y.grad]
+
+    assert inlined(same_as_eager(program, compiles=2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_function_with_hooks_around_and_a_late_input(kind):
+    """A hook is given a tensor of the class; what backward reads when it runs, it reads of the tensor as it is then."""
+    from_the_outside = {}
+
+    def inside(x):
+        y = x.sin()
+        y.register_hook(lambda g: g * from_the_outside["factor"])
+        return y * 2
+
+    f = fg.jit(inside, backend="aten")
+
+    def program(i):
+        log = []
+        from_the_outside["factor"] = factor = kind(3, grad=False)
+        x = kind(3, start=i)
+        h = x.exp()
+        h.register_hook(lambda g: log.append(g))
+        z = f(h)
+        z.register_hook(lambda g: log.append(g) or g * 2)
+        with torch.no_grad():
+            factor.mul_(i + 1)
+        z.sum().backward()
+        return [*log, x.grad]
+
+    region = same_as_eager(program)
+    assert all(event.what != "called" for event in region.events), region.explain()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, plain])
+def test_what_a_compiled_function_writes_to_in_backward(kind):
+    """Where that is a wrapper subclass, its backward half is a call."""
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, count):
+            ctx.count = count
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx, g):
+            ctx.count.add_(1)
+            return g * 2, None
+
+    def inside(x, count):
+        return Counted.apply(x, count)
+
+    f = fg.jit(inside, backend="aten")
+
+    def program(i):
+        x, count = two(3, start=i), kind(3, grad=False)
+        f(x.exp(), count).sum().backward()
+        return [x.grad, count]
+
+    region = same_as_eager(program)
+    assert ("which writes to wrapper subclasses in its backward pass" in region.explain()) is (kind is not plain)
 
 
 def test_modules():

@@ -114,7 +114,7 @@ class Captured(Shown):
         self.is_seen = is_seen(statements)
         self.learns = any(s.may_be_none for s in statements)
         """Whether the caller's Python may return what the engine does not say: the first run of a kind is by statements, and tells."""
-        self.calls_python = any(s.kind is Kind.CALL for s in statements)
+        self.calls_python = any(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in statements)
         self.has_unpacked = any(s.kind is Kind.CALL and s.likes and not any(s.likes) for s in statements)
         self.stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
         """The inputs that are leaves to whose ``.grad`` it adds."""
