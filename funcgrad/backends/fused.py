@@ -129,15 +129,17 @@ class TritonBackend:
         return f"{empty}({b.shape}, {b.strides}, dtype={printer.argument(b.dtype)}, device={device})"
 
     def _tensor(self, printer: Printer, node: fx.Node | None, name: str) -> str:
-        """A buffer as a tensor; a Python number, and a tensor of the CPU that holds but one, are copied to the device."""
-        device = printer.argument(self._device)
+        """A buffer as a tensor; a Python number, and what a tensor of the CPU holds that holds but one, are made one on the device: a copy
+        of memory would wait for the device."""
         if node is None:
             return name
         value = value_of(node)
-        if node.op != "get_attr" and not isinstance(value, Tensor):
-            return f"{printer.name('full', torch.full)}((), {name}, dtype={printer.argument(torch.float64)}, device={device})"
         text = printer.argument(node) if node.op == "get_attr" else name
-        return text if value.device == self._device else f"{text}.to({device})"
+        if isinstance(value, Tensor) and value.device == self._device:
+            return text
+        number, dtype = (f"{text}.item()", value.dtype) if isinstance(value, Tensor) else (text, torch.float64)
+        full, device = printer.name("full", torch.full), printer.argument(self._device)
+        return f"{full}((), {number}, dtype={printer.argument(dtype)}, device={device})"
 
 
 def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -> Kernels:

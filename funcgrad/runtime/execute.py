@@ -25,6 +25,7 @@ from ..capture.views import Step, take
 from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
+from ..slots import Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
 from ..torch_private.levels import is_mapped
@@ -87,6 +88,8 @@ class Differentiable:
     name: str
     copied: Graph | str
     """What ``backward`` runs, as a graph that may be copied into another one; or why it may not."""
+    wrappings: Mapping[Slot, Wrapping]
+    """How the wrapper subclasses that it is given, and gives, are made of the tensors which that graph knows."""
     number: int = field(factory=functools.partial(next, itertools.count()), init=False)
     """It tells the program apart from all others."""
 

@@ -49,6 +49,11 @@ def engine_operators() -> Any:
     return compiled_autograd.ops
 
 
+def is_traceable(name: str) -> bool:
+    """Whether a node is PyTorch's own, or of an extension whose function says that it may be traced: others run as they are."""
+    return hasattr(engine_operators().get(name), "fn")  # of others, torch keeps a function that dynamo does not look into
+
+
 def in_torchs_own_capture() -> bool:
     """Whether torch's own compiled autograd runs a graph it has captured: the engine refuses to tell of another one in it."""
     own = sys.modules.get("torch._dynamo.compiled_autograd")

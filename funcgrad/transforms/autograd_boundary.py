@@ -23,7 +23,7 @@ from ..options import Options
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
-from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, outer_slot
+from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, inner_path, outer_slot
 from ..state.state import as_it_was
 from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
@@ -111,6 +111,7 @@ def differentiable(
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
         copied=_copied(found, made, options),
+        wrappings=joint.wrappings,
     )
 
 
@@ -124,9 +125,9 @@ def _copied(found: CapturedCall, made: Executable, options: Options) -> Graph | 
         return "cannot be differentiated"
     if len(made.graphs) != 2:
         return "is itself a gradient"
-    if made.joint.wrappings:
-        return "takes or makes wrapper subclasses"
     backward = made.graphs[1]
+    if any(isinstance(slot, Final) and inner_path(slot) for slot in backward.signature.outs):
+        return "writes to wrapper subclasses in its backward pass"
     if any(map(is_path_check, backward.fx.nodes)):
         return "reads values in its backward pass"
     for slot, node in zip(backward.signature.ins, backward.placeholders, strict=True):
