@@ -17,6 +17,7 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_getitem, is_view, value_of
+from ..lifetimes import Lifetimes
 from ..loops.fuse import fuse
 from ..loops.groups import Decision, ExternTask, Fused, Group
 from ..loops.index import row_major
@@ -28,7 +29,7 @@ from ..loops.verify import verify
 from ..memory import arena, in_place
 from ..memory.heap import keep_what_is_free
 from ..memory.layout import Part, as_read, parts_of_stacks
-from ..memory.lifetimes import alive_in
+from ..memory.liveness import alive_in
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Allocate, Call, Extern, Free, Launch, Step, bytes_buffer, is_static
 from ..opaque_calls import given_whole
@@ -306,15 +307,12 @@ def _with_memory(
 def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
     """Each tensor is dropped after its last reader."""
     steps = list(steps)
-    alive = {r.name for r in graph.results if isinstance(r, fx.Node)} | set(graph.constants)
-    last: list[tuple[str, ...]] = []
-    for step in reversed(steps):
-        names = dict.fromkeys(_names(graph, step))
-        taken = step.into.name if isinstance(step, Call) and step.into else None
-        last.append(tuple(n for n in names if n not in alive and n != taken))
-        alive |= names.keys()
-    for step, gone in zip(steps, reversed(last), strict=True):
+    returned = {r.name for r in graph.results if isinstance(r, fx.Node)}
+    lives = Lifetimes.of([_names(graph, step) for step in steps], returned | set(graph.constants))
+    for step, dying in zip(steps, lives.dying, strict=True):
         yield step
+        taken = step.into.name if isinstance(step, Call) and step.into else None
+        gone = tuple(name for name in dying if name != taken)
         if gone:
             yield Free(gone)
 

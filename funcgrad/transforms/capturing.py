@@ -21,6 +21,8 @@ from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
 from ..graph_primitives import Path
 from ..joint import Joint
+from ..layers.inverse import inverse_of
+from ..layers.layer import statements_of
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_below
 from ..levels import level_of_call
 from ..options import Options
@@ -54,12 +56,13 @@ def capture_call(definition: Definition, inputs: Inputs, options: Options, at_le
         layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
         if at_level:
             layers = writing_below(layers, dict([*inputs.tensors, *tensors.items()]))
+        statements = statements_of(layers, outer)
         inner = Inner(
-            definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-            definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
+            definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements), definition.out_slot,
+            definition.splits, definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
         )  # fmt: skip
     with stages("capture"):
-        joint, refused = _traced(inner, inner_values(outer, layers, inputs, facts), grad, watch)
+        joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch)
         watch.release()
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)

@@ -29,6 +29,7 @@ from ..errors import ReadsWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import AnyNumber, Path, PathMiss, Read
+from ..layers.layer import statements_of
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
@@ -376,7 +377,7 @@ class Compiled:
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
-                call = print_call(found, layers, made.joint, self._kernel(found, made), self._effects)
+                call = print_call(found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects)
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()
