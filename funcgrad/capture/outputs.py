@@ -155,7 +155,8 @@ def _views(
             elif written_since or is_stale(root):
                 when = "before"
             holder = root if lineage.given(own) is not None else own  # what stands for it looks at memory that it has in the end alone
-            computed = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
+            tracked = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
+            computed = tracked or lineage.is_ruled(now, holder)
             if root is not holder and (when == "before" or computed):  # it looked like this for a while, or does not yet
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)

@@ -21,6 +21,7 @@ import torch.utils.checkpoint
 
 from ..errors import UnsupportedTransformError
 from ..generators import initial_seed
+from ..graphs import tensors_in
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -199,6 +200,8 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         out = trace.writes.run_custom_function(apply, operands, kwargs, takes_gradient)
         if trace.graph is None:
             trace.forgotten.used(operands, out)
+        if trace.at_level:
+            trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
         return out
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import threading
 import warnings
@@ -56,6 +57,7 @@ from .autograd_boundary import differentiable, pullback_of, pure_of
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
 from .levels import call_under_legacy_vmap, call_under_transforms
+from .nodes import called_at_level
 from .peel import Printed
 
 _ATTEMPTS = 4
@@ -103,6 +105,7 @@ class Compiled:
         self._options = options
         self._at_level = at_level
         self._derived: dict[Any, Compiled] = {}
+        self.at_level: Compiled | None = None  # what is called at levels of autograd
         self.peels: list[Printed] = []  # calls under vmap, printed
         self.passages: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
         self.of_outer_levels: tuple[Origin, ...] = ()
@@ -387,7 +390,7 @@ class Compiled:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a level."""
         options = evolve(self._options, static_argnums=())
         if self._at_level:
-            return Compiled(pure_of(found, made), options)
+            return functools.partial(called_at_level, Compiled(pure_of(found, made), options))
         if not found.facts.differentiable:
             return made.runnables[0]
         product = pullback_of(found, made)

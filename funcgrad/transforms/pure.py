@@ -202,7 +202,10 @@ class BackwardHalf(_OfPure):
 
     def is_of_zeros(self, values: Sequence[Any]) -> bool:
         """Whether all cotangents are symbolic zeros."""
-        return all(isinstance(v, Tensor) and is_zero_tensor(v) for v in values[self.n_before :])
+        for value in values[self.n_before :]:
+            if not (isinstance(value, Tensor) and is_zero_tensor(value)):
+                return False
+        return True
 
     def zeros(self, values: Sequence[Any]) -> tuple[Tensor, ...]:
         """The gradients of symbolic zeros."""
