@@ -197,15 +197,6 @@ def refuse_leaves(
                 else "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
 
-    for changed, change in changes.items() if gradients.keys() - computed or read else ():
-        if change.data == "tracked" and not isinstance(changed, Base) and view_base(tensors[changed]) is not None:
-            raise MutationError(  # the history of a view that is written to does not outlive a backward pass
-                f"the function writes to {changed}, a view, what requires grad, and sets a gradient (.backward() inside, .grad =, "
-                "requires_grad_())",
-                where=str(changed),
-                fix="call .backward() outside, or write to what it is a view of",
-            )
-
 
 def refuse_restrided_gradients(lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}) -> None:
     """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as it is now."""

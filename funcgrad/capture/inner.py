@@ -32,7 +32,7 @@ from .outputs import OutputFact, look_at_outputs, results_by_slot
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
-from .views import Step, take
+from .views import ALIAS, Step, take
 
 _PURE = "make it a pure function of its arguments: what it does to them must not depend on what ran before"
 
@@ -85,6 +85,8 @@ class Inner:
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)
+        for slot, base in self.facts.follows.items():
+            trace.switched_with.setdefault(id(seen[base]), []).append(memory[slot])
         args, kwargs = self.inputs.rebuild(seen)
         handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
         trace.backward_begins, trace.backward_is_done = handing.begins, lambda *_: handing.done()
@@ -207,9 +209,11 @@ class Inner:
             if not overlap.families:
                 seen |= {slot: _taken(memory[overlap.base], steps) for slot, steps in overlap.views}
         for slot, value in given.items():
-            seen[slot] = self._own(slot, value) if isinstance(value, Tensor) else value
+            seen[slot] = value
             if isinstance(value, Tensor):
-                memory[slot] = seen[slot]
+                memory[slot] = seen[slot] = self._own(slot, value)
+            if self.facts.is_view(slot):
+                seen[slot] = _taken(memory[slot], (ALIAS,))
         for group in self.facts.same:
             seen.update({slot: seen[group[0]] for slot in group[1:]})
         return seen, memory
