@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -148,6 +148,15 @@ def refuse(
                 where=str(group.base.of[0]),
                 fix="pass views of one tensor, or a clone",
             )
+
+
+def views_that_follow(
+    named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], switches: Iterable[Source]
+) -> dict[Source, Source]:
+    """The views among the inputs that have come to require grad, to no end, with the input that they are views of."""
+    switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
+    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in named]
+    return {slot: base for slot, seen, base in bases if base is not None and seen.requires_grad and is_leaf(seen)}
 
 
 def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], splits: bool) -> None:

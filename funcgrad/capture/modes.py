@@ -205,8 +205,6 @@ class Lifter(TorchFunctionMode):
             if self._trace.graph is not None and args[0].requires_grad == on:
                 return original  # the dry run found that it may be said; a leaf that is written to is none here
             self._switch(original, args[0], on)
-            for base in self._trace.switched_with.get(id(args[0]), ()):
-                base.requires_grad_()
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
         if func in GIVES and isinstance(args[0], FunctionalTensor):
@@ -347,6 +345,8 @@ class Lifter(TorchFunctionMode):
         if not on and tensor.requires_grad and not tensor._is_view():
             for view in self._trace.lineage.views_of(tensor):
                 renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
+        for view in self._trace.switched_with.get(id(tensor), ()):
+            view.requires_grad_()
 
     def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below, view_base
+from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
 from ..errors import MutationError, UnresolvedCaptureWarning
 from ..graph_primitives import Path
 from ..graphs import type_text
@@ -41,6 +41,7 @@ from .changes import (
     refuse_restrided_gradients,
     refuse_retained,
     refuse_stores,
+    views_that_follow,
 )
 from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
@@ -277,12 +278,6 @@ class _DryRun:
                 found[slot] = begins if now.requires_grad else (*begins, False)
         return found
 
-    def _follows(self, named: Sequence[tuple[Source, Tensor]], switches: Iterable[Source]) -> dict[Source, Source]:
-        """The views among the inputs that have come to require grad, to no end, with the input that they are views of."""
-        switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
-        bases = [(slot, self._mirrored[id(t)], switched.get(id(view_base(t)))) for slot, t in named]
-        return {s: base for s, own, base in bases if base is not None and own.seen.requires_grad and is_leaf(own.seen)}
-
     def _run_backward(self, leaves: Sequence[Tensor], sources: bool) -> Exception | None:
         """For what the caller's own Python writes to in backward; torch's own formulas write to no input. Returns what it raises.
 
@@ -352,7 +347,7 @@ class _DryRun:
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
-        follows = self._follows(named, switches)
+        follows = views_that_follow(named, self._mirrored, switches)
         refuse_leaves(gradients, switches, [*read, *follows], named, changes, stores)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
@@ -366,9 +361,8 @@ class _DryRun:
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
-        for slot, tensor in named if self.trace.differentiates else ():
-            if slot in changes and changes[slot].data == "tracked":
-                self.trace.questions.is_view(tensor)
+        if self.trace.differentiates:
+            self.trace.questions.are_views(t for slot, t in named if slot in changes and changes[slot].data == "tracked")
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
@@ -378,14 +372,11 @@ class _DryRun:
             tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
             tuple((slot, place) for slot, place, _ in self._inputs.state),
         )  # fmt: skip
-        calls, computed, asked = calls_of(self._passes.found, facts, named, self._mirrored)
-        guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
-        asked = (*facts.asked, *asked)
-        generators = tuple(self.trace.draws.named.values())
-        reads = tuple(self.trace.reads.done) if self.trace.reads.allowed else None
+        calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
-            facts, reads=reads, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients,
-            generators=generators, follows=follows,
+            facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls, follows=follows,
+            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard), result_gradients=result_gradients,
+            generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
 
 

@@ -172,9 +172,10 @@ class Questions:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another program's."""
         return bool(self._note(real, _HOOKED, has_hooks(real)))
 
-    def is_view(self, real: Tensor) -> bool:
-        """Whether autograd knows a tensor to be a view; one of which that is otherwise is for another program."""
-        return bool(self._note(real, IS_VIEW, real._is_view()))
+    def are_views(self, reals: Iterable[Tensor]) -> None:
+        """Note which tensors autograd knows to be views; a call in which it is otherwise is another program's."""
+        for real in reals:
+            self._note(real, IS_VIEW, real._is_view())
 
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)
