@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from .outputs import OutputFact, look_at_outputs, results_by_slot
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
+from .views import ALIAS, take
 
 _PURE = "make it a pure function of its arguments: what it does to them must not depend on what ran before"
 
@@ -74,6 +76,7 @@ class Inner:
         for key in self.inverse.keys:
             trace.draws.begin(given[key])
         seen, memory = self.inverse(given, self._own)
+        seen = self._with_views(seen, memory)
         for captured in self.facts.captured:
             if isinstance(captured.origin, GradientOf):
                 seen[captured.origin.slot].grad = seen[captured.slot]
@@ -89,6 +92,8 @@ class Inner:
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)
+        for slot, base in self.facts.follows.items():
+            trace.switched_with.setdefault(id(seen[base]), []).append(memory[slot])
         args, kwargs = self.inputs.rebuild(seen)
         handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
         trace.backward_begins, trace.backward_is_done = handing.begins, lambda *_: handing.done()
@@ -205,6 +210,14 @@ class Inner:
         assert trace is not None
         trace.writes.keep_place(own)
         return own
+
+    def _with_views(self, seen: Mapping[Any, Any], memory: Mapping[Slot, Tensor]) -> dict[Any, Any]:
+        """What the function sees, where inputs that must be views in the trace, too, are views of their memory."""
+        looked_at = dict(self.inverse.looks)
+        slots = [slot for slot, value in memory.items() if slot not in looked_at and seen.get(slot) is value and self.facts.is_view(slot)]
+        with torch.enable_grad():
+            views = {id(memory[slot]): take(memory[slot], (ALIAS,)) for slot in slots}
+        return {slot: views.get(id(value), value) for slot, value in seen.items()}
 
 
 def kept_apart(stored: Any, splits: bool) -> Any:

@@ -58,7 +58,7 @@ WRITES = {
     if name == "__setitem__"
     or (name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"))
     or (name.endswith("_") and not name.endswith("__"))
-}
+} - _SWITCHES
 """Methods that write to their tensor."""
 
 
@@ -186,7 +186,7 @@ class Lifter(TorchFunctionMode):
             args, kwargs = without_ints(func, args, kwargs)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
             return answer
-        if method in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:
+        if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._is_view_here_alone(args[0]):
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
@@ -234,6 +234,12 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _is_view_here_alone(self, tensor: Tensor) -> bool:
+        """Whether a tensor may be none that autograd knows to be a view but in this trace: it looks otherwise since (``t_``); or it stands
+        for an input in the run that is recorded."""
+        named = self._trace.lineage.named(tensor)
+        return self._trace.graph is not None or (named is not tensor and not self._trace.reals.get(id(named), named)._is_view())
 
     def _require_no_gradients(self, func: Any) -> None:
         """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""
@@ -336,6 +342,11 @@ class Lifter(TorchFunctionMode):
             if not on:
                 self._trace.lineage.switched_off(tensor)
             self._trace.switched.append((tensor, on))
+        if not on and tensor.requires_grad and not tensor._is_view():
+            for view in self._trace.lineage.views_of(tensor):
+                renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
+        for view in self._trace.switched_with.get(id(tensor), ()):
+            view.requires_grad_()
 
     def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.

@@ -52,7 +52,8 @@ QUESTIONS: dict[Any, str] = {
 }
 """Functions that ask something of a tensor, each with the question as Python over it."""
 
-_OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", "{}._is_view()", "{}._base is None"}
+IS_VIEW = "{}._is_view()"
+_OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", IS_VIEW, "{}._base is None"}
 """Questions that a stand-in is not like the real tensor in."""
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
@@ -170,6 +171,11 @@ class Questions:
     def has_hooks(self, real: Tensor) -> bool:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another program's."""
         return bool(self._note(real, _HOOKED, has_hooks(real)))
+
+    def are_views(self, reals: Iterable[Tensor]) -> None:
+        """Note which tensors autograd knows to be views; a call in which it is otherwise is another program's."""
+        for real in reals:
+            self._note(real, IS_VIEW, real._is_view())
 
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)

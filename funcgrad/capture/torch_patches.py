@@ -209,6 +209,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
             raise GradientsMatter
         if trace.current_pass == "forward":
             trace.forgotten.require_saved(args[0])
+            trace.differentiates = True
         is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
         if is_backward:
             trace.backward_begins()

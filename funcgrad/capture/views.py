@@ -108,7 +108,7 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     which goes by how a value lies in memory: what is computed in its place lies otherwise.
     """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
-        return (Step(torch.ops.aten.alias.default, ()),)
+        return (ALIAS,)
     expanded = [i for i, (n, s) in enumerate(zip(member.shape, member.stride, strict=True)) if n > 1 and s == 0]
     if expanded:
         once = tuple(1 if i in expanded else n for i, n in enumerate(member.shape))
@@ -127,7 +127,7 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     if order != list(range(len(dims))):
         steps.append(Step(torch.ops.aten.permute.default, (tuple(order),)))
     ones = [i for i, n in enumerate(member.shape) if n == 1]
-    return (*steps, *(Step(torch.ops.aten.unsqueeze.default, (i,)) for i in ones)) or (Step(torch.ops.aten.alias.default, ()),)
+    return (*steps, *(Step(torch.ops.aten.unsqueeze.default, (i,)) for i in ones)) or (ALIAS,)
 
 
 _Strides = Sequence[tuple[int, int]]
@@ -214,6 +214,7 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+ALIAS = Step(torch.ops.aten.alias.default, ())
 DETACH = Step(torch.ops.aten.detach.default, ())
 
 
