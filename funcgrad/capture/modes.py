@@ -12,6 +12,7 @@ from torch import Tensor
 from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
+from ..state.lengths import asking_code
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.autograd import creation_meta, running_node_name, set_creation_meta
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional
@@ -171,7 +172,7 @@ class Lifter(TorchFunctionMode):
         if self._trace.heedless:
             self._require_no_gradients(func)
         original = args[0] if args else None
-        refuse_unknowable(func)
+        self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
             found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) and is_traced(original) else None
@@ -240,6 +241,12 @@ class Lifter(TorchFunctionMode):
         for an input in the run that is recorded."""
         named = self._trace.lineage.named(tensor)
         return self._trace.graph is not None or (named is not tensor and not self._trace.reals.get(id(named), named)._is_view())
+
+    def _hear_of(self, func: Any) -> None:
+        """Refuse what no program can know of a tensor; note who asks for its length."""
+        refuse_unknowable(func)
+        if func is Tensor.__len__ and self._trace.graph is None and self._trace.watch is not None:
+            self._trace.watch.measuring.extend(asking_code())
 
     def _require_no_gradients(self, func: Any) -> None:
         """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""

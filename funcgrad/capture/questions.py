@@ -213,6 +213,6 @@ def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor
 
 def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
-    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(2).f_code.co_filename)):
+    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(3).f_code.co_filename)):
         what, fix = _UNKNOWABLE[func]
         raise UnsupportedTensorError(f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix)

@@ -107,6 +107,34 @@ def crashes(program, f):
     return lambda *args: [][0]
 
 
+def writes_before_it_runs(program, f):
+    compiled = fg.jit(f, backend="aten")
+    find = compiled._cache.find
+
+    def write_and_find(*call):
+        f.__globals__["box0"].n += 7
+        return find(*call)
+
+    compiled._cache.find = write_and_find
+    return compiled
+
+
+def undoes_what_is_traced(program, f):
+    """Leaves state as it was where the function itself raises, too."""
+    compiled = fg.jit(f, backend="aten")
+    run_in_eager = compiled._raise
+
+    def run_and_restore(*call):
+        before = f.__globals__["box0"].n
+        try:
+            return run_in_eager(*call)
+        finally:
+            f.__globals__["box0"].n = before
+
+    compiled._raise = run_and_restore
+    return compiled
+
+
 def refuses_late(program, f):
     def call(*args):
         f(*args)
@@ -143,7 +171,11 @@ ASKS_A_CACHE = program(
     "y = y * rate0()\nif rate0.cache_info().hits > 2: raise ValueError('large')",
     steps=("result = call(A)", "result = call(C)", "result = call(R)"),
 )
+RAISES_LATE = program("plain object", "@.n += 1\ny = y + torch.linalg.inv(torch.eye(2) * y.flatten()[1]).sum()", steps=("result = call(A * 0)",))
 RAISES = program("plain object", "if @.n > 1:\n    raise ValueError('large')")
+
+
+COUNTS_AND_RAISES = program("plain object", "@.n += 1\nif @.n > 1:\n    raise ValueError('large')")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +192,10 @@ RAISES = program("plain object", "if @.n > 1:\n    raise ValueError('large')")
         (crashes, COUNTS, "crashed", "raises IndexError"),
         (refuses_late, COUNTS, "differs", "changed by a refused call"),
         (refuses, COUNTS, "refused", "MutationError: the function writes to …"),
+        (compile_it, RAISES_LATE, "agrees", ""),
+        (writes_before_it_runs, RAISES_LATE, "differs", "state after an exception"),
+        (compile_it, COUNTS_AND_RAISES, "agrees", ""),
+        (undoes_what_is_traced, COUNTS_AND_RAISES, "differs", "state after an exception"),
         (in_eager, STALE, "agrees", ""),
         (in_eager, RAISES, "agrees", ""),
         (compile_it, program("collections", "@.o.move_to_end('k')"), "agrees", ""),
