@@ -277,7 +277,7 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     eager, compiled = run(program, in_eager), run(program, transform)
     if compiled.setup is not None or eager.setup is not None:
         return Outcome("agrees") if compiled.setup == eager.setup else Outcome("crashed", "setup", str(compiled.setup))
-    outcome = _compare(eager, compiled, program.text)
+    outcome = _compare(eager, compiled, program)
     raises = outcome.reason.startswith("raises") and outcome.message and outcome.message in program.text
     if (outcome.status == "differs" or raises) and UNWATCHED in compiled.warnings:
         late = outcome.reason == "state after an exception"  # else what comes of the value: a result, a state, an exception or none
@@ -292,12 +292,15 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
 
 
-def _compare(eager: Run, compiled: Run, text: str) -> Outcome:
+def _compare(eager: Run, compiled: Run, program: Program) -> Outcome:
+    """Up to the step after which the two worlds may differ: where a program has raised, or a gradient has stored a tensor, without the
+    history that eager PyTorch gives it."""
+    histories = program.transform == "jit"
     for a, b in zip(eager.steps, compiled.steps, strict=False):
-        outcome = _compare_step(a, b, text)
+        outcome = _compare_step(a, b, program.text, histories)
         if outcome is not None:
             return attrs.evolve(outcome, step=b.step)
-        if b.is_undone and first_difference(a.world, b.world):
+        if (b.is_undone or not histories) and first_difference(a.world, b.world):
             break
     return Outcome("agrees")
 
@@ -312,7 +315,7 @@ def _is_of_torch(error: str, text: str) -> bool:
     return kind in _OF_TORCH or (kind == "ValueError" and words not in text)
 
 
-def _compare_step(a: Seen, b: Seen, text: str) -> Outcome | None:
+def _compare_step(a: Seen, b: Seen, text: str, histories: bool) -> Outcome | None:
     if b.crashed:
         return Outcome("crashed", b.crashed.split(":")[0], b.crashed)
     if b.refused:
@@ -328,7 +331,7 @@ def _compare_step(a: Seen, b: Seen, text: str) -> Outcome | None:
             return Outcome("differs", "does not raise", what)
         if not (_is_of_torch(a.error, text) and _is_of_torch(b.error, text)):
             return Outcome("differs", "other exception", what)
-    found = first_difference(a.world, b.world)
+    found = first_difference(a.world, b.world, histories=histories)
     if found and not b.is_undone:
         path, what = found
         if not path.startswith("result"):

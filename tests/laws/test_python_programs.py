@@ -85,6 +85,15 @@ def returns_clones(program, f):
     return lambda *args: f(*args).clone()
 
 
+def detaches_what_is_stored(program, f):
+    def call(*args):
+        result = f(*args)
+        f.__globals__["box0"].last = f.__globals__["box0"].last.detach()
+        return result
+
+    return call
+
+
 def draws(program, f):
     def call(*args):
         torch.rand(1)
@@ -171,7 +180,8 @@ ASKS_A_CACHE = program(
     "y = y * rate0()\nif rate0.cache_info().hits > 2: raise ValueError('large')",
     steps=("result = call(A)", "result = call(C)", "result = call(R)"),
 )
-RAISES_LATE = program("plain object", "@.n += 1\ny = y + torch.linalg.inv(torch.eye(2) * y.flatten()[1]).sum()", steps=("result = call(A * 0)",))
+SINGULAR = "y = y + torch.linalg.inv(torch.eye(2) * y.flatten()[1]).sum()"
+RAISES_LATE = program("plain object", f"@.n += 1\n{SINGULAR}", steps=("result = call(A * 0)",))
 RAISES = program("plain object", "if @.n > 1:\n    raise ValueError('large')")
 
 
@@ -192,6 +202,10 @@ COUNTS_AND_RAISES = program("plain object", "@.n += 1\nif @.n > 1:\n    raise Va
         (crashes, COUNTS, "crashed", "raises IndexError"),
         (refuses_late, COUNTS, "differs", "changed by a refused call"),
         (refuses, COUNTS, "refused", "MutationError: the function writes to …"),
+        (compile_it, program("plain object", "@.last = y", transform="grad"), "agrees", ""),
+        (compile_it, program("plain object", "@.last = y.detach()", transform="grad"), "agrees", ""),
+        (detaches_what_is_stored, program("plain object", "@.last = y * 2"), "agrees", ""),
+        (detaches_what_is_stored, program("plain object", "@.last = y * 2", steps=("result = call(R)",)), "differs", "state"),
         (compile_it, RAISES_LATE, "agrees", ""),
         (writes_before_it_runs, RAISES_LATE, "differs", "state after an exception"),
         (compile_it, COUNTS_AND_RAISES, "agrees", ""),
