@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..graph_primitives import AnyNumber, Path, Read, Sized, expect, item_of
+from ..graph_primitives import AnyNumber, Path, Read, Shapes, Sized, expect, has_symbols, item_of, numbers_replaced, shapes_of, sizes_varied
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import is_operator
+from ..torch_private.symbols import expression
 from .floats import NotSymbolicError
 from .source_location import user_line
 from .tape import Tape, UnknownValue
@@ -40,6 +41,11 @@ BY_MASK = {
     aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.masked_select.default, aten.masked_scatter.default,
 }  # fmt: skip
 """Operators whose second operand is a mask, or a list of indices that may be masks."""
+_COUNTS = {
+    aten.nonzero.default, aten.argwhere.default, aten._unique.default, aten._unique2.default, aten.unique_consecutive.default,
+    aten.bincount.default, aten.repeat_interleave.Tensor,
+}  # fmt: skip
+"""Operators that make as many elements, or rows, as they find."""
 _SMALL = 1 << 16
 """Constants of so many bytes become data of the program; larger ones are computed by it where that is sure to give the same sizes."""
 
@@ -77,7 +83,9 @@ class Reads:
         self._known = known or ()
         self.done: list[Read] = []
         self.numbers: dict[str, int] = {}
-        """The symbols of numbers that were read, and which read each is."""
+        """The symbols of numbers that were read, sizes among them, in order, and which read each is."""
+        self.values: dict[int, Any] = {}
+        """What was read where there are symbols in it."""
         self._found: dict[int, tuple[Any, Sequence[Tensor]]] = {}
 
     def release(self) -> None:
@@ -105,7 +113,7 @@ class Reads:
         """What a body of control flow reads may be another value in each step."""
         return self.allowed and not (self._trace.bodies.given or self._trace.bodies.searches)
 
-    def _read(self, look: Callable[[], Any], operands: Any, is_item: bool = False) -> Any:
+    def _read(self, look: Callable[[], Any], operands: Any, has_numbers: bool = False) -> Any:
         """What is read next of ``operands``: as it is known, or as it is now; ``NotImplemented`` where nobody knows."""
         i = len(self.done)
         try:
@@ -117,7 +125,7 @@ class Reads:
             value = look() if known is None else known
         except UnknownValue:
             return NotImplemented
-        if isinstance(value, AnyNumber) and not is_item:
+        if has_symbols(value) and not has_numbers:
             raise NotSymbolicError("a text or a list is made of a number that is a symbol")
         self.done.append(Read(value, user_line(), self._trace.current_pass))
         return value
@@ -125,14 +133,14 @@ class Reads:
     def _now(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What an operator says of values now. A float that is read after one that is a symbol is a symbol, too."""
         value = self.tape.now(op, args, kwargs)
-        return AnyNumber(float) if type(value) is float and any(isinstance(v, AnyNumber) for v in self._known) else value
+        return AnyNumber(float) if type(value) is float and has_symbols(self._known) else value
 
     def _symbol(self, fake: Tensor, now: Any) -> Any:
         """The number that was read last as a symbol."""
         trace, i = self._trace, len(self.done) - 1
         hint = self.tape.now(aten._local_scalar_dense.default, (fake,), {}) if now is None else now
         symbol = trace.symbols.floats.symbol(f"read {i}", hint)
-        self.numbers[symbol.node.text] = i
+        self.numbers[symbol.node.text], self.values[i] = i, symbol
         if trace.graph is not None:
             trace.stand_for(symbol, trace.call(item_of, (trace.node(fake),), {}, symbol))
         return symbol
@@ -189,17 +197,52 @@ class Reads:
             real = None
         if real is None:
             raise DynamicOutputShapeException(op)
-        sizes = self._read(lambda: _sizes(real), [args, kwargs])
+        shapes = self._read(lambda: self._shapes_now(op, real), [args, kwargs], has_numbers=True)
+        now = numbers_replaced(lambda number, size: size if number.now is None else number.now, shapes, shapes_of(real))
         with without_modes(), without_function_modes(), outside_transforms():
-            reals = [r if tuple(r.shape) == size else _like(r, size) for r, size in zip(_several(real), sizes, strict=True)]
-        outs = self._as_fakes(reals)
-        if _sizes(real) == sizes:
+            reals = [r if tuple(r.shape) == shape else _like(r, shape) for r, shape in zip(_several(real), now, strict=True)]
+        outs = self._as_fakes(reals) if self._trace.graph is None else self._as_symbolic_fakes(reals, shapes)
+        if shapes_of(real) == now:
             self.tape.keep(outs, reals, is_constant=False)
         out = outs if isinstance(real, (list, tuple)) else outs[0]
         self.tape.note(op, args, kwargs, out)
         if self._trace.graph is not None:
-            self._trace.record(Sized(op, len(self.done) - 1, sizes), args, kwargs, out)
+            self._record_sized(op, args, kwargs, out, shapes)
         return out
+
+    def _shapes_now(self, op: Any, real: Any) -> Shapes:
+        """The sizes of what an operator makes now. Those that are read after a symbol are symbols, too, where they count what was found."""
+        shapes = shapes_of(real)
+        if op not in _COUNTS or not has_symbols(self._known):
+            return shapes
+        n, other = shapes[0][0], AnyNumber(int)
+        return sizes_varied(shapes, tuple((other if shape[:1] == (n,) else n, *shape[1:]) for shape in shapes))
+
+    def _as_symbolic_fakes(self, reals: Sequence[Tensor], shapes: Shapes) -> tuple[Tensor, ...]:
+        """Fakes of real tensors of which some sizes are symbols."""
+        found = []
+        for i, (real, shape) in enumerate(zip(reals, shapes, strict=True)):
+            dims = [d for d, n in enumerate(shape) if isinstance(n, AnyNumber)]
+            if dims:
+                with without_modes():
+                    found.append(self._trace.symbols.result(len(self.done) - 1, i, real, dims))
+            else:
+                found += self._as_fakes([real])
+        return tuple(found)
+
+    def _record_sized(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, shapes: Shapes) -> None:
+        """The call in the graph, and the sizes that are symbols."""
+        trace, read = self._trace, len(self.done) - 1
+        symbolic = [
+            (tensor, i, d) for i, (tensor, shape) in enumerate(zip(_several(out), shapes, strict=True)) for d in range(len(shape))
+            if isinstance(tensor.shape[d], torch.SymInt)
+        ]  # fmt: skip
+        symbols = tuple((str(expression(tensor.shape[d])), i, d) for tensor, i, d in symbolic)
+        trace.record(Sized(op, read, shapes, symbols), args, kwargs, out)
+        self.values[read] = shapes_of(out)
+        for (tensor, _, d), (symbol, _, _) in zip(symbolic, symbols, strict=True):
+            self.numbers[symbol] = read
+            trace.size_of(symbol, tensor, d)
 
     def _sized_constant(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         real = self.tape.constant(op, args, kwargs)
@@ -286,10 +329,6 @@ class Reads:
 
 def _several(value: Any) -> Sequence[Tensor]:
     return value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _sizes(found: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(t.shape) for t in _several(found))
 
 
 def _like(real: Tensor, size: Sequence[int]) -> Tensor:

@@ -40,6 +40,8 @@ class Sizes:
     """Sizes and strides of tensors with symbolic sizes, by path."""
     origins: dict[str, str] = field(factory=dict)
     """What each symbol is a size of, as Python: ``x.shape[0]``."""
+    _reads: dict[str, int] = field(factory=dict)
+    """The symbols that are sizes which Python read of values, and which read each is."""
     _atoms: dict[str, Atom] = field(factory=dict)
     _guards: dict[str, None] = field(factory=dict)
     _known: dict[Any, int | Size] = field(factory=dict)
@@ -76,9 +78,30 @@ class Sizes:
         """Their names, as Python writes them."""
         return [atom.python for atom in self._atoms.values() if atom.symbol]
 
+    def read(self, symbol: str, read: int) -> None:
+        """A symbol is known when the program has found what Python read: what is asked of it is checked then, and no guard of the call."""
+        self._reads[symbol] = read
+
     @property
     def guards(self) -> list[str]:
-        """Conditions over the symbols, as Python, under which each comparison comes out as it did."""
+        """Conditions over the symbols, as Python, under which each comparison comes out as it did; of those that are known when the program
+        is called."""
+        return [condition for condition in self._conditions if self._last_read(condition) is None]
+
+    def checks(self, read: int) -> list[str]:
+        """The conditions that a read decides: of the symbols in them it is the last that is known."""
+        return [condition for condition in self._conditions if self._last_read(condition) == read]
+
+    def _last_read(self, condition: str) -> int | None:
+        return max((self._reads[s] for s in _SYMBOL.findall(condition) if s in self._reads), default=None) if self._reads else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the program is done, and all its conditions are known."""
+        return self._closed is not None
+
+    @property
+    def _conditions(self) -> list[str]:
         if self._closed is not None:
             return list(self._closed)
         own = set(self.symbols)
@@ -88,7 +111,7 @@ class Sizes:
 
     def close(self) -> None:
         """The program is done: what is asked from now on, where it is looked at, is no guard of it."""
-        self._closed = tuple(self.guards)
+        self._closed = tuple(self._conditions)
         self._environment = None
         self._results.clear()
         self._ranges.clear()
