@@ -133,7 +133,7 @@ def known_now(value: Any) -> Any:
     return None if type(found) is tuple and any(n is None for shape in found for n in shape) else found
 
 
-_LEAST = 2
+LEAST = 2
 """A size of 0 or 1 is no symbol: it means another program."""
 
 
@@ -142,8 +142,13 @@ def sizes_varied(now: Any, other: Any) -> Any:
     if type(now) is tuple and type(other) is tuple and len(now) == len(other):
         found = tuple(map(sizes_varied, now, other))
         return now if all(a is b for a, b in zip(found, now, strict=True)) else found
-    varies = type(now) is int and now >= _LEAST and (isinstance(other, AnyNumber) or (type(other) is int and other != now))
+    varies = type(now) is int and now >= LEAST and (isinstance(other, AnyNumber) or (type(other) is int and other != now))
     return AnyNumber(int, now) if varies else now
+
+
+def has_sizes(value: Any) -> bool:
+    """Whether a number among what was read may be a size that is a symbol."""
+    return any(map(has_sizes, value)) if type(value) is tuple else isinstance(value, AnyNumber) and value.kind is int
 
 
 def has_symbols(value: Any) -> bool:
@@ -200,6 +205,27 @@ class Sized:
             if results[i].shape[d] != n:
                 raise PathMiss(self.read, shapes_of(found))
         return found
+
+
+@frozen(eq=False, repr=False)
+class SizeRead:
+    """A number that Python read, or one computed of it, where it is a size of what is made: a symbol of this name. It is called with the
+    number, and with what was read."""
+
+    read: int
+    symbol: str
+
+    @property
+    def __name__(self) -> str:
+        return "size_read"
+
+    __module__ = "funcgrad"  # fx asks a call's target for it
+
+    def __repr__(self) -> str:
+        return f"size of read {self.read}"
+
+    def __call__(self, number: int, value: Any) -> int:
+        return number
 
 
 CHECKS = (require_false, require_true, expect, on_path)

@@ -18,18 +18,18 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graph_primitives import Opaque, Sized, scalar, size
+from ..graph_primitives import Opaque, Sized, SizeRead, scalar, size
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, tensors_in, type_text, value_of, where_of
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
 from ..passes.library import ADDING
 from ..source import Source, compile_function
-from ..symbolic.sizes import Size, SizeError, plain, solved
 from ..symbolic.read_sizes import SizesOnPath
-from ..symbolic.torch_sizes import sizes_around, symbols_of
+from ..symbolic.sizes import Size, SizeError, Sizes, plain, sizes_of, solved
+from ..symbolic.torch_sizes import symbols_of
 from ..torch_private.operators import argument_names, direct, is_operator, is_torchs_own, overload_name
-from ..torch_private.symbols import is_size, symbol_name
+from ..torch_private.symbols import is_size, shape_environment, symbol_name
 from .backend import Runnable, compiled_bodies
 
 
@@ -186,19 +186,25 @@ class Printer:
         node = step.node
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
+        if isinstance(node.target, SizeRead):
+            lines += self._size_read(node, node.target.read, {node.target.symbol: node.name}, self.argument(node.args[1]))
         if isinstance(node.target, Sized) and node.target.symbols:
-            lines += self._sizes_read(node, node.target)
+            several = isinstance(value_of(node), (list, tuple))
+            named = {symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols}
+            lines += self._size_read(node, node.target.read, named, node.name)
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
-    def _sizes_read(self, node: fx.Node, sized: Sized) -> list[str]:
-        """Lines that name the sizes which Python read of a call's results, and check what the program takes for granted of them."""
-        results = [f"{node.name}[{i}]" for i in range(len(sized.sizes))] if isinstance(value_of(node), (list, tuple)) else [node.name]
-        named = {symbol: f"{results[i]}.shape[{d}]" for symbol, i, d in sized.symbols}
+    def _size_read(self, node: fx.Node, read: int, named: Mapping[str, str], found: str) -> list[str]:
+        """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``: what it read."""
         self._read |= named
         known = list(dict.fromkeys([*self._inputs()[0], *self._read]))
-        (tensor, d), *_ = [(tensors_in(value_of(node))[i], d) for _, i, d in sized.symbols]
-        check = self.name("on_path", SizesOnPath(sizes_around(tensor.shape[d]), sized.read, tuple(known)))
-        return [*(f"    {symbol} = {place}" for symbol, place in named.items()), f"    {check}({node.name}, {', '.join(known)})"]
+        check = self.name("on_path", SizesOnPath(sizes_around(node), read, tuple(known)))
+        return [*(f"    {symbol} = {place}" for symbol, place in named.items()), f"    {check}({found}, {', '.join(known)})"]
+
+    @property
+    def reads_sizes(self) -> bool:
+        """Whether some sizes are known only to lines that follow the one in which they are read."""
+        return bool(self._read)
 
     def result(self) -> str:
         """The last line."""
@@ -221,7 +227,7 @@ class Printer:
         """Where in the inputs symbolic sizes are, by their names; and all symbols there are."""
         inputs = self._graph.placeholders
         found = [(n, f"{node.name}.shape[{d}]") for node in inputs for d, n in _symbolic_sizes(node)]
-        found += [(value, node.name) for node in inputs if is_size(value := node.meta.get("val"))]
+        found += [(node.meta["val"], node.name) for node in inputs if is_size(node.meta.get("val"))]
         symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
         known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
         known |= {name: place for name, place in solved([(plain(n), place) for n, place in found]).items() if name not in known}
@@ -292,6 +298,12 @@ def _symbolic_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
         size: Any = n
         if isinstance(size, torch.SymInt):
             yield d, size
+
+
+def sizes_around(node: fx.Node) -> Sizes:
+    """What is known of all sizes where a node's own are from."""
+    numbers: list[Any] = [node.meta["val"], *(n for tensor in tensors_in(value_of(node)) for n in tensor.shape)]
+    return sizes_of(shape_environment(next(filter(is_size, numbers))))
 
 
 def _require_read_before(lines: Sequence[str], read: Collection[str]) -> None:

@@ -32,7 +32,7 @@ class NotSymbolicError(Exception):
     """A function does not trace with symbols: it, or what it calls, has to know a number. It is traced with the value instead."""
 
 
-class VaryingNumbers(NotSymbolicError):
+class VaryingNumbersError(NotSymbolicError):
     """A function returns, or stores, numbers that are computed of sizes, which its dry run saw as constants: ``names`` says where."""
 
     def __init__(self, names: frozenset[str]) -> None:

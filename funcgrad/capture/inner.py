@@ -27,7 +27,7 @@ from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .capture_sources import GradientOf
 from .facts import Facts, naming
-from .floats import VaryingNumbers
+from .floats import VaryingNumbersError
 from .inputs import Inputs
 from .onward import Handing
 from .outputs import OutputFact, look_at_outputs, results_by_slot
@@ -173,7 +173,7 @@ class Inner:
         constant += [(str(slot), v) for slot, v in (written.stores | written.plain).items() if slot not in self.facts.state.stores]
         varying = frozenset(path for path, value in constant if isinstance(value, (SymInt, SymFloat)))
         if varying:
-            raise VaryingNumbers(varying)
+            raise VaryingNumbersError(varying)
         for _, value in constant:
             for size in value if isinstance(value, torch.Size) else ():
                 operator.index(size)  # fixes it

@@ -210,17 +210,17 @@ class Recorder:
 
     def size_of(self, symbol: str, fake: Tensor, dim: int) -> None:
         """A symbol is the size of a result."""
-        self._scalars[symbol] = self._size_node(self.node(fake), dim)
+        self.symbol_is(symbol, self._size_node(self.node(fake), dim))
+
+    def symbol_is(self, symbol: str, node: fx.Node) -> None:
+        """A node computes what a symbol stands for."""
+        self._scalars[symbol] = node
 
     def _size_node(self, tensor: fx.Node, dim: int) -> fx.Node:
         assert self.graph is not None
         node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
         node.meta = {"val": value_of(tensor).shape[dim], "pass": pass_of(tensor), "where": None}
         return node
-
-    def stand_for(self, symbol: Any, node: fx.Node) -> None:
-        """A node computes what a symbol stands for."""
-        self._scalars[symbol.node.text] = node
 
     @contextlib.contextmanager
     def right_after(self, symbol: str) -> Iterator[None]:

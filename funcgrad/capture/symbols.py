@@ -47,6 +47,13 @@ class Symbols:
                 self.known.read(str(expression(size)), read)
         return fake
 
+    def number(self, read: int, text: str, now: int) -> torch.SymInt:
+        """A symbol for a number that Python read, or computed of what it read last in this read, as a size."""
+        found: Any = self._symbolic(f"read {read} as {text}", torch.empty(now, 0), (0,)).shape[0]
+        self.known.read(str(expression(found)), read)
+        self.known.origins[str(expression(found))] = text
+        return found  # type: ignore[no-any-return]
+
     def _symbolic(self, name: str, real: Tensor, dims: Collection[int]) -> Tensor:
         self._environment()
         fake = symbolic_fake(self._fakes, real, name, dims)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from ..autograd_state import renew_history
 from ..errors import FuncgradError, GraphError, TraceError
-from ..graph_primitives import Path, has_symbols
+from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
@@ -75,7 +75,7 @@ class Trace(Recorder):
     ) -> None:
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error. ``path``: what
         Python reads first of values; None where it may not read any."""
-        super().__init__(record=record, reads_symbols=path is not None and has_symbols(path))
+        super().__init__(record=record, reads_symbols=path is not None and has_sizes(path))
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
@@ -252,7 +252,7 @@ class Trace(Recorder):
         symbol = self.symbols.floats.symbol(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
-            self.stand_for(symbol, node)
+            self.symbol_is(symbol.node.text, node)
         return symbol
 
     def lift(self, real: Tensor) -> Tensor:

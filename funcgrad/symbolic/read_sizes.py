@@ -15,8 +15,8 @@ from .sizes import Sizes
 
 @define(eq=False)
 class SizesOnPath:
-    """A check that the program is for this call, once it knows the sizes of ``read``: raises ``PathMiss`` where a condition on them does not
-    hold. It is called with what Python read the sizes of, and with the values of ``symbols``.
+    """A check that the program is for this call, once it knows the sizes of ``read``: raises ``PathMiss`` where a condition on them does
+    not hold. It is called with what Python read (a number, or tensors, for their sizes), and with the values of ``symbols``.
 
     The conditions are all known when the program is done: how it is compiled adds to them.
     """
@@ -33,7 +33,7 @@ class SizesOnPath:
         except (ArithmeticError, ValueError):
             is_on_path = False
         if not is_on_path:
-            raise PathMiss(self.read, shapes_of(found))
+            raise PathMiss(self.read, found if isinstance(found, int) else shapes_of(found))
 
     def _written(self) -> Callable[..., bool]:
         conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.read)) or "True"

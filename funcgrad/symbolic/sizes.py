@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
-from ..torch_private.symbols import expression, guard_expressions, python_text, shape_environment
+from ..torch_private.symbols import expression, guard_expressions, python_text, replaced_symbols, shape_environment
 from .polynomials import Atom, Terms, added, bounds, divided, multiplied, unknowns, written
 
 PREFIX = "size_"
@@ -42,6 +42,8 @@ class Sizes:
     """What each symbol is a size of, as Python: ``x.shape[0]``."""
     _reads: dict[str, int] = field(factory=dict)
     """The symbols that are sizes which Python read of values, and which read each is."""
+    _earlier: dict[str, str] = field(factory=dict)
+    """Symbols, where torch has put one in the place of another that is equal and known before it: that one."""
     _atoms: dict[str, Atom] = field(factory=dict)
     _guards: dict[str, None] = field(factory=dict)
     _known: dict[Any, int | Size] = field(factory=dict)
@@ -81,6 +83,11 @@ class Sizes:
     def read(self, symbol: str, read: int) -> None:
         """A symbol is known when the program has found what Python read: what is asked of it is checked then, and no guard of the call."""
         self._reads[symbol] = read
+
+    @property
+    def are_read(self) -> bool:
+        """Whether some are known only when the program has read them."""
+        return bool(self._reads)
 
     @property
     def guards(self) -> list[str]:
@@ -126,8 +133,10 @@ class Sizes:
         return self._known[expr]
 
     def _learn(self) -> None:
-        """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols."""
+        """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols; which symbols are equal."""
         asked = guard_expressions(self._environment) if self._environment is not None else []
+        if self._reads and len(asked) > self._learnt:
+            self._learn_order()
         for condition in asked[self._learnt :]:
             if not str(condition).startswith(_DIVIDES):
                 continue
@@ -141,6 +150,16 @@ class Sizes:
                 self._ranges.clear()
         self._learnt = len(asked)
 
+    def _learn_order(self) -> None:
+        earlier: dict[str, str] = {}
+        for symbol, other in replaced_symbols(self._environment).items():
+            first = min(symbol, earlier.get(other, other), key=lambda s: self._reads.get(s, -1))
+            if first != other:
+                earlier[other] = first
+        if earlier != self._earlier:
+            self._earlier = earlier
+            self._known.clear()
+
     def _fixed(self, text: str, hint: int) -> int:
         self._guards[f"{text} == {hint}"] = None
         return hint
@@ -150,7 +169,7 @@ class Sizes:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
-            name = f"{PREFIX}{expr}"
+            name = f"{PREFIX}{self._earlier.get(str(expr), expr)}"
             return _made(self, {(name,): 1}) if name in self._atoms else None
         rule = _RULES.get(kind)
         return None if rule is None or any(a is None for a in args) else rule(args)

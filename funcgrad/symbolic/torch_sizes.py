@@ -7,7 +7,7 @@ from typing import Any
 from torch import SymInt
 
 from ..torch_private.symbols import shape_environment
-from .sizes import Sizes, plain, sizes_of
+from .sizes import plain, sizes_of
 
 
 def size_text(value: Any) -> str:
@@ -24,11 +24,6 @@ def strides_of(tensor: Any) -> tuple[Any, ...]:
     return tuple(map(plain, tensor.stride()))
 
 
-def sizes_around(value: SymInt) -> Sizes:
-    """What is known of all sizes where a size of torch's is from."""
-    return sizes_of(shape_environment(value))
-
-
 def symbols_of(value: SymInt) -> list[str]:
     """The names of all symbols there are where a size of torch's is from."""
-    return sizes_around(value).symbols
+    return sizes_of(shape_environment(value)).symbols

@@ -12,7 +12,7 @@ import torch
 from ..capture.captures import GradientsMatter
 from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
-from ..capture.floats import VaryingNumbers
+from ..capture.floats import NotSymbolicError, VaryingNumbersError
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.joint import BackwardError, capture
@@ -20,7 +20,7 @@ from ..capture.observe import observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
-from ..graph_primitives import Path, has_symbols
+from ..graph_primitives import Path, has_sizes
 from ..joint import Joint
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_below
 from ..levels import level_of_call
@@ -45,7 +45,7 @@ def capture_call(definition: Definition, inputs: Inputs, options: Options, at_le
     while True:
         try:
             return _captured(definition, inputs, options, at_level, stages, path, varying)
-        except VaryingNumbers as found:  # the dry run knows sizes as numbers: it is told which results are computed of them
+        except VaryingNumbersError as found:  # the dry run knows sizes as numbers: it is told which results are computed of them
             if found.names <= varying:
                 raise
             varying |= found.names
@@ -59,7 +59,7 @@ def _captured(
         definition, grad, facts, watch = _observed(definition, inputs, options, at_level, known, varying)
         tensors = read_all(facts.captured, dict(inputs.dynamic))
         key = key_of(inputs, list(tensors.items()), facts)
-        if inputs.sizes or (facts.path is not None and any(has_symbols(v) for v in facts.path if type(v) is tuple)):
+        if inputs.sizes or (facts.path is not None and any(has_sizes(v) for v in facts.path if type(v) is tuple)):
             require_sizes_may_vary(facts)
     with stages("layers"):
         if key.ambient.autocast and options.backward_autocast is None and (facts.differentiable or not definition.splits):
@@ -76,6 +76,10 @@ def _captured(
     with stages("capture"):
         joint, refused = _traced(inner, inner_values(outer, layers, inputs, facts), grad, watch)
         watch.release()
+        if joint.sizes is not None and joint.sizes.are_read:
+            require_sizes_may_vary(facts)
+            if at_level or options.memory_budget is not None:
+                raise NotSymbolicError("a program at a level of torch.func, or with a memory_budget, is for known sizes")
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 
@@ -88,7 +92,8 @@ def _observed(
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
         out_slot, splits = definition.out_slot, definition.splits
-        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, options.rng, replays, level, path, varying)
+        told = options.rng, replays, level, path, varying
+        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, *told)
 
     try:
         return observed(definition, torch.is_grad_enabled(), definition.replays)
