@@ -107,26 +107,87 @@ def is_same_value(a: Any, b: Any) -> bool:
     """Whether two values that were read are one: 0.0 is not -0.0, and nan is nan."""
     if isinstance(a, AnyNumber) or isinstance(b, AnyNumber):
         return _kind(a) is _kind(b)
+    if type(a) is tuple and type(b) is tuple:
+        return len(a) == len(b) and all(map(is_same_value, a, b))
     return type(a) is type(b) and (a is b or repr(a) == repr(b))
+
+
+def numbers_replaced(by: Callable[[AnyNumber, Any], Any], value: Any, beside: Any = None) -> Any:
+    """What was read, with something else for each number in it that is a symbol: ``by`` is given what stands ``beside`` it, too."""
+    if isinstance(value, AnyNumber):
+        return by(value, beside)
+    if type(value) is tuple:
+        others = beside if type(beside) is tuple and len(beside) == len(value) else (None,) * len(value)
+        return tuple(numbers_replaced(by, v, other) for v, other in zip(value, others, strict=True))
+    return value
 
 
 def in_any_call(value: Any) -> Any:
     """What was read, for another call: a number that is a symbol is another one then."""
-    return AnyNumber(value.kind) if isinstance(value, AnyNumber) else value
+    return numbers_replaced(lambda number, _: AnyNumber(number.kind), value)
+
+
+def known_now(value: Any) -> Any:
+    """What was read in this call, without symbols; None where it has to be read again."""
+    found = numbers_replaced(lambda number, _: number.now, value)
+    return None if type(found) is tuple and any(n is None for shape in found for n in shape) else found
+
+
+LEAST = 2
+"""A size of 0 or 1 is no symbol: it means another program."""
+
+
+def sizes_varied(now: Any, other: Any) -> Any:
+    """Sizes that were read, with symbols for those that are others on another path."""
+    if type(now) is tuple and type(other) is tuple and len(now) == len(other):
+        found = tuple(map(sizes_varied, now, other))
+        return now if all(a is b for a, b in zip(found, now, strict=True)) else found
+    varies = type(now) is int and now >= LEAST and (isinstance(other, AnyNumber) or (type(other) is int and other != now))
+    return AnyNumber(int, now) if varies else now
+
+
+def has_sizes(value: Any) -> bool:
+    """Whether a number among what was read may be a size that is a symbol."""
+    return any(map(has_sizes, value)) if type(value) is tuple else isinstance(value, AnyNumber) and value.kind is int
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether a number among what was read is a symbol."""
+    return isinstance(value, AnyNumber) or (type(value) is tuple and any(map(has_symbols, value)))
 
 
 def _kind(value: Any) -> type:
     return value.kind if isinstance(value, AnyNumber) else type(value)
 
 
+Shapes = tuple[tuple[Any, ...], ...]
+"""Sizes of the results of an operator, some of which may be ``AnyNumber``."""
+
+
+def shapes_of(found: Any) -> Shapes:
+    """The sizes of what an operator made."""
+    return tuple(tuple(t.shape) for t in (found if isinstance(found, (list, tuple)) else (found,)))
+
+
 @frozen(eq=False, repr=False)
 class Sized:
     """An operator whose results have other sizes for other values, called where Python went on by their sizes: raises ``PathMiss`` where
-    they are not ``sizes``, before anybody sees them."""
+    they are not ``sizes``, before anybody sees them.
+
+    ``symbols``: the names of those sizes that are symbols, and where each is: in which result, along which dimension.
+    """
 
     op: Any
     read: int
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: Shapes
+    symbols: tuple[tuple[str, int, int], ...] = ()
+    _known: tuple[tuple[int, int, int], ...] = field(init=False)
+    """In which result, along which dimension, each size is that is no symbol, and the size."""
+
+    @_known.default
+    def _of_sizes(self) -> tuple[tuple[int, int, int], ...]:
+        every = ((i, d, n) for i, shape in enumerate(self.sizes) for d, n in enumerate(shape))
+        return tuple((i, d, n) for i, d, n in every if not isinstance(n, AnyNumber))
 
     @property
     def __name__(self) -> str:
@@ -139,10 +200,32 @@ class Sized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self.op(*args, **kwargs)
-        now = tuple(tuple(t.shape) for t in (found if isinstance(found, (list, tuple)) else (found,)))
-        if now != self.sizes:
-            raise PathMiss(self.read, now)
+        results = found if isinstance(found, (list, tuple)) else (found,)
+        for i, d, n in self._known:
+            if results[i].shape[d] != n:
+                raise PathMiss(self.read, shapes_of(found))
         return found
+
+
+@frozen(eq=False, repr=False)
+class SizeRead:
+    """A number that Python read, or one computed of it, where it is a size of what is made: a symbol of this name. It is called with the
+    number, and with what was read."""
+
+    read: int
+    symbol: str
+
+    @property
+    def __name__(self) -> str:
+        return "size_read"
+
+    __module__ = "funcgrad"  # fx asks a call's target for it
+
+    def __repr__(self) -> str:
+        return f"size of read {self.read}"
+
+    def __call__(self, number: int, value: Any) -> int:
+        return number
 
 
 CHECKS = (require_false, require_true, expect, on_path)

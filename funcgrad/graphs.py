@@ -24,7 +24,7 @@ from .call_text import type_now as type_now  # noqa: PLC0414
 from .call_text import type_text as type_text  # noqa: PLC0414
 from .errors import GraphError
 from .generators import Drawn
-from .graph_primitives import CHECKS, Opaque, Sized, expect, getitem, on_path
+from .graph_primitives import CHECKS, Opaque, Sized, SizeRead, expect, getitem, on_path
 from .show.draw import Box, Drawing
 from .show.parts import Code, Doc, Table
 from .show.shown import Shown
@@ -252,14 +252,14 @@ def has_effect(node: Node) -> bool:
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
     if isinstance(node.target, Opaque):
         return not node.target.is_pure
-    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, Sized) or is_random(node):
+    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, (Sized, SizeRead)) or is_random(node):
         return True
     return any(has_effect(n) for body in bodies_of(node) for n in body.fx.nodes)
 
 
 def is_path_check(node: Node) -> bool:
     """Whether a call says that the program is for this call: it may raise ``PathMiss``."""
-    return node.target in (expect, on_path) or isinstance(node.target, Sized)
+    return node.target in (expect, on_path) or isinstance(node.target, (Sized, SizeRead))
 
 
 def is_getitem(node: Node) -> bool:

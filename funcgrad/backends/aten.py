@@ -18,18 +18,19 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..errors import GraphError
-from ..graph_primitives import Opaque, scalar, size
-from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, type_text, value_of, where_of
+from ..graph_primitives import Opaque, Sized, SizeRead, scalar, size
+from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, tensors_in, type_text, value_of, where_of
 from ..lifetimes import Lifetimes
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
 from ..passes.library import ADDING
 from ..source import Source, compile_function
-from ..symbolic.sizes import Size, SizeError, plain, solved
+from ..symbolic.read_sizes import SizesOnPath
+from ..symbolic.sizes import Size, SizeError, Sizes, plain, sizes_of, solved
 from ..symbolic.torch_sizes import symbols_of
 from ..torch_private.operators import argument_names, direct, is_operator, is_torchs_own, overload_name
-from ..torch_private.symbols import is_size, symbol_name
+from ..torch_private.symbols import is_size, shape_environment, symbol_name
 from .backend import Runnable, compiled_bodies
 
 
@@ -147,6 +148,8 @@ class Printer:
         self._constants = graph.constants
         self._graph = graph
         self._taken = {graph.name, *(n.name for n in graph.fx.nodes if n.op != "get_attr")}
+        self._read: dict[str, str] = {}
+        """Symbols that Python read as sizes, and where they are."""
 
     def head(self) -> list[str]:
         """The first lines of the function."""
@@ -166,7 +169,25 @@ class Printer:
         node = step.node
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
+        if isinstance(node.target, SizeRead):
+            lines += self._size_read(node, node.target.read, {node.target.symbol: node.name}, self.argument(node.args[1]))
+        if isinstance(node.target, Sized) and node.target.symbols:
+            several = isinstance(value_of(node), (list, tuple))
+            named = {symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols}
+            lines += self._size_read(node, node.target.read, named, node.name)
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
+
+    def _size_read(self, node: fx.Node, read: int, named: Mapping[str, str], found: str) -> list[str]:
+        """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``: what it read."""
+        self._read |= named
+        known = list(dict.fromkeys([*self._inputs()[0], *self._read]))
+        check = self.name("on_path", SizesOnPath(sizes_around(node), read, tuple(known)))
+        return [*(f"    {symbol} = {place}" for symbol, place in named.items()), f"    {check}({found}, {', '.join(known)})"]
+
+    @property
+    def reads_sizes(self) -> bool:
+        """Whether some sizes are known only to lines that follow the one in which they are read."""
+        return bool(self._read)
 
     def result(self) -> str:
         """The last line."""
@@ -175,16 +196,25 @@ class Printer:
 
     def sizes(self, lines: Sequence[str]) -> list[str]:
         """Lines that give symbolic sizes the names by which others know them."""
-        found = [(n, f"{node.name}.shape[{d}]") for node in self._graph.placeholders for d, n in _symbolic_sizes(node)]
-        symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
-        known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
-        known |= {name: place for name, place in solved([(plain(n), place) for n, place in found]).items() if name not in known}
+        known, symbols = self._inputs()
         named = symbols & set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if symbols else set()
         if not self._taken.isdisjoint(symbols):
             raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & symbols))}")
-        if not named <= known.keys():
-            raise SizeError(f"the inputs of {self._graph.name} do not say what {', '.join(sorted(named - known.keys()))} is")
+        if not named <= known.keys() | self._read.keys():
+            unknown = named - known.keys() - self._read.keys()
+            raise SizeError(f"the inputs of {self._graph.name} do not say what {', '.join(sorted(unknown))} is")
+        _require_read_before(lines, self._read.keys() - known.keys())
         return [f"    {name} = {place}" for name, place in known.items() if name in named]
+
+    def _inputs(self) -> tuple[dict[str, str], set[str]]:
+        """Where in the inputs symbolic sizes are, by their names; and all symbols there are."""
+        inputs = self._graph.placeholders
+        found = [(n, f"{node.name}.shape[{d}]") for node in inputs for d, n in _symbolic_sizes(node)]
+        found += [(node.meta["val"], node.name) for node in inputs if is_size(node.meta.get("val"))]
+        symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
+        known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
+        known |= {name: place for name, place in solved([(plain(n), place) for n, place in found]).items() if name not in known}
+        return known, symbols
 
     def name(self, like: str, value: Any) -> str:
         """A name for an object, that neither a variable of the program, nor another object, nor Python has: expressions call ``bool``."""
@@ -251,6 +281,20 @@ def _symbolic_sizes(node: fx.Node) -> Iterator[tuple[int, torch.SymInt]]:
         size: Any = n
         if isinstance(size, torch.SymInt):
             yield d, size
+
+
+def sizes_around(node: fx.Node) -> Sizes:
+    """What is known of all sizes where a node's own are from."""
+    numbers: list[Any] = [node.meta["val"], *(n for tensor in tensors_in(value_of(node)) for n in tensor.shape)]
+    return sizes_of(shape_environment(next(filter(is_size, numbers))))
+
+
+def _require_read_before(lines: Sequence[str], read: Collection[str]) -> None:
+    """A size that Python reads is known to those lines alone that follow the one in which it is read."""
+    for symbol in read:
+        first = next(line for line in lines if re.search(rf"\b{symbol}\b", line.partition("  # ")[0]))
+        if not first.startswith(f"    {symbol} = "):
+            raise SizeError(f"{symbol} is read after it is used: {first.strip()}")
 
 
 def _symbols(node: fx.Node) -> Collection[str]:

@@ -42,7 +42,6 @@ def print_python(
     lines = printer.head()
     head = len(lines)
     taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
-    lines += _counted(printer, schedule)
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
@@ -76,6 +75,8 @@ def print_python(
                 returned = any(user.op == "output" for user in step.node.users)
                 kernels_read[step.node.name] = f"{step.node.name}_laid_out" if returned else step.node.name
                 lines.append(f"    {_laid_out(printer, step.node, kernels_read[step.node.name])}")
+    counted = len(lines) if printer.reads_sizes else head  # of sizes that are known
+    lines[counted:counted] = _counted(printer, schedule)
     lines.append(printer.result())
     lines[head:head] = printer.sizes(lines)
     return Source(graph.name, "python", "\n".join(lines) + "\n", names)

@@ -32,6 +32,14 @@ class NotSymbolicError(Exception):
     """A function does not trace with symbols: it, or what it calls, has to know a number. It is traced with the value instead."""
 
 
+class VaryingNumbersError(NotSymbolicError):
+    """A function returns, or stores, numbers that are computed of sizes, which its dry run saw as constants: ``names`` says where."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(f"{', '.join(sorted(names))} is computed of sizes")
+        self.names = names
+
+
 class Floats:
     """The symbolic floats and ints of one trace, and the guards they leave."""
 

@@ -7,25 +7,27 @@ layers give back around the compiled kernel.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 
 from ..autograd_state import gradient_of, has_history, is_leaf
 from ..checkpoint_policies import Policy
 from ..errors import ImpureFunctionError, TraceError
 from ..options import BackwardAutocast, Randomness
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
-from ..state.effects import Effect
+from ..state.effects import Effect, Written
 from ..state.state import same_effects
 from ..state.watch import Watch
 from ..subclasses import inner_tensors
 from ..trees import Tree, flatten
 from .capture_sources import GradientOf
 from .facts import Facts, naming
+from .floats import VaryingNumbersError
 from .inputs import Inputs
 from .inverse import Inverse
 from .onward import Handing
@@ -122,6 +124,7 @@ class Inner:
         outputs, bases = look_at_outputs(leaves, paths, slot_of, trace.lineage, self.named, is_base)
         if list(map(_kind, outputs)) != list(map(_kind, self.facts.outputs)):
             raise _another_result(self.facts, outputs)
+        self._require_constant(leaves, written)
         first = [leaf if o.is_dynamic else o.constant for leaf, o in zip(leaves, self.facts.outputs, strict=True)]
         require_the_same(leaves, paths, first)
         tensors = [(slot, value) for slot, value in reversed(seen.items()) if isinstance(value, Tensor)]
@@ -171,6 +174,17 @@ class Inner:
                 raise TraceError(f"the function stores {slot.name} in one of two runs", where=slot.name, fix=_PURE)
             return kept_apart(trace.named(stored[slot]), self.splits)  # type: ignore[no-any-return]
         return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(gradient_of(seen[slot.of]))
+
+    def _require_constant(self, leaves: Sequence[Any], written: Written) -> None:
+        """What the dry run took for constants, this run must: sizes are symbols here alone."""
+        constant = [(o.path, v) for o, v in zip(self.facts.outputs, leaves, strict=True) if not o.is_dynamic]
+        constant += [(str(slot), v) for slot, v in (written.stores | written.plain).items() if slot not in self.facts.state.stores]
+        varying = frozenset(path for path, value in constant if isinstance(value, (SymInt, SymFloat)))
+        if varying:
+            raise VaryingNumbersError(varying)
+        for _, value in constant:
+            for size in value if isinstance(value, torch.Size) else ():
+                operator.index(size)  # fixes it
 
     def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
         """What this run leaves as gradients, the dry run must have seen."""

@@ -6,13 +6,14 @@ dimensions, indices, integer tensors, whose arithmetic is exact) an int decides 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .floats import Float, Int, fixed
+from .floats import Float, Int
 
 _ARITHMETIC = (
     "add sub subtract rsub mul multiply div divide true_divide floor_divide truediv floordiv remainder mod fmod pow float_power "
@@ -31,12 +32,16 @@ _CHOOSES = _functions(_CHOICES)
 _COMPUTES = _functions(_ARITHMETIC) | _CHOOSES
 
 
-def without_ints(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a function of torch's, with floats or values in the place of symbolic ints."""
+def without_ints(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], as_size: Callable[[Int], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a function of torch's, with floats, sizes or values in the place of symbolic ints. ``as_size``: what PyTorch is
+    given where no float means the same."""
     tensors = list(_tensors((*args, *kwargs.values())))
     beside = [t for t in tensors if not (function in _CHOOSES and t.dtype == torch.bool)]
     computes = function in _COMPUTES and bool(beside) and all(t.dtype.is_floating_point for t in beside)
-    return [_settled(v, computes) for v in args], {name: _settled(v, computes) for name, v in kwargs.items()}
+    settled = functools.partial(_settled, as_size=as_size)
+    return [settled(v, computes) for v in args], {name: settled(v, computes) for name, v in kwargs.items()}
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
@@ -47,18 +52,18 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _settled(value: Any, computes: bool) -> Any:
+def _settled(value: Any, computes: bool, as_size: Callable[[Int], Any]) -> Any:
     """A value without symbolic ints; ``computes``: whether a float means the same there. Within containers none does."""
     if type(value) is Int:
         node = value.node.as_float() if computes else None
-        return fixed(value) if node is None else Float(node)
+        return as_size(value) if node is None else Float(node)
     if type(value) is slice:
-        return slice(_settled(value.start, False), _settled(value.stop, False), _settled(value.step, False))
+        return slice(_settled(value.start, False, as_size), _settled(value.stop, False, as_size), _settled(value.step, False, as_size))
     if isinstance(value, (list, tuple)) and any(_holds(v) for v in value):
-        items = [_settled(v, False) for v in value]
+        items = [_settled(v, False, as_size) for v in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if type(value) is dict:
-        return {key: _settled(v, False) for key, v in value.items()} if any(map(_holds, value.values())) else value
+        return {key: _settled(v, False, as_size) for key, v in value.items()} if any(map(_holds, value.values())) else value
     return value
 
 

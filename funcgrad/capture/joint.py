@@ -104,12 +104,12 @@ def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...
     numbers, names = trace.reads.numbers, trace.symbols.floats.names
     before: list[str] = []
     for guard in reversed(guards):  # each goes right after what it is about: in the order in which they were asked
-        free = [symbol for symbol in re.findall(r"[A-Za-z_]\w*", guard) if symbol in names]
-        read = [symbol for symbol in free if symbol in numbers]
-        if read:
-            last = max(read, key=numbers.__getitem__)
+        free = [symbol for symbol in re.findall(r"[A-Za-z_]\w*", guard) if symbol in names or symbol in trace.symbols.sizes]
+        read = max((numbers[symbol] for symbol in free if symbol in numbers), default=None)
+        if read is not None:
+            last = [symbol for symbol in numbers if numbers[symbol] == read][-1]
             with trace.right_after(last):  # what is read later counts only where it holds
-                trace.call(on_path, (trace.condition(guard, dict.fromkeys(free)), numbers[last], trace.symbol_node(last)), {}, None)
+                trace.call(on_path, (trace.condition(guard, dict.fromkeys(free)), read, trace.reads.values[read]), {}, None)
         else:
             before.append(guard)
     return tuple(reversed(before)), {symbol: name for symbol, name in names.items() if symbol not in numbers}

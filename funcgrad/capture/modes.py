@@ -184,7 +184,7 @@ class Lifter(TorchFunctionMode):
         args = [self.stand_in(a) for a in args]
         kwargs = {k: self.stand_in(v) for k, v in given.items()}
         if self._trace.symbols.floats.ints:
-            args, kwargs = without_ints(func, args, kwargs)
+            args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
             return answer
         if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._is_view_here_alone(args[0]):

@@ -68,6 +68,7 @@ def observe(
     replays: bool = True,
     at_level: int = 0,
     path: Path | None = None,
+    varying: frozenset[str] = frozenset(),
 ) -> tuple[Facts, Watch]:
     """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is recorded.
 
@@ -75,13 +76,13 @@ def observe(
     caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
     backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
     ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each call (else it has happened).
-    ``at_level``, ``path``: see ``Trace``.
+    ``at_level``, ``path``, ``varying``: see ``Trace``.
     Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
     """
     known: list[Tensor] = []
     while True:
         dry = _DryRun(inputs, grad, known, out_slot, splits, rng, replays, path)
-        dry.trace.at_level = at_level
+        dry.trace.at_level, dry.trace.varying = at_level, varying
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except RestartTrace as met:
@@ -327,7 +328,7 @@ class _DryRun:
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base)
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base, self.trace.varying)
         kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
         switched_on = any(True in calls for calls in switches.values())
         sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -54,12 +54,13 @@ def look_at_outputs(
     lineage: Lineage,
     out_slot: Callable[[str], Slot],
     is_base: Callable[[Slot, Tensor], bool] | None,
+    varying: Collection[str] = (),
 ) -> tuple[tuple[OutputFact, ...], dict[Base, Tensor]]:
     """The facts of each output, and the intermediates that several of them are views of.
 
     ``slot_of`` names the stand-ins by identity, ``out_slot`` an output by its path. ``is_base`` decides whether an intermediate
     that several outputs are views of is a base: only where autograd must know that they share it. With None, outputs are
-    not compared with each other (those of a gradient depend on how it is traced).
+    not compared with each other (those of a gradient depend on how it is traced). ``varying``: the paths of numbers that are no constants.
     """
     first: dict[int, str] = {}
     for path, leaf in zip(paths, leaves, strict=True):
@@ -103,7 +104,8 @@ def look_at_outputs(
                 )
             )  # fmt: skip
         else:
-            found.append(OutputFact(path, type_now(leaf), isinstance(leaf, (SymInt, SymFloat, SymBool)), False, False, None, leaf))
+            is_dynamic = path in varying or isinstance(leaf, (SymInt, SymFloat, SymBool))
+            found.append(OutputFact(path, type_now(leaf), is_dynamic, False, False, None, leaf))
     _refuse_leaves([(path, v) for path, v in zip(paths, leaves, strict=True) if isinstance(v, Tensor)], slot_of)
     return tuple(found), bases
 

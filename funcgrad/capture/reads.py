@@ -15,14 +15,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..graph_primitives import AnyNumber, Path, Read, Sized, expect, item_of
+from ..graph_primitives import (
+    LEAST,
+    AnyNumber,
+    Path,
+    Read,
+    Shapes,
+    Sized,
+    SizeRead,
+    expect,
+    has_symbols,
+    item_of,
+    numbers_replaced,
+    shapes_of,
+    sizes_varied,
+)
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import is_operator
-from .floats import NotSymbolicError
+from ..torch_private.symbols import expression
+from .floats import Int, NotSymbolicError, fixed
 from .source_location import user_line
 from .tape import Tape, UnknownValue
+from .traced_sizes import seen
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -34,12 +50,22 @@ READS: set[Any] = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__forma
 _ARRAYS: set[Any] = {Tensor.numpy, Tensor.__array__}
 _SPLITS: set[Any] = {torch.tensor_split, Tensor.tensor_split}
 _INDEXES: set[Any] = {Tensor.__getitem__, Tensor.__setitem__}
-TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, *_SPLITS, *_INDEXES}
-"""Functions that read tensors among their arguments where no mode hears of it: those in lists, and where to split."""
+_COUNTED: set[Any] = {
+    torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, Tensor.new_zeros, Tensor.new_ones,
+    Tensor.new_empty, Tensor.new_full,
+}  # fmt: skip
+"""Functions that make a tensor, and take tensors for numbers where they ask how large."""
+TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, *_SPLITS, *_INDEXES, *_COUNTED}
+"""Functions that read tensors among their arguments where no mode hears of it: those in lists, where to split, and sizes."""
 BY_MASK = {
     aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.masked_select.default, aten.masked_scatter.default,
 }  # fmt: skip
 """Operators whose second operand is a mask, or a list of indices that may be masks."""
+_COUNTS = {
+    aten.nonzero.default, aten.argwhere.default, aten._unique.default, aten._unique2.default, aten.unique_consecutive.default,
+    aten.bincount.default, aten.repeat_interleave.Tensor,
+}  # fmt: skip
+"""Operators that make as many elements, or rows, as they find."""
 _SMALL = 1 << 16
 """Constants of so many bytes become data of the program; larger ones are computed by it where that is sure to give the same sizes."""
 
@@ -77,7 +103,10 @@ class Reads:
         self._known = known or ()
         self.done: list[Read] = []
         self.numbers: dict[str, int] = {}
-        """The symbols of numbers that were read, and which read each is."""
+        """The symbols of numbers that were read, sizes among them, in order, and which read each is."""
+        self.values: dict[int, Any] = {}
+        """What was read where there are symbols in it."""
+        self._as_sizes: dict[str, Any] = {}
         self._found: dict[int, tuple[Any, Sequence[Tensor]]] = {}
 
     def release(self) -> None:
@@ -105,7 +134,7 @@ class Reads:
         """What a body of control flow reads may be another value in each step."""
         return self.allowed and not (self._trace.bodies.given or self._trace.bodies.searches)
 
-    def _read(self, look: Callable[[], Any], operands: Any, is_item: bool = False) -> Any:
+    def _read(self, look: Callable[[], Any], operands: Any, has_numbers: bool = False) -> Any:
         """What is read next of ``operands``: as it is known, or as it is now; ``NotImplemented`` where nobody knows."""
         i = len(self.done)
         try:
@@ -117,25 +146,43 @@ class Reads:
             value = look() if known is None else known
         except UnknownValue:
             return NotImplemented
-        if isinstance(value, AnyNumber) and not is_item:
+        if has_symbols(value) and not has_numbers:
             raise NotSymbolicError("a text or a list is made of a number that is a symbol")
         self.done.append(Read(value, user_line(), self._trace.current_pass))
         return value
 
     def _now(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator says of values now. A float that is read after one that is a symbol is a symbol, too."""
+        """What an operator says of values now. A number that is read after one that is a symbol is a symbol, too: it may be the same."""
         value = self.tape.now(op, args, kwargs)
-        return AnyNumber(float) if type(value) is float and any(isinstance(v, AnyNumber) for v in self._known) else value
+        return AnyNumber(type(value)) if type(value) in (float, int) and has_symbols(self._known) else value
 
     def _symbol(self, fake: Tensor, now: Any) -> Any:
         """The number that was read last as a symbol."""
         trace, i = self._trace, len(self.done) - 1
         hint = self.tape.now(aten._local_scalar_dense.default, (fake,), {}) if now is None else now
         symbol = trace.symbols.floats.symbol(f"read {i}", hint)
-        self.numbers[symbol.node.text] = i
+        self.numbers[symbol.node.text], self.values[i] = i, symbol
         if trace.graph is not None:
-            trace.stand_for(symbol, trace.call(item_of, (trace.node(fake),), {}, symbol))
+            trace.symbol_is(symbol.node.text, trace.call(item_of, (trace.node(fake),), {}, symbol))
         return symbol
+
+    def as_size(self, number: Int) -> Any:
+        """A number that is a symbol, where PyTorch takes it for a size: a symbol of PyTorch's, if all it is computed of was read."""
+        node, trace = number.node, self._trace
+        reads = [self.numbers.get(symbol) for symbol in node.symbols]
+        if trace.graph is None:  # sizes are no symbols in this run
+            return node.hint
+        if not reads or None in reads or node.hint < LEAST or trace.bodies.given:
+            return fixed(number)
+        if node.text not in self._as_sizes:
+            read = max(read for read in reads if read is not None)
+            with without_modes(), without_function_modes(), outside_transforms():
+                size = trace.symbols.number(read, node.text, node.hint)
+            symbol = str(expression(size))
+            trace.symbol_is(symbol, trace.call(SizeRead(read, symbol), (number, self.values[read]), {}, size))
+            self.numbers[symbol] = read
+            self._as_sizes[node.text] = seen(size)
+        return self._as_sizes[node.text]
 
     def read(self, method: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """What a method makes of values. An array may not be written to: the trace would not see it."""
@@ -168,8 +215,26 @@ class Reads:
             return [args[0], *map(self._as_data, args[1:])]
         if func in _INDEXES:
             at = args[1]
-            return [args[0], tuple(self._as_data(i) if type(i) is list else i for i in at) if type(at) is tuple else at, *args[2:]]
+            return [args[0], tuple(map(self._as_index, at)) if type(at) is tuple else self._as_bounds(at), *args[2:]]
+        if func in _COUNTED:
+            first = args[:1] if getattr(Tensor, func.__name__, None) is func else []  # what a method is of
+            return [*first, *map(self._as_number, args[len(first) :])]
         return [a if isinstance(a, Tensor) else self._as_data(a) for a in args]
+
+    def _as_index(self, at: Any) -> Any:
+        return self._as_data(at) if type(at) is list else self._as_bounds(at)
+
+    def _as_bounds(self, at: Any) -> Any:
+        return slice(*map(self._as_number, (at.start, at.stop, at.step))) if type(at) is slice else at
+
+    def _as_number(self, value: Any) -> Any:
+        """A whole number in a tensor, or those in a list, as Python reads it where it is a size."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._as_number, value)) if type(value) in (tuple, list) else value
+        if not isinstance(value, Tensor) or value.dim() or value.is_floating_point() or value.is_complex() or not self.allowed:
+            return value
+        number = seen(value.item())
+        return self.as_size(number) if type(number) is Int else number
 
     def _as_data(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -189,17 +254,53 @@ class Reads:
             real = None
         if real is None:
             raise DynamicOutputShapeException(op)
-        sizes = self._read(lambda: _sizes(real), [args, kwargs])
+        shapes = self._read(lambda: self._shapes_now(op, real), [args, kwargs], has_numbers=True)
+        now = numbers_replaced(lambda number, size: size if number.now is None else number.now, shapes, shapes_of(real))
         with without_modes(), without_function_modes(), outside_transforms():
-            reals = [r if tuple(r.shape) == size else _like(r, size) for r, size in zip(_several(real), sizes, strict=True)]
-        outs = self._as_fakes(reals)
-        if _sizes(real) == sizes:
+            reals = [r if tuple(r.shape) == shape else _like(r, shape) for r, shape in zip(_several(real), now, strict=True)]
+        outs = self._as_fakes(reals) if self._trace.graph is None else self._as_symbolic_fakes(reals, shapes)
+        if shapes_of(real) == now:
             self.tape.keep(outs, reals, is_constant=False)
         out = outs if isinstance(real, (list, tuple)) else outs[0]
         self.tape.note(op, args, kwargs, out)
         if self._trace.graph is not None:
-            self._trace.record(Sized(op, len(self.done) - 1, sizes), args, kwargs, out)
+            self._record_sized(op, args, kwargs, out, shapes)
         return out
+
+    def _shapes_now(self, op: Any, real: Any) -> Shapes:
+        """The sizes of what an operator makes now. Those that are read after a symbol are symbols, too, where they count what was found."""
+        shapes = shapes_of(real)
+        if op not in _COUNTS or not has_symbols(self._known):
+            return shapes
+        n, other = shapes[0][0], AnyNumber(int)
+        found: Shapes = sizes_varied(shapes, tuple((other if shape[:1] == (n,) else n, *shape[1:]) for shape in shapes))
+        return found
+
+    def _as_symbolic_fakes(self, reals: Sequence[Tensor], shapes: Shapes) -> tuple[Tensor, ...]:
+        """Fakes of real tensors of which some sizes are symbols."""
+        found = []
+        for i, (real, shape) in enumerate(zip(reals, shapes, strict=True)):
+            dims = [d for d, n in enumerate(shape) if isinstance(n, AnyNumber)]
+            if dims:
+                with without_modes():
+                    found.append(self._trace.symbols.result(len(self.done) - 1, i, real, dims))
+            else:
+                found += self._as_fakes([real])
+        return tuple(found)
+
+    def _record_sized(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, shapes: Shapes) -> None:
+        """The call in the graph, and the sizes that are symbols."""
+        trace, read = self._trace, len(self.done) - 1
+        symbolic = [
+            (tensor, i, d) for i, (tensor, shape) in enumerate(zip(_several(out), shapes, strict=True)) for d in range(len(shape))
+            if isinstance(tensor.shape[d], torch.SymInt)
+        ]  # fmt: skip
+        symbols = tuple((str(expression(tensor.shape[d])), i, d) for tensor, i, d in symbolic)
+        trace.record(Sized(op, read, shapes, symbols), args, kwargs, out)
+        self.values[read] = shapes_of(out)
+        for (tensor, _, d), (symbol, _, _) in zip(symbolic, symbols, strict=True):
+            self.numbers[symbol] = read
+            trace.size_of(symbol, tensor, d)
 
     def _sized_constant(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         real = self.tape.constant(op, args, kwargs)
@@ -286,10 +387,6 @@ class Reads:
 
 def _several(value: Any) -> Sequence[Tensor]:
     return value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _sizes(found: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(t.shape) for t in _several(found))
 
 
 def _like(real: Tensor, size: Sequence[int]) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from ..errors import TraceError
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_true, scalar, size
-from ..graphs import Graph, storages, value_of, written_copies
+from ..graphs import Graph, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
@@ -31,10 +31,10 @@ from .symbols import Symbols
 class Recorder:
     """A graph in the making. ``graph`` is None for a run that is only watched."""
 
-    def __init__(self, *, record: bool) -> None:
+    def __init__(self, *, record: bool, reads_symbols: bool = False) -> None:
         self.fakes = FakeTensorMode()
         self.on_fakes = Results(self.fakes)
-        self.symbols = Symbols(self.fakes)
+        self.symbols = Symbols(self.fakes, record and reads_symbols)
         self.graph = fx.Graph() if record else None
         self.constants: dict[str, Tensor] = {}
         self.current_pass = "forward"
@@ -205,14 +205,22 @@ class Recorder:
             if tensor is None or tensor.graph is not self.graph:
                 raise NotSymbolicError("a body of control flow depends on a symbol")
             with self.graph.inserting_after(next(reversed(self.graph.find_nodes(op="placeholder")))):
-                node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
-            node.meta = {"val": tensor.meta["val"].shape[dim], "pass": "forward", "where": None}
-            self._scalars[symbol] = node
+                self._scalars[symbol] = self._size_node(tensor, dim)
         return self._scalars[symbol]
 
-    def stand_for(self, symbol: Any, node: fx.Node) -> None:
+    def size_of(self, symbol: str, fake: Tensor, dim: int) -> None:
+        """A symbol is the size of a result."""
+        self.symbol_is(symbol, self._size_node(self.node(fake), dim))
+
+    def symbol_is(self, symbol: str, node: fx.Node) -> None:
         """A node computes what a symbol stands for."""
-        self._scalars[symbol.node.text] = node
+        self._scalars[symbol] = node
+
+    def _size_node(self, tensor: fx.Node, dim: int) -> fx.Node:
+        assert self.graph is not None
+        node = self.graph.create_node("call_function", size, (tensor, dim), {}, name="size")
+        node.meta = {"val": value_of(tensor).shape[dim], "pass": pass_of(tensor), "where": None}
+        return node
 
     @contextlib.contextmanager
     def right_after(self, symbol: str) -> Iterator[None]:

@@ -10,6 +10,7 @@ import enum
 import functools
 import gc
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +31,7 @@ _IMMUTABLE = (
 PLAIN = (bool, int, float, complex, str, bytes)
 _SYMBOLIC = (SymInt, SymFloat, SymBool)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial)
-_OPAQUE = (types.ModuleType, types.FrameType, types.CodeType, type)
+_OPAQUE = (types.ModuleType, types.FrameType, types.CodeType, type, weakref.WeakKeyDictionary)  # in which a module has its programs
 _AT_MOST = 100_000
 
 _Child = tuple[str, Any]

@@ -19,12 +19,14 @@ from .floats import Floats, NotSymbolicError
 class Symbols:
     """Comparisons on symbols become guards, arithmetic on them becomes expressions."""
 
-    def __init__(self, fakes: FakeTensorMode) -> None:
+    def __init__(self, fakes: FakeTensorMode, expected: bool = False) -> None:
         self._fakes = fakes
         self._env: ShapeEnv | None = None
+        self._expected = expected
+        """Whether sizes of results will be symbols."""
         self.floats = Floats()
         self.sizes: dict[str, tuple[str, int]] = {}
-        """By symbol, the tensor and the dimension whose size it stands for."""
+        """By symbol, the tensor, an input or a result that was read, and the dimension whose size it stands for."""
 
     def _environment(self) -> ShapeEnv:
         if self._env is None:  # only for symbols: with an environment, values read from tensors would become symbols, too
@@ -33,6 +35,26 @@ class Symbols:
 
     def tensor(self, name: str, real: Tensor, dims: Collection[int]) -> Tensor:
         """A fake of a tensor whose sizes along ``dims`` are symbols: those that are equal now may be others later."""
+        fake = self._symbolic(name, real, dims)
+        self.known.inputs[name] = shape_of(fake), strides_of(fake)
+        return fake
+
+    def result(self, read: int, which: int, real: Tensor, dims: Collection[int]) -> Tensor:
+        """The same of a result of an operator whose sizes values decide, of which this is what Python read."""
+        fake = self._symbolic(f"read {read}[{which}]", real, dims)
+        for size in fake.shape:
+            if isinstance(size, torch.SymInt):
+                self.known.read(str(expression(size)), read)
+        return fake
+
+    def number(self, read: int, text: str, now: int) -> torch.SymInt:
+        """A symbol for a number that Python read, or computed of what it read last in this read, as a size."""
+        found: Any = self._symbolic(f"read {read} as {text}", torch.empty(now, 0), (0,)).shape[0]
+        self.known.read(str(expression(found)), read)
+        self.known.origins[str(expression(found))] = text
+        return found  # type: ignore[no-any-return]
+
+    def _symbolic(self, name: str, real: Tensor, dims: Collection[int]) -> Tensor:
         self._environment()
         fake = symbolic_fake(self._fakes, real, name, dims)
         for d, (size, now) in enumerate(zip(fake.shape, real.shape, strict=True)):
@@ -43,12 +65,11 @@ class Symbols:
         for stride in fake.stride():
             if isinstance(stride, torch.SymInt) and not {str(s) for s in expression(stride).free_symbols} <= self.sizes.keys():
                 raise NotSymbolicError(f"{name} does not lie as its sizes say")
-        self.known.inputs[name] = shape_of(fake), strides_of(fake)
         return fake
 
     def followed(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, operators compute with symbolic sizes, where C++ would fix some."""
-        return symbolic_shapes() if self.sizes else contextlib.nullcontext()
+        return symbolic_shapes() if self.sizes or self._expected else contextlib.nullcontext()
 
     def __bool__(self) -> bool:
         """Whether there are any."""

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from ..autograd_state import renew_history
 from ..errors import FuncgradError, GraphError, TraceError
-from ..graph_primitives import Path
+from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
@@ -75,7 +75,7 @@ class Trace(Recorder):
     ) -> None:
         """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error. ``path``: what
         Python reads first of values; None where it may not read any."""
-        super().__init__(record=record)
+        super().__init__(record=record, reads_symbols=path is not None and has_sizes(path))
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
@@ -114,6 +114,8 @@ class Trace(Recorder):
         self.tracks = False  # whether it is a gradient that is traced, which switches grad mode on itself
         self.at_level = 0
         """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those it lies in."""
+        self.varying: frozenset[str] = frozenset()
+        """Where the function returns, or stores, numbers that are others for other sizes, which are no symbols in this run."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +256,7 @@ class Trace(Recorder):
         symbol = self.symbols.floats.symbol(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
-            self.stand_for(symbol, node)
+            self.symbol_is(symbol.node.text, node)
         return symbol
 
     def lift(self, real: Tensor) -> Tensor:
@@ -344,7 +346,7 @@ class Trace(Recorder):
         assert self.watch is not None
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         with listening(None):  # what is looked at to compare it, the function has not read
-            return Written(self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor))
+            return Written(self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor), self.varying)
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

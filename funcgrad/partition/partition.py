@@ -44,7 +44,7 @@ from ..tags import Tag, tags_of
 from .cut import minimum_cut
 from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
-_RULES = "minimum cut 10"
+_RULES = "minimum cut 11"
 """Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
 
 

@@ -91,10 +91,12 @@ def price_of_saving(node: fx.Node, view: bool) -> float:
 
 def price_again(node: fx.Node, view: bool, roles: Roles, costs: Mapping[fx.Node, float]) -> float:
     """What computing a node in backward costs, in bytes: nothing where forward does not need it, infinity where it must run once."""
-    if node.op == "get_attr" or view or not isinstance(value_of(node), (Tensor, list, tuple)):
-        return 0
     flags = tags_of(node).flags
+    if node.op == "get_attr" or view:
+        return 0
     if Tag.MUST_SAVE in flags:
         return math.inf
+    if not isinstance(value_of(node), (Tensor, list, tuple)):
+        return 0
     is_free = node not in roles.forward or flags & RECOMPUTED or (node in roles.drawn and (node in costs or not costs))
     return 0 if is_free else costs.get(node, math.inf)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
-from ..graph_primitives import AnyNumber, Opaque
+from ..graph_primitives import Opaque, has_symbols
 from ..graphs import where_of
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
@@ -61,7 +61,7 @@ class Explanation(Shown):
             if guard.place.kind not in _OUTER:
                 yield str(guard.place), _shown(guard), "another one"
         for read in self.program.joint.reads:
-            again = "what it decides otherwise" if isinstance(read.value, AnyNumber) else "another one: another path"
+            again = "what it decides otherwise" if has_symbols(read.value) else "another one: another path"
             yield f"a value, {read.where or 'in backward'}", elided(repr(read.value), 40), again
 
     def _writes(self) -> Iterator[tuple[str, ...]]:

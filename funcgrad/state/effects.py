@@ -12,7 +12,7 @@ import enum
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,11 +124,12 @@ Effect = Store | Count | Grow | Refill
 class Written:
     """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back (``undo``).
 
-    ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
+    ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before. ``varying``: the stores of
+    numbers that are others in other calls.
     """
 
-    def __init__(self, watch: Watch, said: Mentions, known: Callable[[Any], Any]) -> None:
-        self._watch, self._said, self._known = watch, said, known
+    def __init__(self, watch: Watch, said: Mentions, known: Callable[[Any], Any], varying: Collection[str] = ()) -> None:
+        self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
         self.stores: dict[Stored, Any] = {}
         self.plain: dict[Stored, Any] = {}
@@ -308,7 +309,7 @@ class Written:
             return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
-            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)):
+            if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(Stored(path)) in self._varying:
                 slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)

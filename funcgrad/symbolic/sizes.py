@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, field
 from torch import SymInt
 
-from ..torch_private.symbols import expression, guard_expressions, python_text, shape_environment
+from ..torch_private.symbols import expression, guard_expressions, python_text, replaced_symbols, shape_environment
 from .polynomials import Atom, Terms, added, bounds, divided, multiplied, unknowns, written
 
 PREFIX = "size_"
@@ -40,6 +40,10 @@ class Sizes:
     """Sizes and strides of tensors with symbolic sizes, by path."""
     origins: dict[str, str] = field(factory=dict)
     """What each symbol is a size of, as Python: ``x.shape[0]``."""
+    _reads: dict[str, int] = field(factory=dict)
+    """The symbols that are sizes which Python read of values, and which read each is."""
+    _earlier: dict[str, str] = field(factory=dict)
+    """Symbols, where torch has put one in the place of another that is equal and known before it: that one."""
     _atoms: dict[str, Atom] = field(factory=dict)
     _guards: dict[str, None] = field(factory=dict)
     _known: dict[Any, int | Size] = field(factory=dict)
@@ -76,9 +80,35 @@ class Sizes:
         """Their names, as Python writes them."""
         return [atom.python for atom in self._atoms.values() if atom.symbol]
 
+    def read(self, symbol: str, read: int) -> None:
+        """A symbol is known when the program has found what Python read: what is asked of it is checked then, and no guard of the call."""
+        self._reads[symbol] = read
+
+    @property
+    def are_read(self) -> bool:
+        """Whether some are known only when the program has read them."""
+        return bool(self._reads)
+
     @property
     def guards(self) -> list[str]:
-        """Conditions over the symbols, as Python, under which each comparison comes out as it did."""
+        """Conditions over the symbols, as Python, under which each comparison comes out as it did; of those that are known when the program
+        is called."""
+        return [condition for condition in self._conditions if self._last_read(condition) is None]
+
+    def checks(self, read: int) -> list[str]:
+        """The conditions that a read decides: of the symbols in them it is the last that is known."""
+        return [condition for condition in self._conditions if self._last_read(condition) == read]
+
+    def _last_read(self, condition: str) -> int | None:
+        return max((self._reads[s] for s in _SYMBOL.findall(condition) if s in self._reads), default=None) if self._reads else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the program is done, and all its conditions are known."""
+        return self._closed is not None
+
+    @property
+    def _conditions(self) -> list[str]:
         if self._closed is not None:
             return list(self._closed)
         own = set(self.symbols)
@@ -88,7 +118,7 @@ class Sizes:
 
     def close(self) -> None:
         """The program is done: what is asked from now on, where it is looked at, is no guard of it."""
-        self._closed = tuple(self.guards)
+        self._closed = tuple(self._conditions)
         self._environment = None
         self._results.clear()
         self._ranges.clear()
@@ -103,8 +133,10 @@ class Sizes:
         return self._known[expr]
 
     def _learn(self) -> None:
-        """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols."""
+        """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols; which symbols are equal."""
         asked = guard_expressions(self._environment) if self._environment is not None else []
+        if self._reads and len(asked) > self._learnt:
+            self._learn_order()
         for condition in asked[self._learnt :]:
             if not str(condition).startswith(_DIVIDES):
                 continue
@@ -118,6 +150,16 @@ class Sizes:
                 self._ranges.clear()
         self._learnt = len(asked)
 
+    def _learn_order(self) -> None:
+        earlier: dict[str, str] = {}
+        for symbol, other in replaced_symbols(self._environment).items():
+            first = min(symbol, earlier.get(other, other), key=lambda s: self._reads.get(s, -1))
+            if first != other:
+                earlier[other] = first
+        if earlier != self._earlier:
+            self._earlier = earlier
+            self._known.clear()
+
     def _fixed(self, text: str, hint: int) -> int:
         self._guards[f"{text} == {hint}"] = None
         return hint
@@ -127,7 +169,7 @@ class Sizes:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
-            name = f"{PREFIX}{expr}"
+            name = f"{PREFIX}{self._earlier.get(str(expr), expr)}"
             return _made(self, {(name,): 1}) if name in self._atoms else None
         rule = _RULES.get(kind)
         return None if rule is None or any(a is None for a in args) else rule(args)

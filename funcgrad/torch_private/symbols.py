@@ -92,6 +92,12 @@ def expression(value: Any) -> Any:
     return value.node.expr
 
 
+def replaced_symbols(environment: Any) -> dict[str, str]:
+    """The symbols in whose place PyTorch has put others, which are equal: each with what stands for it now."""
+    found = {symbol: environment.replace(symbol) for symbol in environment.replacements}
+    return {str(symbol): str(other) for symbol, other in found.items() if other.is_Symbol}
+
+
 def is_size(value: Any) -> bool:
     """Whether a value is a symbolic size of PyTorch's; funcgrad's own symbolic ints have nodes of their own."""
     return isinstance(value, torch.SymInt) and isinstance(value.node, SymNode)

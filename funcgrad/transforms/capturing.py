@@ -12,6 +12,7 @@ import torch
 from ..capture.captures import GradientsMatter
 from ..capture.error_translation import named_error
 from ..capture.facts import Facts, require_sizes_may_vary
+from ..capture.floats import NotSymbolicError, VaryingNumbersError
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.joint import BackwardError, capture
@@ -19,7 +20,7 @@ from ..capture.observe import observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
-from ..graph_primitives import Path
+from ..graph_primitives import Path, has_sizes
 from ..joint import Joint
 from ..layers.inverse import inverse_of
 from ..layers.layer import statements_of
@@ -42,11 +43,25 @@ _AUTOCAST_UNSAID = (
 def capture_call(definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path = ()) -> CapturedCall:
     """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes. ``path``: what Python reads first of the
     values of tensors, whatever they are now."""
+    varying = frozenset[str]()
+    while True:
+        try:
+            return _captured(definition, inputs, options, at_level, stages, path, varying)
+        except VaryingNumbersError as found:  # the dry run knows sizes as numbers: it is told which results are computed of them
+            if found.names <= varying:
+                raise
+            varying |= found.names
+
+
+def _captured(
+    definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path, varying: frozenset[str]
+) -> CapturedCall:
     with stages("observe"):
-        definition, grad, facts, watch = _observed(definition, inputs, options, at_level, None if options.reads == "error" else path)
+        known = None if options.reads == "error" else path
+        definition, grad, facts, watch = _observed(definition, inputs, options, at_level, known, varying)
         tensors = read_all(facts.captured, dict(inputs.dynamic))
         key = key_of(inputs, list(tensors.items()), facts)
-        if inputs.sizes:
+        if inputs.sizes or (facts.path is not None and any(has_sizes(v) for v in facts.path if type(v) is tuple)):
             require_sizes_may_vary(facts)
     with stages("layers"):
         if key.ambient.autocast and options.backward_autocast is None and (facts.differentiable or not definition.splits):
@@ -64,19 +79,24 @@ def capture_call(definition: Definition, inputs: Inputs, options: Options, at_le
     with stages("capture"):
         joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch)
         watch.release()
+        if joint.sizes is not None and joint.sizes.are_read:
+            require_sizes_may_vary(facts)
+            if at_level or options.memory_budget is not None:
+                raise NotSymbolicError("a program at a level of torch.func, or with a memory_budget, is for known sizes")
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 
 
 def _observed(
-    definition: Definition, inputs: Inputs, options: Options, at_level: bool, path: Path | None
+    definition: Definition, inputs: Inputs, options: Options, at_level: bool, path: Path | None, varying: frozenset[str]
 ) -> tuple[Definition, bool, Facts, Watch]:
     """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python state."""
     level = level_of_call() if at_level else 0
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
         out_slot, splits = definition.out_slot, definition.splits
-        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, options.rng, replays, level, path)
+        told = options.rng, replays, level, path, varying
+        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, *told)
 
     try:
         return observed(definition, torch.is_grad_enabled(), definition.replays)

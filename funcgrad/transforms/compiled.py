@@ -29,13 +29,13 @@ from ..capture.trace import active_trace
 from ..errors import ReadsWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graph_primitives import AnyNumber, Path, PathMiss, Read
+from ..graph_primitives import AnyNumber, Path, PathMiss, Read, has_symbols, known_now, numbers_replaced, sizes_varied
 from ..layers.layer import statements_of
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
 from ..partition.saved import SavedValues, saved_values
-from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module
+from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module, leaves_path
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
@@ -329,16 +329,30 @@ class Compiled:
         """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if the function can work on
         it; what it decides is checked in the program."""
         attempts = [path]
-        if path and type(path[-1]) in (float, int) and self._options.dynamic is not False and self._options.numerics == "fast":
-            attempts.insert(0, (*path[:-1], AnyNumber(type(path[-1]), path[-1])))
-        if any(isinstance(value, AnyNumber) for value in path):
-            attempts.append(tuple(value.now if isinstance(value, AnyNumber) else value for value in path))
+        if path and self._options.dynamic is not False and self._options.numerics == "fast":
+            last = self._with_symbols(path)
+            attempts = [path] if last is path[-1] else [(*path[:-1], last), path]
+        if has_symbols(path):
+            attempts.append(tuple(map(known_now, path)))
         for attempt in attempts[:-1]:
             try:
                 return self._compile_with_symbols(inputs, attempt)
-            except NotSymbolicError as error:
+            except (NotSymbolicError, SizeError) as error:
                 log(1, f"{self.__name__} does not trace with symbols for what Python reads ({error})")
         return self._compile_with_symbols(inputs, attempts[-1])
+
+    def _with_symbols(self, path: Path) -> Any:
+        """The last that is read on a path, with symbols for numbers: of sizes, for those that are others on another path."""
+        value, i = path[-1], len(path) - 1
+        if type(value) in (float, int):
+            return AnyNumber(type(value), value)
+        if type(value) is not tuple or self._options.memory_budget is not None or self._at_level:  # these are for known sizes
+            return value
+        for program in self._cache.programs:
+            reads = program.joint.reads
+            if i < len(reads) and type(reads[i].value) is tuple and not leaves_path(reads[:i], path[:i]):
+                value = sizes_varied(value, reads[i].value)
+        return value
 
     def _compile_with_symbols(self, inputs: Inputs, path: Path) -> Program:
         """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
@@ -401,7 +415,7 @@ def _with_numbers(path: Path, read: dict[int, Any]) -> Path:
     """A path with the numbers on it that are symbols as kernels found them in this call; ``read`` remembers the last."""
     if path:
         read[len(path) - 1] = path[-1]
-    return tuple(AnyNumber(v.kind, read.get(i)) if isinstance(v, AnyNumber) else v for i, v in enumerate(path))
+    return tuple(numbers_replaced(lambda number, now: AnyNumber(number.kind, now), v, read.get(i)) for i, v in enumerate(path))
 
 
 def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:

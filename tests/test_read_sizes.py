@@ -1,0 +1,198 @@
+"""Sizes that values decide (``x[mask]``, ``nonzero``, ``x[:n.item()]``): symbols from their second value on, one program for all of them."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closeness import assert_rounded
+from torch import nn
+
+import funcgrad as fg
+
+BACKENDS = pytest.mark.parametrize("backend", ["c", "aten"])
+torch.manual_seed(0)
+LINEAR = nn.Linear(4, 3)
+
+
+def masked_sum(x):
+    return x[x > 0].exp().sum()
+
+
+def masked_mean_or_none(x):
+    v = x[(x > 0) & (x < 1)]
+    return v.log().mean() if v.numel() else x.sum()
+
+
+def rows(x):
+    k = x[:, 0] > 0
+    return LINEAR(x[k]).tanh().sum() + x[~k].sum()
+
+
+def labelled(x):
+    labels = x.argmax(1).where(x[:, 0] > -0.5, -100)
+    return F.cross_entropy(x[labels != -100], labels[labels != -100])
+
+
+def edges(x):
+    i, j = (x @ x.T > 0.3).nonzero(as_tuple=True)
+    return torch.zeros(x.shape[0]).index_add(0, i, (x[i] - x[j]).norm(dim=1) ** 2).sum()
+
+
+def unique(x):
+    u, inverse, counts = torch.unique((x * 3).round().detach(), return_inverse=True, return_counts=True)
+    return (torch.zeros(u.shape[0]).scatter_add(0, inverse.flatten(), x.flatten()) / counts).pow(2).sum()
+
+
+def bins(x):
+    n = torch.bincount((x.detach().abs() * 3).long().flatten())
+    return (n * torch.arange(len(n))).sum() * x.sum()
+
+
+def repeated(x):
+    return (x.repeat_interleave((x[:, 0].detach().abs() * 3).long(), 0) ** 2).mean()
+
+
+def mask_of_a_mask(x):
+    v = x[x > 0]
+    w = v[v > 0.5]
+    return (v.sum() + w.pow(3).sum()) / (w.numel() + 1)
+
+
+def written(x):
+    y = x * 1
+    y[y > 0] = y[y > 0].exp()
+    y[y < -1] = 0.0
+    return (y * y).sum()
+
+
+def scattered(x):
+    return x.masked_scatter(x > 0, x[x > 0].flip(0)).pow(2).sum()
+
+
+def concatenated(x):
+    return torch.cat([x[x > 0], x[x <= 0] * 2]).cumsum(0).sum()
+
+
+def ranked(x):
+    return (x[x > 0].sort().values * torch.arange((x > 0).sum())).sum()
+
+
+def products(x):
+    v = x[x[:, 0] > 0]
+    return (v @ v.T).softmax(-1).sum() + F.scaled_dot_product_attention(v[None], v[None], v[None]).sum()
+
+
+def dropped(x):
+    return F.dropout(x[x > 0], 0.5, True).sum()
+
+
+def a_number_as_a_size(x):
+    n = (x[:, 0] > 0).sum().item()
+    return x[:n].sum() + torch.ones(n).sum() * x.mean()
+
+
+def a_tensor_as_a_bound(x):
+    return x[: (x[:, 0] > 0).sum()].exp().sum()
+
+
+def a_number_that_is_computed(x):
+    n = (x[:, 0] > 0).sum().item()
+    return x[n - 1 :].sum() * n
+
+
+FUNCTIONS = {
+    masked_sum: 7, masked_mean_or_none: 7, rows: 10, labelled: 6, edges: 4, unique: 4, bins: 4, repeated: 4, mask_of_a_mask: 7, written: 7,
+    scattered: 7, concatenated: 11, ranked: 7, products: 7, dropped: 7, a_number_as_a_size: 8, a_tensor_as_a_bound: 8,
+    a_number_that_is_computed: 9,
+}  # fmt: skip
+"""What may be compiled over all calls below: the static sizes 0 and 1, the first size, and where another size of the argument is met."""
+
+
+def _arguments():
+    """Arguments of which few, some, or all elements are positive."""
+    for n in range(24):
+        generator = torch.Generator().manual_seed(n)
+        yield torch.randn(8 if n < 18 else 9, 4, generator=generator) + (n % 7 - 3) * 0.8
+
+
+def _result(f, x, seed, is_pair):
+    torch.manual_seed(seed)
+    leaf = x.clone().requires_grad_()
+    try:
+        if is_pair:
+            return f(leaf)
+        out = f(leaf)
+    except (RuntimeError, IndexError) as error:
+        assert not isinstance(error, fg.FuncgradError)
+        return str(error)
+    return out.detach(), torch.autograd.grad(out, leaf)[0]
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "error::funcgrad.ReadsWarning")
+@pytest.mark.parametrize("transform", [fg.jit, fg.value_and_grad_compiled])
+@pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
+@BACKENDS
+def test_one_program_for_all_sizes(f, transform, backend):
+    compiled = transform(f, backend=backend)
+    for n, x in enumerate(_arguments()):
+        assert_rounded(_result(compiled, x, n, transform is not fg.jit), _result(f, x, n, False))
+    assert compiled.cache_info().misses <= FUNCTIONS[f]
+
+
+def test_the_text_says_where_a_size_is_read_and_what_is_checked_of_it():
+    f = lambda x: x[x > 0].sum() * 2  # noqa: E731
+    compiled = fg.jit(f, backend="aten")
+    for n in (3, 5, 7):
+        compiled(torch.arange(10.0) - n)
+    text = str(compiled.program(torch.arange(10.0) - 4).sources[0])
+    assert ".shape[0]" in text and "on_path(" in text
+    assert "any int" in str(compiled.explain(torch.arange(10.0) - 4))
+
+
+def test_a_comparison_of_a_size_is_checked_where_it_is_known():
+    f = lambda x: x[x > 0].sum() * (2 if x[x > 0].shape[0] > 4 else 3)  # noqa: E731
+    compiled = fg.jit(f, backend="aten")
+    for n in (8, 7, 2, 3, 6, 5, 4, 8, 2):
+        x = (torch.arange(10.0) < n) * 2.0 - 1
+        assert compiled(x) == f(x)
+    assert compiled.cache_info().misses == 3  # the first size, and two for all others
+
+
+@pytest.mark.parametrize("given", [{"dynamic": False}, {"memory_budget": "1GiB"}, {"numerics": "eager"}])
+def test_where_sizes_are_known_each_is_a_path(given):
+    compiled = fg.value_and_grad_compiled(masked_sum, backend="aten", **given)
+    for n in (3, 5, 7):
+        x = (torch.arange(10.0) < n) * 2.0 - 1
+        assert_rounded(compiled(x), _result(masked_sum, x, 0, False))
+    assert compiled.cache_info().misses == 3
+
+
+def test_levels_of_torch_func_have_known_sizes():
+    compiled = fg.jit(masked_sum, backend="aten")
+    for n in (3, 5, 7, 5):
+        x = (torch.arange(10.0) < n) * 2.0 - 1
+        assert_rounded(torch.func.grad(compiled)(x), torch.func.grad(masked_sum)(x))
+
+
+@BACKENDS
+def test_numbers_that_are_computed_of_sizes_are_no_constants(backend):
+    """A result was that of the size at which the program was compiled."""
+    kept = []
+
+    def f(x):
+        v = x[x > 0]
+        kept.append(v.shape[0] * 3)
+        return v.shape[0] * 2, v.sum(), [x.shape], len(v)
+
+    compiled = fg.jit(f, backend=backend)
+    for size in (9, 10, 11, 12):
+        for n in (3, 5, 7):
+            x = (torch.arange(float(size)) < n) * 2.0 - 1
+            found, there = compiled(x), kept.pop()
+            expected, there_eager = f(x), kept.pop()
+            assert found == expected and there == there_eager
+            assert [type(v) for v in found] == [type(v) for v in expected] and type(there) is int
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled(torch.ones(6))[0] == 12
