@@ -1,4 +1,4 @@
-"""Sizes that values decide (``x[mask]``, ``nonzero``, ``x[:n.item()]``): symbols from their second value on, one program for all of them."""
+"""Sizes that values decide (``x[mask]``, ``nonzero``, ``x[:n.item()]``): symbols from their second value on, one program for all."""
 
 import warnings
 

@@ -61,7 +61,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
 
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
-            with lengths_in(watch.measuring if trace.symbols.sizes else ()):
+            with lengths_in(watch.measuring if trace.symbols.may_be_sizes() else ()):
                 with torch.set_grad_enabled(grad and inner.splits), trace.lifting():  # one program is no part of a graph
                     ran = inner.run(*ins)
                 return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))

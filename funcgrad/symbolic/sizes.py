@@ -133,7 +133,7 @@ class Sizes:
         return self._known[expr]
 
     def _learn(self) -> None:
-        """What torch was asked, and answered, so that it holds in every call: which numbers divide which symbols; which symbols are equal."""
+        """What torch was asked, and answered, so that it holds in every call: what divides which symbols, and which are equal."""
         asked = guard_expressions(self._environment) if self._environment is not None else []
         if self._reads and len(asked) > self._learnt:
             self._learn_order()
