@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd as torchs_own
 
 import funcgrad as fg
 from funcgrad.engine import region as regions
@@ -491,6 +492,23 @@ def test_what_a_custom_function_saved_and_is_written_to_by_a_hook(reads, hook):
         found = [program(writes) for writes in (False, True, True)]
     torch.testing.assert_close(found, wanted)
     assert region.compiles == 1, region.explain()
+
+
+@pytest.mark.parametrize("inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm)])
+def test_a_hook_that_raises_where_torchs_own_is_on_or_off_inside(inner):
+    """It has run once, and its error is the caller's: nothing runs again."""
+    seen = []
+
+    def raising(g):
+        seen.append(g)
+        raise ArithmeticError
+
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    y.register_hook(raising)
+    with fg.compiled_autograd(), inner(), pytest.raises(ArithmeticError):
+        y.sin().sum().backward()
+    assert len(seen) == 1
 
 
 def test_what_was_saved_may_be_written_to_once_it_is_read():

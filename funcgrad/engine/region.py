@@ -26,6 +26,7 @@ from ..options import Options, log, make_options
 from ..show.shown import Several
 from ..torch_private.engine import (
     callbacks_into,
+    engine_hook,
     forget_engine_graphs,
     in_torchs_own_capture,
     instead_of_engine,
@@ -214,7 +215,7 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
     try:
         return original(roots, *args, **kwargs)
     except Exception as error:
-        if _here.now.has_begun:
+        if _here.now.has_begun or engine_hook() is not _recorder:  # torch's own may be on in here, or off
             raise
         why = f"PyTorch's engine does not tell of it: {error}"
     finally:
