@@ -494,20 +494,28 @@ def test_what_a_custom_function_saved_and_is_written_to_by_a_hook(reads, hook):
     assert region.compiles == 1, region.explain()
 
 
-@pytest.mark.parametrize("inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm)])
-def test_a_hook_that_raises_where_torchs_own_is_on_or_off_inside(inner):
-    """It has run once, and its error is the caller's: nothing runs again."""
+@pytest.mark.parametrize("error", [ArithmeticError, RuntimeError])
+@pytest.mark.parametrize("inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm), contextlib.nullcontext])
+def test_a_hook_that_raises_where_torchs_own_is_beside(inner, error):
+    """It has run once, and its error is the caller's: nothing runs again. Torch's own knows the graph, and is on in here, or off."""
     seen = []
 
     def raising(g):
         seen.append(g)
-        raise ArithmeticError
+        raise error
 
-    x = torch.ones(3, requires_grad=True)
-    y = x.exp()
-    y.register_hook(raising)
-    with fg.compiled_autograd(), inner(), pytest.raises(ArithmeticError):
-        y.sin().sum().backward()
+    def backward():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.register_hook(raising)
+        with pytest.raises(error):
+            y.sin().sum().backward()
+
+    regions.reset()
+    with torchs_own._enable(lambda gm, *_: gm):
+        backward()
+    seen.clear()
+    with fg.compiled_autograd(), inner():
+        backward()
     assert len(seen) == 1
 
 
