@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd as torchs_own
 
 import funcgrad as fg
 from funcgrad.engine import region as regions
@@ -491,6 +492,31 @@ def test_what_a_custom_function_saved_and_is_written_to_by_a_hook(reads, hook):
         found = [program(writes) for writes in (False, True, True)]
     torch.testing.assert_close(found, wanted)
     assert region.compiles == 1, region.explain()
+
+
+@pytest.mark.parametrize("error", [ArithmeticError, RuntimeError])
+@pytest.mark.parametrize("inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm), contextlib.nullcontext])
+def test_a_hook_that_raises_where_torchs_own_is_beside(inner, error):
+    """It has run once, and its error is the caller's: nothing runs again. Torch's own knows the graph, and is on in here, or off."""
+    seen = []
+
+    def raising(g):
+        seen.append(g)
+        raise error
+
+    def backward():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.register_hook(raising)
+        with pytest.raises(error):
+            y.sin().sum().backward()
+
+    regions.reset()
+    with torchs_own._enable(lambda gm, *_: gm):
+        backward()
+    seen.clear()
+    with fg.compiled_autograd(), inner():
+        backward()
+    assert len(seen) == 1
 
 
 def test_what_was_saved_may_be_written_to_once_it_is_read():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from ..options import Options, log, make_options
 from ..show.shown import Several
 from ..torch_private.engine import (
     callbacks_into,
+    engine_hook,
     forget_engine_graphs,
     in_torchs_own_capture,
     instead_of_engine,
@@ -213,8 +215,8 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
     _here.now = _Pass([node_of(r) for r in roots] if known else None, [node_of(t) for t in targets] if known else (), region)
     try:
         return original(roots, *args, **kwargs)
-    except Exception as error:
-        if _here.now.has_begun:
+    except RuntimeError as error:
+        if _here.now.has_begun or _has_run(original, error):
             raise
         why = f"PyTorch's engine does not tell of it: {error}"
     finally:
@@ -224,6 +226,12 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
     region.note("left alone", None, why)
     warnings.warn(f"a backward pass is not compiled, as {why} ({user_line()})", UncompiledBackwardWarning, stacklevel=3)
     return found
+
+
+def _has_run(original: Callable[..., Any], error: Exception) -> bool:
+    """Whether a backward pass that we have heard nothing of has begun to run: in here torch's own may be on, off, or know its graph."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return engine_hook() is not _recorder or frame.f_code is not original.__code__  # type: ignore[attr-defined]
 
 
 def _recorder() -> Recorder:

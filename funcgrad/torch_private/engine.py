@@ -22,6 +22,13 @@ def set_engine_hook(factory: Callable[[], Any] | None, dynamic: bool = True) -> 
     return before
 
 
+def engine_hook() -> Any:
+    """What is set now."""
+    before = _hook.set_autograd_compiler(None, False)
+    _hook.set_autograd_compiler(*before)
+    return before[0]
+
+
 @contextlib.contextmanager
 def without_engine_hook() -> Iterator[None]:
     """Inside, backward passes run as they are."""
