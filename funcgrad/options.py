@@ -85,7 +85,8 @@ class Options:
     Sizes of 0 and 1 are never symbols, nor are those of captured tensors, of inputs that share memory, or with a ``memory_budget``.
     reads: ``"guard"``: what Python reads of values of tensors (``if x.any():``, ``x.item()``, the size of ``x[mask]``) is checked inside
     the program, and another value is another program: one for each path through the function, 16 at most (then a ``ReadsWarning``, and
-    calls that take other paths run in eager PyTorch). Numbers and sizes that are read become symbols as arguments do. ``"error"``: reading raises, as in JAX.
+    calls that take other paths run in eager PyTorch). Numbers and sizes that are read become symbols as arguments do. ``"error"``: reading
+    raises, as in JAX.
     backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
     called outside of it), ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an
     ``AutocastWarning`` where autocast is on when a gradient is compiled.
