@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from .errors import MutationError
 from .torch_private.autograd import custom_function_of, set_versions, versions_kept
+from .torch_private.levels import dual_parts
 
 
 def made_by_python(tensor: torch.Tensor) -> bool:
@@ -172,8 +173,8 @@ class _WithHistory(torch.autograd.Function):
 
 
 def with_history_of(look: torch.Tensor, carrier: torch.Tensor) -> torch.Tensor:
-    """A tensor over the memory of ``look`` through which gradients flow to ``carrier``."""
-    if not carrier.requires_grad:
+    """A tensor over the memory of ``look`` with the history of ``carrier``, and its tangent."""
+    if not carrier.requires_grad and dual_parts(carrier)[1] is None:
         return look.detach()
     with torch.enable_grad():
         tensor: torch.Tensor = _WithHistory.apply(look, carrier)  # type: ignore[no-untyped-call]

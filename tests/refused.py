@@ -778,10 +778,12 @@ def turns_and_turns(x: Tensor) -> Tensor:
     return v
 
 
-def writes_and_sets(x: Tensor, w: Tensor) -> Tensor:
-    x.mul_(w)
-    w.grad = torch.ones(3)
-    return x * 1
+def switches_off_and_writes(x: Tensor) -> Tensor:
+    view = x[1:]
+    with torch.no_grad():
+        view.mul_(2)
+    x.requires_grad_(False)
+    return (x.add_(1), view * 2)[1]
 
 
 def writes_in_backward(x: Tensor) -> Tensor:
@@ -832,8 +834,8 @@ row("sizes of a gradient", MUTATION, "that it made the gradient of x", changes_a
     fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1], where="x")
 row("sizes of a result between which a gradient is set", MUTATION, "that it made the gradient of out", turns_and_turns, leaf, where="out",
     fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0])
-row("a write to a view, and a gradient", MUTATION, "a view, what requires grad", writes_and_sets, lambda: (torch.ones(4)[1:], *leaf()), where="x",
-    fixed=lambda x, w: (x.mul_(w), x * 1)[1])
+row("a view of a leaf that is none any more", MUTATION, "uses a view that it took before", switches_off_and_writes, leaf,
+    fixed=lambda x: (x.requires_grad_(False), x[1:] * 2)[1])
 row("a write in a backward pass to its own leaf", MUTATION, "a leaf it made itself", writes_in_backward, numbers, calls=once, where="x",
     fixed=lambda made, x: Writing.apply(made, x), fixed_args=lambda: (*leaf(), *numbers()))
 row("Python state in a backward pass", MUTATION, "in its backward pass", Storing.apply, leaf, calls=once, where="STATE.made = 3", fixed=lambda x: (Storing.apply, x * 4)[1])

@@ -8,7 +8,7 @@ from closeness import assert_rounded
 
 import funcgrad as fg
 from funcgrad.loops.memory import ALIGNMENT
-from funcgrad.memory.lifetimes import alive_in
+from funcgrad.memory.liveness import alive_in
 from funcgrad.memory.steps import Allocate, Launch, size_of
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
+from torch._dynamo import compiled_autograd as torchs_own
 
 import funcgrad as fg
 from funcgrad.engine import region as regions
@@ -282,6 +285,22 @@ def test_a_region_is_entered_once():
         pass
 
 
+def test_what_is_unpacked_in_sizes_that_alternate():
+    """Of each of them, what it looks like was learnt in a run of its own."""
+
+    def step(n):
+        x = torch.linspace(0.1, 1, n).requires_grad_()
+        with torch.autograd.graph.save_on_cpu():
+            x.exp().sin().sum().backward()
+        return x.grad
+
+    wanted = {n: step(n) for n in (3, 4)}
+    with fg.compiled_autograd(backend="aten") as region:
+        for n in (3, 4, 3, 4, 3):
+            torch.testing.assert_close(step(n), wanted[n])
+    assert region.compiles == 2 and [e.what for e in region.events].count("replayed") == 2, region.explain()
+
+
 def test_what_is_unpacked_keeps_its_shape():
     """The engine hands over no size of what was packed: what was learnt of it is checked."""
     shapes = [(4,), (4,), (1,)]
@@ -432,6 +451,72 @@ def test_what_was_saved_and_is_written_to_by_a_hook(function):
         return [saved]
 
     same_as_eager(program, 3)
+
+
+class Reads(torch.autograd.Function):
+    """Multiplies by what it has saved, if it reads it."""
+
+    @staticmethod
+    def forward(ctx, x, factor, reads):
+        ctx.save_for_backward(x, factor)
+        ctx.reads = reads
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, g):
+        return (g * ctx.saved_tensors[1] if ctx.reads else g), None, None
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("hook", ["before", "beside"])
+def test_what_a_custom_function_saved_and_is_written_to_by_a_hook(reads, hook):
+    """Eager PyTorch raises where the function reads it, if it does."""
+
+    def program(writes):
+        factor, x = torch.ones(3), torch.ones(3, requires_grad=True)
+        y = Reads.apply(x.exp(), factor, reads)
+        z = y.sin() if hook == "before" else y
+
+        def hooked(g):
+            if writes:
+                factor.add_(1)
+
+        z.register_hook(hooked)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") if reads and writes else contextlib.nullcontext():
+            z.sum().backward()
+        return [x.grad, factor]
+
+    wanted = [program(writes) for writes in (False, True, True)]
+    regions.reset()
+    with fg.compiled_autograd(backend="aten") as region:
+        found = [program(writes) for writes in (False, True, True)]
+    torch.testing.assert_close(found, wanted)
+    assert region.compiles == 1, region.explain()
+
+
+@pytest.mark.parametrize("error", [ArithmeticError, RuntimeError])
+@pytest.mark.parametrize("inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm), contextlib.nullcontext])
+def test_a_hook_that_raises_where_torchs_own_is_beside(inner, error):
+    """It has run once, and its error is the caller's: nothing runs again. Torch's own knows the graph, and is on in here, or off."""
+    seen = []
+
+    def raising(g):
+        seen.append(g)
+        raise error
+
+    def backward():
+        y = torch.ones(3, requires_grad=True).exp()
+        y.register_hook(raising)
+        with pytest.raises(error):
+            y.sin().sum().backward()
+
+    regions.reset()
+    with torchs_own._enable(lambda gm, *_: gm):
+        backward()
+    seen.clear()
+    with fg.compiled_autograd(), inner():
+        backward()
+    assert len(seen) == 1
 
 
 def test_what_was_saved_may_be_written_to_once_it_is_read():

@@ -96,6 +96,48 @@ def test_a_custom_function_with_a_generated_rule(x, inside):
     same(c(x), outer(GeneratedRule.apply)(x))
 
 
+class Tripled(torch.autograd.Function):
+    """A view, of which its rules say something else."""
+
+    @staticmethod
+    def forward(x):
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, found):
+        return found * 3
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return (tangent * 3).view_as(tangent)
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Tripled.apply(x), in_dims[0]
+
+
+@pytest.mark.parametrize("f", [
+    lambda x: Tripled.apply(x), lambda x: Tripled.apply(x)[0], lambda x: Tripled.apply(x).t(), lambda x: Tripled.apply(x.t()),
+    lambda x: Tripled.apply(x.detach()), lambda x: Tripled.apply(Tripled.apply(x)), lambda x: Tripled.apply(x * 2),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["vjp", "jvp", "jacfwd", "jvp of jvp", "vjp of jvp"])
+def test_a_custom_function_that_returns_a_view_has_its_own_rules(x, f, name):
+    word = {
+        "vjp": lambda f: lambda x: func.vjp(f, x)[1](f(x).cos())[0],
+        "jvp": jvp,
+        "jacfwd": func.jacfwd,
+        "jvp of jvp": lambda f: jvp(jvp(f)),
+        "vjp of jvp": lambda f: lambda x: func.vjp(jvp(f), x)[1](f(x).cos())[0],
+    }[name]
+    c = jit(f)
+    same(word(c)(x), word(f)(x))
+    assert (c(x).data_ptr() == f(x).data_ptr()) == (f(x)._base is not None and f(x)._base.data_ptr() == x.data_ptr()), "it is still a view"
+
+
 # ── what is batched, and what is not ─────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,7 +13,7 @@ def tensors(tree):
     return [t for t in pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
-EVERY = pytest.mark.parametrize("at_most", [8, pytest.param(None, marks=pytest.mark.long)])
+EVERY = pytest.mark.parametrize("at_most", [4, pytest.param(None, marks=pytest.mark.long)])
 
 
 def samples(info, at_most):

@@ -498,29 +498,30 @@ def test_a_view_that_is_a_leaf_among_views_that_are_none():  # S2-13
 
 
 MIXED = """\
-from funcgrad.layers.layer import InnerIndex, Layer, OuterIndex
+from funcgrad.layers.effects import CopyBack
+from funcgrad.slots import Arg, Final
 
-def right(layer: Layer, index: OuterIndex) -> InnerIndex | None:
-    return layer.inner_of(index)
+def right(x: Arg) -> CopyBack:
+    return CopyBack(x, Final(x), "plain")
 
-def inner_for_outer(layer: Layer, index: InnerIndex) -> None:
-    layer.inner_of(index)
+def outer_for_inner(x: Arg) -> CopyBack:
+    return CopyBack(x, x, "plain")
 
-def outer_for_inner(layer: Layer, index: OuterIndex) -> InnerIndex:
-    return index
+def inner_for_outer(x: Arg) -> Arg:
+    return Final(x)
 
-def any_int(layer: Layer) -> None:
-    layer.inner_of(0)
+def any_int(x: Arg) -> CopyBack:
+    return CopyBack(x, 0, "plain")
 """
 
 
-def test_the_type_checker_tells_inner_from_outer_positions(tmp_path):  # S2-14
+def test_the_type_checker_tells_inner_from_outer_values(tmp_path):  # S2-14
     file = tmp_path / "mixed.py"
     file.write_text(MIXED)
     command = [sys.executable, "-m", "mypy", "--strict", str(file)]
     found = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False).stdout
     errors = re.findall(r"mixed\.py:(\d+): error: .*\[([\w-]+)\]", found)
-    assert errors == [("7", "arg-type"), ("10", "return-value"), ("13", "arg-type")], found
+    assert errors == [("8", "arg-type"), ("11", "return-value"), ("14", "arg-type")], found
 
 
 def cotangents(f, *args):

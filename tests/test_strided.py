@@ -103,6 +103,9 @@ FILLS = {
     "along an index": lambda x: x.expand(2, 8).index_fill_(0, torch.tensor([0]), 3.0),
     "by itself": lambda x: (e := x.expand(2, 8)).copy_(e),
     "by its element": lambda x: x.fill_(x[1]),
+    "expanded, by a number": lambda x: x.expand(2, 8).fill_(3),
+    "expanded, by a tensor": lambda x: x.expand(2, 8).fill_(x.mean()),  # eager PyTorch copies it, and raises
+    "windows, by a tensor": lambda x: x.unfold(0, 3, 1).fill_(x.mean()),
     "by its element, masked": lambda x: x.masked_fill_(x > 0.5, x[1]),
     "by its element, indexed": lambda x: x.index_fill_(0, torch.tensor([2, 3]), x[1]),
     "by its element, at a mask": lambda x: x.__setitem__(x > 0.5, x[0]),

@@ -171,7 +171,8 @@ def made_of(compiled):
         programs = one._cache.programs
         found += [one] * bool(programs)
         pending += one._derived.values()
-        pending += [p.call.names["kernel"] for p in programs if isinstance(p.call.names["kernel"], type(compiled))]
+        kernels = [getattr(k := p.call.names["kernel"], "args", (k,))[0] for p in programs]  # at a level, what calls it there is around it
+        pending += [k for k in kernels if isinstance(k, type(compiled))]
     return found
 
 

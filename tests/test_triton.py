@@ -28,6 +28,7 @@ from funcgrad.backends.c_language import C
 from funcgrad.backends.fused import TritonBackend
 from funcgrad.backends.fused_python import wrong_index
 from funcgrad.backends.triton_language import Triton
+from funcgrad.engine.region import reset
 from funcgrad.loops.ir import Kernel
 from funcgrad.loops.table import TABLE
 from funcgrad.memory.steps import Extern
@@ -306,7 +307,7 @@ def test_both_languages_have_the_same_operations():
 
 
 def test_python_for_a_cuda_device():
-    """Memory is made there; a number, and a tensor of the CPU that holds but one, are copied there."""
+    """Memory is made there; a number, and what a tensor of the CPU holds that holds but one, are made tensors there."""
     graph = on_cuda(lambda x, scale, n: (x * scale + n).mm(x) * 2, torch.eye(40), torch.tensor(2.0), 0.75)
     backend = choose.choose_backend(fg.Options(), graph)
     assert isinstance(backend, TritonBackend)
@@ -314,8 +315,42 @@ def test_python_for_a_cuda_device():
     text = backend.emit(backend.schedule(kernels))[0].text
     assert [isinstance(s, Kernel) for s in kernels.steps] == [True, False, True]
     assert "empty_strided((40, 40), (40, 1), dtype=float32, device=cuda_0)" in text
-    assert "joint_launch0(x, scale.to(cuda_0), full((), n, dtype=float64, device=cuda_0), " in text
-    assert "data_ptr" not in text
+    assert "joint_launch0(x, full((), scale.item(), dtype=float32, device=cuda_0), full((), n, dtype=float64, device=cuda_0), " in text
+    assert "data_ptr" not in text and ".to(" not in text
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
+def test_numbers_of_the_cpu_in_a_captured_backward_pass():  # S3-55
+    """Kernels are given them on the device, without a wait; the caller's Python has what it saved. Graphs of the CPU are as they were."""
+
+    def graph():
+        reset()
+        with fg.compiled_autograd(backend="aten") as region:
+            for _ in range(2):
+                x, scale = torch.rand(3, 4, requires_grad=True), torch.tensor(2.0)
+                (Scaled.apply(x.exp(), scale) / scale).sin().sum().backward()
+        (capture,) = region.captures
+        return capture.programs[-1].graphs[0]
+
+    def printed(graph):
+        backend = choose.choose_backend(fg.Options(), graph)
+        schedule = backend.schedule(backend.lower(graph))
+        return backend.emit(schedule)[0].text
+
+    text = printed(moved_to_cuda(graph()))
+    assert "backward0_launch0(full((), inputs_0.item(), dtype=float32, device=cuda_0), inputs_1, full((), inputs_2.item(), " in text
+    assert re.search(r"_ScaledBackward\(hooks, packed, [\d, ]*inputs_2, div\)", text) and text.count("full(") == 2
+    assert ".item()" not in printed(graph()) and "full(" not in printed(graph())
 
 
 def test_an_index_that_is_wrong_on_a_cuda_device():
@@ -329,7 +364,11 @@ def on_cuda(f, *args):
     """The graph of a function, as it would be of tensors on a GPU."""
     compiled = fg.jit(f, backend="aten")
     compiled(*(a / 2 if isinstance(a, float) else a for a in args))  # another number: it is no constant
-    graph = compiled.program(*args).kernels[0].graph
+    return moved_to_cuda(compiled.program(*args).kernels[0].graph)
+
+
+def moved_to_cuda(graph):
+    """A graph whose tensors are on a GPU, but for those that hold but one element."""
     for node in graph.fx.nodes:
         if isinstance(value := node.meta.get("val"), Tensor) and value.ndim:
             with FakeTensorMode():

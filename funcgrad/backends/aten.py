@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from ..errors import GraphError
 from ..graph_primitives import Opaque, Sized, SizeRead, scalar, size
 from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, tensors_in, type_text, value_of, where_of
+from ..lifetimes import Lifetimes
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
@@ -46,20 +47,17 @@ class AtenBackend:
 
     def schedule(self, kernels: Kernels) -> Schedule:
         graph = kernels.graph
-        dies = _last_readers(graph)
+        nodes = [extern.node for extern in kernels.steps if isinstance(extern, Extern)]
+        lasting = {r for r in (*graph.results, *graph.fx.find_nodes(op="get_attr")) if isinstance(r, fx.Node)}
+        lives = Lifetimes.of([(*node.all_input_nodes, node) for node in nodes], lasting)
         sharers = _sharers(graph)
         steps: list[Step] = []
-        for extern in kernels.steps:
-            assert isinstance(extern, Extern)
-            node = extern.node
-            dead = dies.get(node, [])
-            into = next((d for d in dead if _can_write_into(d, node, dead, sharers)), None)
+        for node, dead in zip(nodes, lives.dying, strict=True):
+            into = next((d for d in dead if _can_write_into(d, node, sharers)), None)
             steps.append(Call(node, into, whole=given_whole(node)))
-            gone = [d for d in dead if d is not into]
-            if not node.users:
-                gone.append(node)
+            gone = tuple(d.name for d in dead if d is not into)
             if gone:
-                steps.append(Free(tuple(n.name for n in gone)))
+                steps.append(Free(gone))
         return Schedule(graph, tuple(steps))
 
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
@@ -79,22 +77,7 @@ class AtenBackend:
         return function
 
 
-# ── lifetimes ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _last_readers(graph: Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Reader → the values nobody reads after it. A placeholder belongs to the caller's frame, and is dropped here, too."""
-    returned = {r for r in graph.results if isinstance(r, fx.Node)}
-    dies: dict[fx.Node, list[fx.Node]] = {}
-    seen: set[fx.Node] = set(returned)
-    for node in reversed(list(graph.fx.nodes)):
-        if node.op == "call_function":
-            for value in node.all_input_nodes:
-                if value not in seen:
-                    seen.add(value)
-                    if value.op != "get_attr":
-                        dies.setdefault(node, []).append(value)
-    return dies
+# ── in place ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _sharers(graph: Graph) -> dict[int, list[fx.Node]]:
@@ -106,7 +89,7 @@ def _sharers(graph: Graph) -> dict[int, list[fx.Node]]:
     return sharers
 
 
-def _can_write_into(dying: fx.Node, node: fx.Node, dead: list[fx.Node], sharers: dict[int, list[fx.Node]]) -> bool:
+def _can_write_into(dying: fx.Node, node: fx.Node, sharers: dict[int, list[fx.Node]]) -> bool:
     """Whether ``node`` may write its result over ``dying``.
 
     It is the first operand of an op that has an in-place form, looks exactly like the result, is memory of this

@@ -28,7 +28,7 @@ from .c_language import HOW
 
 FLAGS = (
     "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-vrp",
-    "-fopenmp", "-fPIC", "-w",
+    "-fopenmp", "-fPIC", "-Werror=implicit-function-declaration",
 )  # fmt: skip
 """Never -ffast-math: NaN, infinities and signed zeros keep their meaning. No traps and no errno, or nothing would vectorise.
 -fno-tree-vrp: with it on, GCC 12 gets the masks of some vectorised conditional loads wrong."""

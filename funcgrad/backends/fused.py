@@ -17,6 +17,7 @@ from attrs import evolve
 from torch import Tensor, fx
 
 from ..graphs import Graph, is_getitem, is_view, value_of
+from ..lifetimes import Lifetimes
 from ..loops.fuse import fuse
 from ..loops.groups import Decision, ExternTask, Fused, Group
 from ..loops.index import row_major
@@ -28,7 +29,7 @@ from ..loops.verify import verify
 from ..memory import arena, in_place
 from ..memory.heap import keep_what_is_free
 from ..memory.layout import Part, as_read, parts_of_stacks
-from ..memory.lifetimes import alive_in
+from ..memory.liveness import alive_in
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Allocate, Call, Extern, Free, Launch, Step, bytes_buffer, is_static
 from ..opaque_calls import given_whole
@@ -129,15 +130,17 @@ class TritonBackend:
         return f"{empty}({b.shape}, {b.strides}, dtype={printer.argument(b.dtype)}, device={device})"
 
     def _tensor(self, printer: Printer, node: fx.Node | None, name: str) -> str:
-        """A buffer as a tensor; a Python number, and a tensor of the CPU that holds but one, are copied to the device."""
-        device = printer.argument(self._device)
+        """A buffer as a tensor; a Python number, and what a tensor of the CPU holds that holds but one, are made one on the device: a copy
+        of memory would wait for the device."""
         if node is None:
             return name
         value = value_of(node)
-        if node.op != "get_attr" and not isinstance(value, Tensor):
-            return f"{printer.name('full', torch.full)}((), {name}, dtype={printer.argument(torch.float64)}, device={device})"
         text = printer.argument(node) if node.op == "get_attr" else name
-        return text if value.device == self._device else f"{text}.to({device})"
+        if isinstance(value, Tensor) and value.device == self._device:
+            return text
+        number, dtype = (f"{text}.item()", value.dtype) if isinstance(value, Tensor) else (text, torch.float64)
+        full, device = printer.name("full", torch.full), printer.argument(self._device)
+        return f"{full}((), {number}, dtype={printer.argument(dtype)}, device={device})"
 
 
 def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -> Kernels:
@@ -304,15 +307,12 @@ def _with_memory(
 def _with_frees(graph: Graph, steps: Iterable[Step]) -> Iterable[Step]:
     """Each tensor is dropped after its last reader."""
     steps = list(steps)
-    alive = {r.name for r in graph.results if isinstance(r, fx.Node)} | set(graph.constants)
-    last: list[tuple[str, ...]] = []
-    for step in reversed(steps):
-        names = dict.fromkeys(_names(graph, step))
-        taken = step.into.name if isinstance(step, Call) and step.into else None
-        last.append(tuple(n for n in names if n not in alive and n != taken))
-        alive |= names.keys()
-    for step, gone in zip(steps, reversed(last), strict=True):
+    returned = {r.name for r in graph.results if isinstance(r, fx.Node)}
+    lives = Lifetimes.of([_names(graph, step) for step in steps], returned | set(graph.constants))
+    for step, dying in zip(steps, lives.dying, strict=True):
         yield step
+        taken = step.into.name if isinstance(step, Call) and step.into else None
+        gone = tuple(name for name in dying if name != taken)
         if gone:
             yield Free(gone)
 

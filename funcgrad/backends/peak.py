@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from ..generators import own_draws
 from ..graphs import bodies_of, is_view, memory_of, value_of
-from ..memory.lifetimes import alive_in
+from ..memory.liveness import alive_in
 from ..memory.schedule import Schedule
 from ..symbolic.sizes import hint
 from ..torch_private.operators import draws_random, is_operator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -150,6 +150,15 @@ def refuse(
             )
 
 
+def views_that_follow(
+    named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], switches: Iterable[Source]
+) -> dict[Source, Source]:
+    """The views among the inputs that have come to require grad, to no end, with the input that they are views of."""
+    switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
+    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in named]
+    return {slot: base for slot, seen, base in bases if base is not None and seen.requires_grad and is_leaf(seen)}
+
+
 def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], splits: bool) -> None:
     """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from, which nothing hands on:
     in a gradient transform, or within another backward pass."""
@@ -195,15 +204,6 @@ def refuse_leaves(
                 fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does"
                 if faults[-1].startswith("hooks")
                 else "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
-            )
-
-    for changed, change in changes.items() if gradients.keys() - computed or read else ():
-        if change.data == "tracked" and not isinstance(changed, Base) and view_base(tensors[changed]) is not None:
-            raise MutationError(  # the history of a view that is written to does not outlive a backward pass
-                f"the function writes to {changed}, a view, what requires grad, and sets a gradient (.backward() inside, .grad =, "
-                "requires_grad_())",
-                where=str(changed),
-                fix="call .backward() outside, or write to what it is a view of",
             )
 
 

@@ -48,6 +48,8 @@ def unsupported_operator(what: str, instead: str, where: str | None = None) -> F
 
 _NO_OPERAND = "convert all Tensors to FakeTensors first", "Attempting to use FunctionalTensor on its own"
 """What PyTorch says where a branch meets a tensor that it closes over: one from outside, or one that the function computed."""
+_NO_HISTORY = "new_fn INTERNAL ASSERT FAILED"
+"""What PyTorch says where it is to make the history of a view anew, and what that is a view of requires no grad any more."""
 _NO_MEMORY = ("its data is not allocated yet", "Cannot access data pointer of Tensor", "on an invalid python storage")
 """What PyTorch says where a tensor without memory is asked for it."""
 
@@ -100,6 +102,12 @@ def named_error(error: Exception) -> FuncgradError | None:
     if isinstance(error, RuntimeError) and "Attempted to resize a view tensor" in text:
         return MutationError(
             "the function resizes a tensor in place to memory that lies around it (resize_)", where=where, fix="return a new tensor"
+        )
+    if isinstance(error, RuntimeError) and _NO_HISTORY in text:
+        return MutationError(
+            "the function switches requires_grad off (requires_grad_()) of a leaf, writes to it, and uses a view that it took before",
+            where=where,
+            fix="take the view after requires_grad_(False), or of x.detach()",
         )
     if isinstance(error, RuntimeError) and (
         "leaf Variable that requires grad" in text

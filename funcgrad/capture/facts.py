@@ -20,7 +20,7 @@ from .floats import NotSymbolicError
 from .inputs import CapturedTensor
 from .memory import Overlap
 from .outputs import OutputFact
-from .questions import Asked
+from .questions import IS_VIEW, Asked
 from .views import Given, Step
 
 Source = Arg | Captured
@@ -118,6 +118,8 @@ class Facts(Shown):
     """The identities of tensors that were met and are no inputs, where code compares objects: no input is one of them."""
     backward_calls: tuple[BackwardCall, ...] = ()
     """What goes on through the histories of inputs, in order."""
+    follows: Mapping[Source, Source] = {}
+    """The views among the inputs that come to require grad, to no end, when the input does that they are views of."""
     result_gradients: tuple[Out, ...] = ()
     """What the function made, returns, and has set the ``.grad`` of."""
     generators: tuple[torch.Generator, ...] = ()
@@ -155,7 +157,14 @@ class Facts(Shown):
         """Whether the function does to an input what can only be done to a leaf, so that it must be one in the trace."""
         had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)
         asked = slot in self.gradients or (slot in self.gradless and self.change_of(slot) is not None)
-        return had or slot in self.switches or (asked and self.leaves[slot])  # type: ignore[index]
+        return had or slot in self.switches or slot in self.follows or (asked and self.leaves[slot])  # type: ignore[index]
+
+    def is_view(self, slot: Slot) -> bool:
+        """Whether an input must be a view in the trace, too: one that is written to by a function that runs a backward pass, which the
+        history of a view that was written to does not outlive; or one that requires grad as soon as its base does."""
+        change = self.change_of(slot)
+        is_tracked = change is not None and change.data == "tracked"
+        return slot in self.follows or (is_tracked and any(a.slot == slot and a.question == IS_VIEW and a.answer for a in self.asked))
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""

@@ -7,7 +7,8 @@ eager PyTorch; without masks the results are the same, and the slow path has mor
 
 from __future__ import annotations
 
-import inspect
+import sys
+import types
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,40 +17,29 @@ import torch
 from torch import Tensor, nn
 
 _MASKS = {
-    nn.TransformerEncoderLayer: ("src_mask", "src_key_padding_mask"),
-    nn.MultiheadAttention: ("key_padding_mask", "attn_mask"),
+    nn.TransformerEncoderLayer.forward.__code__: ("src_mask", "src_key_padding_mask"),
+    nn.MultiheadAttention.forward.__code__: ("key_padding_mask", "attn_mask"),
 }
-_ORIGINALS: dict[Any, Any] = {kind: kind.forward for kind in _MASKS}
 _DEVICES = ("cpu", "cuda", "xpu")
 
 
-FORWARDS = {nn.TransformerEncoder: "encoder", nn.TransformerEncoderLayer: "encoder layer", nn.MultiheadAttention: "attention"}
+FORWARDS = {nn.TransformerEncoder: "encoder"}
 """Modules whose ``forward`` is another in a trace, and the names of what replaces it."""
 
 
 def fast_path_replacements() -> dict[str, Callable[..., Any]]:
     """What replaces ``torch.overrides.has_torch_function`` and the ``FORWARDS`` in one trace: modules with masks take the path they take
     in eager PyTorch."""
-    with_masks = False
 
     def overridden(original: Callable[[Any], bool], args: Any) -> bool:
-        return not with_masks and original(args)
+        return not _has_masks(sys._getframe(2)) and original(args)
 
-    def noting_masks(kind: Any) -> Callable[..., Any]:
-        signature = inspect.signature(_ORIGINALS[kind])
+    return {"overridden": overridden, "encoder": _encode}
 
-        def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            nonlocal with_masks
-            given = signature.bind(*args, **kwargs).arguments
-            before, with_masks = with_masks, any(given.get(name) is not None for name in _MASKS[kind])
-            try:
-                return original(*args, **kwargs)
-            finally:
-                with_masks = before
 
-        return forward
-
-    return {"overridden": overridden, "encoder": _encode, **{FORWARDS[kind]: noting_masks(kind) for kind in _MASKS}}
+def _has_masks(frame: types.FrameType) -> bool:
+    """Whether it is a module with masks that asks."""
+    return any(frame.f_locals[name] is not None for name in _MASKS.get(frame.f_code, ()))
 
 
 def _encode(

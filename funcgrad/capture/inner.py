@@ -15,11 +15,11 @@ import torch
 from attrs import frozen
 from torch import SymFloat, SymInt, Tensor
 
-from ..autograd_state import gradient_of, has_history, is_leaf, with_history_of
+from ..autograd_state import gradient_of, has_history, is_leaf
 from ..checkpoint_policies import Policy
 from ..errors import ImpureFunctionError, TraceError
 from ..options import BackwardAutocast, Randomness
-from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Seed, Signature, Slot, State, Stored
+from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
 from ..state.effects import Effect, Written
 from ..state.state import same_effects
 from ..state.watch import Watch
@@ -29,12 +29,13 @@ from .capture_sources import GradientOf
 from .facts import Facts, naming
 from .floats import VaryingNumbersError
 from .inputs import Inputs
+from .inverse import Inverse
 from .onward import Handing
 from .outputs import OutputFact, look_at_outputs, results_by_slot
 from .results import require_the_same, require_visible
 from .stand_ins import copied, fresh
 from .trace import Trace, active_trace
-from .views import Step, take
+from .views import ALIAS, take
 
 _PURE = "make it a pure function of its arguments: what it does to them must not depend on what ran before"
 
@@ -54,12 +55,14 @@ class Ran:
 
 @frozen(eq=False)
 class Inner:
-    """See the module's docstring. ``signature`` names the flat values and what is returned for them."""
+    """See the module's docstring. ``signature`` names the flat values and what is returned for them; ``inverse`` says what the definition
+    sees of them."""
 
     definition: Callable[..., Any]
     inputs: Inputs
     facts: Facts
     signature: Signature
+    inverse: Inverse
     out_slot: Callable[[str], Slot]
     splits: bool
     root: Callable[..., Any]
@@ -71,7 +74,11 @@ class Inner:
         """Call the definition on values of the running trace, one for each slot of ``signature.ins``."""
         trace = active_trace()
         assert trace is not None, "an inner function runs only inside a trace"
-        seen, memory = self._outer(trace, values)
+        given = dict(zip(self.signature.ins, values, strict=True))
+        for key in self.inverse.keys:
+            trace.draws.begin(given[key])
+        seen, memory = self.inverse(given, self._own)
+        seen = self._with_views(seen, memory)
         for captured in self.facts.captured:
             if isinstance(captured.origin, GradientOf):
                 seen[captured.origin.slot].grad = seen[captured.slot]
@@ -87,6 +94,8 @@ class Inner:
         for group in self.facts.neighbours:
             tensors = list({id(seen[slot]): seen[slot] for slot in group}.values())
             trace.writes.link(tensors)
+        for slot, base in self.facts.follows.items():
+            trace.switched_with.setdefault(id(seen[base]), []).append(memory[slot])
         args, kwargs = self.inputs.rebuild(seen)
         handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
         trace.backward_begins, trace.backward_is_done = handing.begins, lambda *_: handing.done()
@@ -138,13 +147,12 @@ class Inner:
         assert trace is not None and trace.watch is not None
         if facts.needed_overlaps() or facts.given or facts.gradients or facts.leaves or facts.switches or facts.bases or facts.onward:
             return None
-        if any(change.restrides for change in facts.changes.values()) or any(isinstance(s, Seed) for s in self.signature.ins):
+        if any(change.restrides for change in facts.changes.values()) or self.inverse.keys:
             return None
-        seen: dict[Any, Any] = dict(zip(self.signature.ins, values, strict=True))
-        for slot in [slot for slot in seen if (change := facts.change_of(slot)) and change.data]:
-            seen[slot] = seen[slot].clone()
-        for group in facts.same:
-            seen.update({slot: seen[group[0]] for slot in group[1:]})
+        written = self.inverse.written
+        seen, _ = self.inverse(
+            dict(zip(self.signature.ins, values, strict=True)), lambda slot, value: value.clone() if slot in written else value
+        )
         trace.watch.put_numbers(self.inputs.numbers(seen))
         args, kwargs = self.inputs.rebuild(seen)
         with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured]):
@@ -205,54 +213,31 @@ class Inner:
                     fix="make it a pure function of its arguments: what it writes to must not depend on what ran before",
                 )
 
-    def _outer(self, trace: Trace, values: Sequence[Any]) -> tuple[dict[Arg | Captured, Any], dict[Slot, Tensor]]:
-        """What the function sees, by the caller's slots; and the tensor that holds the memory of each input."""
-        given: dict[Slot, Any] = dict(zip(self.signature.ins, values, strict=True))
-        for seed in [s for s in given if isinstance(s, Seed)]:
-            trace.draws.begin(given.pop(seed))
-        seen: dict[Any, Any] = {}
-        memory: dict[Slot, Tensor] = {}
-        for overlap in self.facts.needed_overlaps():
-            memory[overlap.base] = self._own(overlap.base, given.pop(overlap.base))
-            for family in overlap.families:
-                look = _taken(memory[overlap.base], family.steps)
-                carrier = given.pop(family.slot, None)
-                memory[family.slot] = look if carrier is None else with_history_of(look, carrier)
-                seen |= {slot: _taken(memory[family.slot], steps) for slot, steps in family.views}
-            if not overlap.families:
-                seen |= {slot: _taken(memory[overlap.base], steps) for slot, steps in overlap.views}
-        for slot, value in given.items():
-            seen[slot] = self._own(slot, value) if isinstance(value, Tensor) else value
-            if isinstance(value, Tensor):
-                memory[slot] = seen[slot]
-        for group in self.facts.same:
-            seen.update({slot: seen[group[0]] for slot in group[1:]})
-        return seen, memory
-
-    def _own(self, slot: Slot, value: Tensor) -> Tensor:
+    def _own(self, slot: Slot, value: Any) -> Any:
         """The value, or for a tensor that forward changes, one that may be changed; a leaf where it must be one."""
-        change = self.facts.change_of(slot)
-        if self.facts.is_leaf(slot):
+        if isinstance(value, Tensor) and self.facts.is_leaf(slot):
             own = copied(value).requires_grad_(value.requires_grad)
-        elif change is None or not (change.data or change.restrides):
-            return value
-        else:
+        elif slot in self.inverse.written:
             own = fresh(value)
+        else:
+            return value
         trace = active_trace()
         assert trace is not None
         trace.writes.keep_place(own)
         return own
 
+    def _with_views(self, seen: Mapping[Any, Any], memory: Mapping[Slot, Tensor]) -> dict[Any, Any]:
+        """What the function sees, where inputs that must be views in the trace, too, are views of their memory."""
+        looked_at = dict(self.inverse.looks)
+        slots = [slot for slot, value in memory.items() if slot not in looked_at and seen.get(slot) is value and self.facts.is_view(slot)]
+        with torch.enable_grad():
+            views = {id(memory[slot]): take(memory[slot], (ALIAS,)) for slot in slots}
+        return {slot: views.get(id(value), value) for slot, value in seen.items()}
+
 
 def kept_apart(stored: Any, splits: bool) -> Any:
     """What a function stores under a gradient transform has no history: it would end in the transform's own variables."""
     return stored.detach() if not splits and isinstance(stored, Tensor) and has_history(stored) else stored
-
-
-def _taken(tensor: Tensor, steps: tuple[Step, ...] | None) -> Tensor:
-    assert steps is not None, "an overlap without such views is refused when it is written to"
-    with torch.enable_grad():
-        return take(tensor, steps)
 
 
 def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]:

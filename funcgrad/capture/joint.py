@@ -29,6 +29,7 @@ from ..graphs import (
 )
 from ..joint import Constant, Joint, Returned
 from ..slots import Base, Final, Grad, Out, Signature, Slot
+from ..state.lengths import lengths_in
 from ..state.watch import Watch
 from ..subclasses import parts
 from ..tags import Tag, tag
@@ -60,9 +61,10 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
 
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
-            with torch.set_grad_enabled(grad and inner.splits), trace.lifting():  # one program is no part of a graph
-                ran = inner.run(*ins)
-            return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
+            with lengths_in(watch.measuring if trace.symbols.may_be_sizes() else ()):
+                with torch.set_grad_enabled(grad and inner.splits), trace.lifting():  # one program is no part of a graph
+                    ran = inner.run(*ins)
+                return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         except BaseException:
             watch.forget()
             raise

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
+from ..state.lengths import asking_code
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.autograd import creation_meta, running_node_name, set_creation_meta
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional
@@ -58,7 +59,7 @@ WRITES = {
     if name == "__setitem__"
     or (name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}"))
     or (name.endswith("_") and not name.endswith("__"))
-}
+} - _SWITCHES
 """Methods that write to their tensor."""
 
 
@@ -171,7 +172,7 @@ class Lifter(TorchFunctionMode):
         if self._trace.heedless:
             self._require_no_gradients(func)
         original = args[0] if args else None
-        refuse_unknowable(func)
+        self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
             found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) and is_traced(original) else None
@@ -186,7 +187,7 @@ class Lifter(TorchFunctionMode):
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
             return answer
-        if method in WRITES and is_traced(args[0]) and self._trace.graph is not None and not self._trace.writes.custom_functions:
+        if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._is_view_here_alone(args[0]):
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
@@ -234,6 +235,18 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
+
+    def _is_view_here_alone(self, tensor: Tensor) -> bool:
+        """Whether a tensor may be none that autograd knows to be a view but in this trace: it looks otherwise since (``t_``); or it stands
+        for an input in the run that is recorded."""
+        named = self._trace.lineage.named(tensor)
+        return self._trace.graph is not None or (named is not tensor and not self._trace.reals.get(id(named), named)._is_view())
+
+    def _hear_of(self, func: Any) -> None:
+        """Refuse what no program can know of a tensor; note who asks for its length."""
+        refuse_unknowable(func)
+        if func is Tensor.__len__ and self._trace.graph is None and self._trace.watch is not None:
+            self._trace.watch.measuring.extend(asking_code())
 
     def _require_no_gradients(self, func: Any) -> None:
         """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""
@@ -336,6 +349,11 @@ class Lifter(TorchFunctionMode):
             if not on:
                 self._trace.lineage.switched_off(tensor)
             self._trace.switched.append((tensor, on))
+        if not on and tensor.requires_grad and not tensor._is_view():
+            for view in self._trace.lineage.views_of(tensor):
+                renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
+        for view in self._trace.switched_with.get(id(tensor), ()):
+            view.requires_grad_()
 
     def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.

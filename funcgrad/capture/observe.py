@@ -41,6 +41,7 @@ from .changes import (
     refuse_restrided_gradients,
     refuse_retained,
     refuse_stores,
+    views_that_follow,
 )
 from .facts import Facts, Source, naming
 from .floats import NotSymbolicError
@@ -347,7 +348,8 @@ class _DryRun:
         written |= {member for slot in written if isinstance(slot, Base) for member in slot.of}  # type: ignore[misc]
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
-        refuse_leaves(gradients, switches, read, named, changes, stores)
+        follows = views_that_follow(named, self._mirrored, switches)
+        refuse_leaves(gradients, switches, [*read, *follows], named, changes, stores)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
@@ -360,6 +362,8 @@ class _DryRun:
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
+        if self.trace.differentiates:
+            self.trace.questions.are_views(t for slot, t in named if slot in changes and changes[slot].data == "tracked")
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
@@ -369,14 +373,12 @@ class _DryRun:
             tuple(asked for slot, t in named for asked in self.trace.questions.of(slot, t)), State(stores=tuple(kept)),
             tuple((slot, place) for slot, place, _ in self._inputs.state),
         )  # fmt: skip
-        calls, computed, asked = calls_of(self._passes.found, facts, named, self._mirrored)
-        guarded = {**facts.leaves, **dict.fromkeys(computed, False)}
-        asked = (*facts.asked, *asked)
-        generators = tuple(self.trace.draws.named.values())
-        reads = tuple(self.trace.reads.done) if self.trace.reads.allowed else None
+        calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
-            facts, reads=reads, backward_calls=calls, leaves=guarded, asked=asked, result_gradients=result_gradients, generators=generators
-        )
+            facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls, follows=follows,
+            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard), result_gradients=result_gradients,
+            generators=tuple(self.trace.draws.named.values()),
+        )  # fmt: skip
 
 
 def _require_unhooked(trace: Trace, leaves: Sequence[Any]) -> None:

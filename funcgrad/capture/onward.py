@@ -13,7 +13,7 @@ from typing import Any
 from attrs import field, frozen
 from torch import Tensor
 
-from ..autograd_state import has_hooks, is_leaf, version_of, view_base
+from ..autograd_state import has_hooks, is_leaf, version_of
 from ..errors import MutationError, TraceError
 from ..graphs import type_text
 from ..slots import Onward
@@ -31,10 +31,8 @@ class _Pass:
     reached: frozenset[int]
     moved: frozenset[int]
     """Of which real tensors the version counters had moved."""
-    tracked: frozenset[int]
-    """Which were written to, what autograd knows of."""
     hidden: bool
-    """Whether something was written to without that."""
+    """Whether something was written to of which autograd does not know."""
 
 
 @frozen(eq=False)
@@ -69,8 +67,7 @@ class Passes:
             own.leaf.grad = None
         if above:
             moved = frozenset(key for key, own in mirrored.items() if version_of(own.family) != own.version)
-            tracked = frozenset(key for key, how in written.items() if how == "tracked")
-            self.found.append(_Pass(keeps_graph, frozenset(above), moved, tracked, "unversioned" in written.values()))
+            self.found.append(_Pass(keeps_graph, frozenset(above), moved, "unversioned" in written.values()))
 
 
 _HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"
@@ -98,8 +95,6 @@ def calls_of(
                 continue
             goes_in = facts.goes_in_as(slot)
             faults = ["after a write through .data, of which autograd does not know"] if one.hidden else []
-            if id(tensor) in one.tracked and view_base(tensor) is not None and not one.keeps_graph:
-                faults.append("a view that it writes to before: what it then has as a history does not outlive a backward pass")
             if goes_in != slot:  # its own gradient is not known, only that of what it is a view of
                 faults += ["though it is written to, and has hooks, or its gradient retained"] * (has_hooks(tensor) or tensor.retains_grad)
                 unheard[slot] = Asked(slot, _HEARD, False, NotImplemented)

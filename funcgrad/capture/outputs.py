@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.nn import Parameter
 
@@ -154,21 +154,24 @@ def _views(
             when: When = "after"
             if own is not root:
                 when = "last" if lineage.current(own) is root else "before"
-            elif written_since or is_stale(root):
+            elif written_since or (is_stale(root) and lineage.late(now, root) < len(steps)):
                 when = "before"
             holder = root if lineage.given(own) is not None else own  # what stands for it looks at memory that it has in the end alone
-            computed = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
+            tracked = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
+            computed = tracked or lineage.is_ruled(now, holder)
             if root is not holder and (when == "before" or computed):  # it looked like this for a while, or does not yet
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
-            if own is root and lineage.precedes(now, own):
+            if own is root and lineage.precedes(now, own) and (written_since or not lineage.written(lambda t, own=own: t is own)):  # type: ignore[misc]
                 when = "first"
+            elif own is root and lineage.precedes(now, own):
+                steps = tuple(evolve(step, tracked=False) for step in steps)  # no gradient flows to it, as to one taken before
             elif own is root and lineage.follows(now, own):
                 steps = (DETACH, *steps)  # it still requires grad when the view is taken again
             if computed:
                 views[path] = View(slot_of[id(own)], steps, "last" if root is holder and root is not own else "after", computed=True)
             else:
-                late = lineage.late(now, root) if own is not root and when == "before" else 0
+                late = lineage.late(now, root) if when == "before" else 0
                 views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last", late=late)
             continue
         root, steps, written_since = lineage.path(now, lambda t: False)

@@ -52,7 +52,8 @@ QUESTIONS: dict[Any, str] = {
 }
 """Functions that ask something of a tensor, each with the question as Python over it."""
 
-_OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", "{}._is_view()", "{}._base is None"}
+IS_VIEW = "{}._is_view()"
+_OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinned()", IS_VIEW, "{}._base is None"}
 """Questions that a stand-in is not like the real tensor in."""
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
@@ -171,6 +172,11 @@ class Questions:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another program's."""
         return bool(self._note(real, _HOOKED, has_hooks(real)))
 
+    def are_views(self, reals: Iterable[Tensor]) -> None:
+        """Note which tensors autograd knows to be views; a call in which it is otherwise is another program's."""
+        for real in reals:
+            self._note(real, IS_VIEW, real._is_view())
+
     def _note(self, real: Tensor, question: str, answer: Any) -> Any:
         self.asked.setdefault((id(real), question), []).append(answer)
         return answer
@@ -207,6 +213,6 @@ def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor
 
 def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
-    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(2).f_code.co_filename)):
+    if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(3).f_code.co_filename)):
         what, fix = _UNKNOWABLE[func]
         raise UnsupportedTensorError(f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix)

@@ -137,7 +137,8 @@ def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
 
 def _filled(target: Tensor, op: Any, args: Sequence[Any]) -> tuple[Any, Tensor | None]:
     """The one value that a call writes, and where (a bool for each element; None: everywhere). Raises where it writes several."""
-    if op in FILLS:
+    is_copy = op is aten.fill_.Tensor and target.device == args[1].device  # so eager PyTorch carries it out
+    if op in FILLS and not (is_copy and is_expanded(target)):
         return (0 if op is aten.zero_.default else args[1]), None
     if op in _MASKED and not (op is aten.index_put_.default and (args[2].numel() != 1 or args[3:] == (True,))):
         *where, value = args[1:3] if op is aten.index_put_.default else args[1:]

@@ -18,14 +18,6 @@ _NUMBERS = SymInt, SymFloat, int, float
 _OPTIONS = {"dtype", "device", "requires_grad"}
 
 
-def length(original: Callable[[Any], int], of: Any, /) -> Any:
-    """``len``, of which Python itself makes a number."""
-    if isinstance(of, Tensor) and of.dim():
-        size = of.shape[0]
-        return size if is_size(size) else original(of)
-    return original(of)
-
-
 def _are_symbolic(values: Sequence[Any]) -> bool:
     return any(isinstance(v, (SymInt, SymFloat)) for v in values)
 

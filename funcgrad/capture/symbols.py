@@ -69,7 +69,11 @@ class Symbols:
 
     def followed(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, operators compute with symbolic sizes, where C++ would fix some."""
-        return symbolic_shapes() if self.sizes or self._expected else contextlib.nullcontext()
+        return symbolic_shapes() if self.may_be_sizes() else contextlib.nullcontext()
+
+    def may_be_sizes(self) -> bool:
+        """Whether some are sizes, or sizes of results will be."""
+        return bool(self.sizes) or self._expected
 
     def __bool__(self) -> bool:
         """Whether there are any."""

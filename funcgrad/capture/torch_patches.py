@@ -2,16 +2,19 @@
 
 All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks first whether it
 is its own thread that traces: in every other thread it is the original. The first trace to begin puts it there, the last one to end takes
-it away; what had no original stays, for another thread may have listed it and be about to read it.
+it away. But what code that ``torch.compile`` makes in any thread may have looked at stays once it is there, and is the original to the
+compiler: were it another from one call to the next, that code would be compiled again. What had no original stays, too: another thread may
+have listed it and be about to read it. And two modules give functions of their own to a thread that traces, and to others those they have.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
+import inspect
 import math
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +24,7 @@ import torch.utils.checkpoint
 
 from ..errors import UnsupportedTransformError
 from ..generators import initial_seed
+from ..graphs import tensors_in
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -38,7 +42,6 @@ from .math_functions import MATH, of_math
 from .optimiser_steps import PLACES, steps_of_optimisers
 from .questions import ABSENT
 from .regions import checkpointed
-from .sized_calls import length
 from .source_location import user_line
 
 if TYPE_CHECKING:
@@ -49,35 +52,33 @@ Replacement = Callable[..., Any]
 
 
 class _Place(NamedTuple):
-    """An attribute of torch or of ``math``, and the name of what replaces it."""
+    """An attribute of torch, and the name of what replaces it. ``stays``: for good, once some thread has traced."""
 
     owner: Any
     name: str
     key: str
+    stays: bool = False
 
 
 _PLACES = (
-    _Place(torch, "cond", "cond"),
-    *(_Place(module, name, "operator of functions") for module, name in COMPILED_BY_TORCH),
+    _Place(torch, "cond", "cond", stays=True),
+    *(_Place(module, name, "operator of functions", stays=True) for module, name in COMPILED_BY_TORCH),
     _Place(torch.Tensor, "set_", "set_"),
     _Place(torch.autograd.Function, "apply", "apply"),
     _Place(torch.utils.checkpoint, CHECKPOINT_GENERATOR, "checkpoint"),
     _Place(*BACKWARD_ENGINE, "engine"),
-    _Place(*CAUSAL_MASK, "causal mask"),
+    _Place(*CAUSAL_MASK, "causal mask", stays=True),
     *(_Place(module, name, name) for module in (torch, torch.random) for name in ("manual_seed", "seed")),
     _Place(torch.Generator, "manual_seed", "generator seed"),
     *(_Place(torch.Generator, name, "generator set") for name in ("seed", "set_offset", "graphsafe_set_state")),
-    _Place(*LINEARIZE_TRACER, "linearize"),
-    *(_Place(*place, "level") for place in WRAPS_FOR_LEVELS),
-    _Place(torch.overrides, "has_torch_function", "overridden"),
-    *(_Place(kind, "forward", name) for kind, name in FORWARDS.items()),
-    *(_Place(*place) for place in PLACES),
+    _Place(*LINEARIZE_TRACER, "linearize", stays=True),
+    *(_Place(*place, "level", stays=True) for place in WRAPS_FOR_LEVELS),
+    *(_Place(kind, "forward", name, stays=True) for kind, name in FORWARDS.items()),
+    *(_Place(*place, stays=True) for place in PLACES),
     _Place(torch.Generator, "initial_seed", "initial seed"),
     _Place(torch.Generator, "clone_state", "generator copy"),
     _Place(torch.Generator, "get_state", "get state"),
     _Place(torch.Generator, "set_state", "set state"),
-    *(_Place(math, name, "math") for name in MATH),
-    _Place(builtins, "len", "length"),
 )
 _SEEDS = ("generator seed", "generator set", "set state")
 
@@ -93,6 +94,8 @@ _seeded = 0
 torch.overrides.get_overridable_functions()  # a table that torch keeps for good: it is made of the originals, whoever asks first
 _there: list[tuple[_Place, Any, Any]] = []
 """What was replaced (None where it was inherited), and by what."""
+_stays: dict[_Place, Any] = {}
+"""What stands for good in such places."""
 _attribute_there: Any = None
 """What is asked for attributes that a tensor does not have, of which torch has no function."""
 
@@ -122,13 +125,20 @@ def _begin() -> None:
             if _attribute_there is None or vars(torch.Tensor).get("__getattr__") is not _attribute_there:
                 _attribute_there = _dispatching("attribute", getattr(torch.Tensor, "__getattr__", _no_attribute))
                 set_attribute(torch.Tensor, "__getattr__", _attribute_there)
+            for module in _MODULES:
+                module.__class__ = _OfThreads
             made: dict[int, Any] = {}
             for place in _PLACES:
                 before = vars(place.owner).get(place.name)
+                if place in _stays and inspect.unwrap(before, stop=lambda f, place=place: f is _stays[place]) is _stays[place]:  # type: ignore[misc, arg-type]
+                    continue
                 original = getattr(place.owner, place.name) if before is None else before
                 now = made.setdefault(id(original), _dispatching(place.key, original))  # what was one function is one (torch._dynamo asks)
                 set_attribute(place.owner, place.name, now)
-                _there.append((place, before, now))
+                if place.stays:
+                    _stays[place] = now
+                else:
+                    _there.append((place, before, now))
 
 
 def _end() -> None:
@@ -136,6 +146,8 @@ def _end() -> None:
     with _lock:
         _running -= 1
         if not _running:
+            for module in _MODULES:
+                module.__class__ = types.ModuleType
             for place, before, now in _there:
                 if vars(place.owner).get(place.name) is not now:
                     continue  # somebody else has replaced it since
@@ -155,6 +167,8 @@ def _dispatching(key: str, original: Any) -> Any:
     if isinstance(original, classmethod):
 
         def of_class(cls: type, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                return original.__get__(None, cls)(*args, **kwargs)
             return _here(key, original.__get__(None, cls))(*args, **kwargs)
 
         return classmethod(of_class)
@@ -162,6 +176,8 @@ def _dispatching(key: str, original: Any) -> Any:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         global _seeded
+        if torch.compiler.is_dynamo_compiling():  # asked while torch.compile looks into it: no code that it makes asks
+            return original(*args, **kwargs)
         if key in _SEEDS:
             _seeded += 1
         return _here(key, original)(*args, **kwargs)
@@ -172,6 +188,21 @@ def _dispatching(key: str, original: Any) -> Any:
 def _here(key: str, original: Callable[..., Any]) -> Callable[..., Any]:
     own = (_ELSEWHERE if _own.replacements is None else _own.replacements).get(key)
     return original if own is None else functools.partial(own, original)
+
+
+class _OfThreads(types.ModuleType):
+    """A module, while any thread traces: a thread that does is given other functions of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if _own.replacements is not None and (self, name) in _given:
+            return _given[self, name]
+        return super().__getattribute__(name)
+
+
+_MODULES = math, torch.overrides
+_given = {(math, name): _dispatching("math", getattr(math, name)) for name in MATH} | {
+    (torch.overrides, "has_torch_function"): _dispatching("overridden", torch.overrides.has_torch_function)
+}
 
 
 def _alone(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -199,6 +230,8 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         out = trace.writes.run_custom_function(apply, operands, kwargs, takes_gradient)
         if trace.graph is None:
             trace.forgotten.used(operands, out)
+        if trace.at_level:
+            trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
         return out
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -206,6 +239,7 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
             raise GradientsMatter
         if trace.current_pass == "forward":
             trace.forgotten.require_saved(args[0])
+            trace.differentiates = True
         is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
         if is_backward:
             trace.backward_begins()
@@ -238,7 +272,6 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         "get state": draws.get_state,
         "set state": draws.set_state,
         "math": functools.partial(of_math, trace.symbols.floats),
-        "length": length,
     }
 
 

@@ -93,9 +93,13 @@ class Trace(Recorder):
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
         self.asked_for_gradient, self.given_gradient, self.switched = list[Tensor](), list[Tensor](), list[tuple[Tensor, bool]]()
+        self.switched_with: dict[int, list[Tensor]] = {}
+        """What is to require grad as soon as an input does, by its identity: what stands for it to its views that are inputs, too."""
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
         self.forgotten = Forgotten()
+        self.differentiates = False
+        """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""
         self.backward_begins: Callable[[], None] = lambda: None
         self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""

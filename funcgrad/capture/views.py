@@ -108,7 +108,7 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     which goes by how a value lies in memory: what is computed in its place lies otherwise.
     """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
-        return (Step(torch.ops.aten.alias.default, ()),)
+        return (ALIAS,)
     expanded = [i for i, (n, s) in enumerate(zip(member.shape, member.stride, strict=True)) if n > 1 and s == 0]
     if expanded:
         once = tuple(1 if i in expanded else n for i, n in enumerate(member.shape))
@@ -127,7 +127,7 @@ def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     if order != list(range(len(dims))):
         steps.append(Step(torch.ops.aten.permute.default, (tuple(order),)))
     ones = [i for i, n in enumerate(member.shape) if n == 1]
-    return (*steps, *(Step(torch.ops.aten.unsqueeze.default, (i,)) for i in ones)) or (Step(torch.ops.aten.alias.default, ()),)
+    return (*steps, *(Step(torch.ops.aten.unsqueeze.default, (i,)) for i in ones)) or (ALIAS,)
 
 
 _Strides = Sequence[tuple[int, int]]
@@ -214,6 +214,7 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+ALIAS = Step(torch.ops.aten.alias.default, ())
 DETACH = Step(torch.ops.aten.detach.default, ())
 
 
@@ -255,6 +256,7 @@ class Lineage:
         self._how_given: dict[int, tuple[HowGiven, Tensor, int]] = {}
         self._restrided_before: dict[int, int] = {}
         self._unknown: set[int] = set()
+        self._ruled: set[int] = set()
         self._written: list[tuple[Tensor, bool]] = []
         self._alive: list[Tensor] = []  # an id stays unique only while its object lives
 
@@ -267,6 +269,8 @@ class Lineage:
         if view_kind(op) == "restride":
             self._unknown.add(id(source))
             return
+        if op in _AS_ANOTHER:
+            op, args = _AS_ANOTHER[op], (source, tuple(args[1].shape))
         with without_function_modes():
             version, without_grad = version_of(source), not source.requires_grad
         if id(source) in self._switched_on and not torch.is_grad_enabled():
@@ -392,9 +396,21 @@ class Lineage:
             tensor = taken[0]
         return id(tensor) in self._without_grad
 
+    def ruled(self, results: Sequence[Tensor]) -> None:
+        """Write down what a custom ``autograd.Function`` made at a level: forward mode asks its rule, and leaves no history to tell."""
+        self._ruled |= set(map(id, results))
+        self._alive += results
+
     def is_opaque(self, tensor: Tensor, source: Tensor) -> bool:
         """Whether a custom ``autograd.Function`` stands between a view and what it looks at."""
         return self.path(tensor, lambda t: t is source)[0] is not source
+
+    def is_ruled(self, tensor: Tensor, source: Tensor) -> bool:
+        """Whether the rule of such a one says what the tangent of a view is."""
+        return id(self.path(tensor, lambda t: t is source)[0]) in self._ruled - {id(source)}
+
+    def _is_made_by_function(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._ruled or made_by_python(tensor)
 
     def is_unknown(self, tensor: Tensor) -> bool:
         """Whether a tensor was restrided where ``replace`` did not hear of it (in C++, in a custom Function)."""
@@ -408,11 +424,19 @@ class Lineage:
         """
         steps: list[Step] = []
         version = None
-        while not known(tensor) and id(tensor) in self._taken and (through or not made_by_python(tensor)):
+        while not known(tensor) and id(tensor) in self._taken and (through or not self._is_made_by_function(tensor)):
             tensor, step, then = self._taken[id(tensor)]
             version = then if version is None else version  # of the last step: what it is taken of may itself have been stale
             steps.append(step)
         return tensor, tuple(reversed(steps)), version is not None and version_of(tensor) > version
+
+
+_AS_ANOTHER = {
+    torch.ops.aten.view_as.default: torch.ops.aten.view.default,
+    torch.ops.aten.expand_as.default: torch.ops.aten.expand.default,
+    torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
+}
+"""Views of the sizes of another tensor, which is not there when they are taken again, and the views of those sizes."""
 
 
 def _of_a_view() -> MutationError:

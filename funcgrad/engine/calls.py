@@ -11,13 +11,26 @@ from torch import Tensor
 
 from ..errors import OpaqueCallError
 from ..source import Source, compile_function
+from ..subclasses import Wrapping, inner_tensors
 from ..torch_private.engine import add_to_each
 from ..torch_private.tensors import ALONE, holders
 from .statements import Statement, accumulate
 from .tokens import Ref, refs_in
 
-Look = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device] | type[Tensor] | None
-"""How a result of the caller's Python looked: sizes, strides, dtype, device; a wrapper subclass; None: it was None."""
+
+@frozen
+class Look:
+    """How a result of the caller's Python looked: its sizes; of each plain tensor that it is made of, or is, sizes, strides, dtype and
+    device; and how a wrapper subclass is made of them."""
+
+    shape: tuple[int, ...]
+    inner: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device], ...]
+    wrapping: Wrapping | None
+
+    @staticmethod
+    def of(value: Tensor) -> Look:
+        inner = tuple((tuple(t.shape), tuple(t.stride()), t.dtype, t.device) for t in inner_tensors(value))
+        return Look(tuple(value.shape), inner, Wrapping.of(value))
 
 
 @frozen(eq=False)
@@ -71,11 +84,16 @@ def block(name: str, steps: Sequence[Step], given: Sequence[str], kept: Sequence
     return made_function
 
 
-def calling(statement: Statement, names: Mapping[Ref, str], wanted: Sequence[bool], looks: Sequence[Look]) -> Step:
-    """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is known."""
+def calling(
+    statement: Statement, names: Mapping[Ref, str], wanted: Sequence[bool], looks: Sequence[Look | None], then: Sequence[int | None]
+) -> Step:
+    """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is known; ``then``: among
+    the versions when the pass began, those of what it is given as saved."""
     needs: dict[str, Any] = {"run": statement.run}
     made = tuple(names[r] for r in statement.results)
-    text = f"{{run}}({', '.join(_text(a, names, needs) for a in statement.args)})"
+    args = [_text(a, names, needs) for a in statement.args]
+    args += [f"then=({''.join('None, ' if i is None else f'hooks[-1][{i}], ' for i in then)})"] if then else []
+    text = f"{{run}}({', '.join(args)})"
     if not statement.may_be_none:
         return Step(text, made, needs)
 
@@ -84,8 +102,8 @@ def calling(statement: Statement, names: Mapping[Ref, str], wanted: Sequence[boo
             if (value is not None) != want:
                 raise _other(statement, *("a tensor" if is_one else "None" for is_one in (not want, want)))
         for value, look in zip(found, looks, strict=False):
-            if isinstance(look, tuple) and tuple(value.shape) != look[0]:
-                raise _other(statement, f"a tensor of shape {list(value.shape)}", f"one of shape {list(look[0])}")
+            if look is not None and tuple(value.shape) != look.shape:
+                raise _other(statement, f"a tensor of shape {list(value.shape)}", f"one of shape {list(look.shape)}")
         return found
 
     return Step(f"{{checked}}({text})", made, {**needs, "checked": checked})
@@ -97,6 +115,23 @@ def _other(statement: Statement, now: str, before: str) -> OpaqueCallError:
         where=statement.name,
         fix="run this backward pass outside of fg.compiled_autograd()",
     )
+
+
+def wrapping(name: str, made: Wrapping, inner: Sequence[str]) -> Step:
+    """The construction of a wrapper subclass of inner tensors that are there."""
+    return Step(f"({{build}}(iter(({', '.join(inner)},))),)", (name,), {"build": made.build})
+
+
+def unwrapping(statement: Statement, name: str, made: Wrapping | None, inner: Sequence[str]) -> Step:
+    """The inner tensors of what a statement has made, which is made as it was before."""
+
+    def parts(value: Tensor) -> list[Tensor]:
+        own = Wrapping.of(value)
+        if own is not made and (own is None or not own.fits(made)):
+            raise _other(statement, *("a plain tensor" if w is None else f"a {w}" for w in (own, made)))
+        return inner_tensors(value)
+
+    return Step(f"{{parts}}({name})", tuple(inner), {"parts": parts})
 
 
 def storing(variable: str, grad: str, is_own: bool, is_taken: bool, is_free: bool) -> Step:

@@ -7,6 +7,7 @@ what nobody reads is not computed. The epilogue, where backward writes to tensor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..capture.trace import Trace
 from ..graph_primitives import Opaque, again, getitem, scalar, size
 from ..graphs import Graph, value_of, where_of
 from ..runtime.execute import Differentiable, differentiable_of, require_saved_versions, write_back
-from ..slots import Cotangent, Late
+from ..slots import Cotangent, Late, Slot, inner_path, inner_slot, outer_slot
 from ..torch_private.fakes import without_modes
 from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression, is_size, python_text
@@ -60,14 +61,16 @@ def written_by(context: Any, saved: Sequence[Any], read: Callable[[Ref], Any]) -
 
 @frozen(eq=False)
 class _Prologue:
-    """Where a backward half begins. ``at``: where among the hooks of a run its node of autograd is."""
+    """Where a backward half begins. ``at``: where among the hooks of a run its node of autograd is; ``late``: which of the tensors that it
+    has kept are read as they are then, or what leads to parts of them."""
 
     at: int
+    late: tuple[tuple[int, tuple[str, ...]], ...]
 
     def __call__(self, hooks: Sequence[Any], *_: Any) -> tuple[Tensor, ...]:
         context = hooks[self.at]
         require_saved_versions(context)
-        return tuple(t.clone() for t in context.late)  # as they are now: the caller's Python may write to them before all is read
+        return tuple(_part(context.late[i], path).clone() for i, path in self.late)  # the caller's Python may write to them afterwards
 
 
 @frozen(eq=False)
@@ -83,6 +86,11 @@ class _Epilogue:
         write_back((*context.written, *values[:n_outs]), values[n_outs : n_outs + self.n])
 
 
+def _part(value: Any, path: Sequence[str]) -> Any:
+    """An inner tensor of a wrapper subclass, to which a path leads; of a plain tensor, itself."""
+    return functools.reduce(getattr, path, value)
+
+
 class Copy:
     """The backward half of one region, about to be copied into a trace. ``context``: its node of autograd in this run, the ``at``-th of
     its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``."""
@@ -93,11 +101,17 @@ class Copy:
         self._graph: Graph = self._program.copied  # type: ignore[assignment]
         self._symbols: dict[str, Any] = {}
         self._values: dict[fx.Node, Any] = {}
-        self._ins = list(zip(self._graph.signature.ins, self._graph.placeholders, strict=True))
-        self._late = [node for slot, node in self._ins if isinstance(slot, Late)]
-        made = [node for slot, node in self._ins if isinstance(slot, Cotangent)] if self._program.makes_zeros else []
-        for old, new in zip((n for node in (*self._late, *made) for n in value_of(node).shape), beside, strict=True):
-            self._name(old, new)
+        self._parts: dict[Slot, list[tuple[tuple[str, ...], fx.Node]]] = {}
+        """For each tensor that it is given, what stands for it, or for the parts of it that are read."""
+        for slot, node in zip(self._graph.signature.ins, self._graph.placeholders, strict=True):
+            self._parts.setdefault(outer_slot(slot), []).append((inner_path(slot), node))
+        self._late: list[Slot] = [slot for slot in self._parts if isinstance(slot, Late)]
+        made: list[Slot] = [slot for slot in self._parts if isinstance(slot, Cotangent)] if self._program.makes_zeros else []
+        sizes = iter(beside)
+        for slot, shape in zip((*self._late, *made), (*(t.shape for t in context.late), *context.shapes), strict=True):
+            (path, node), *_ = self._parts[slot]
+            for old, new in zip(shape if path else value_of(node).shape, sizes, strict=False):
+                self._name(old, new)
 
     @property
     def has_effects(self) -> bool:
@@ -115,31 +129,35 @@ class Copy:
         here = [t is not None for t in incoming]
         n_kept = len(kept) - len(program.writes_outs)
         writes = program.n_written > 0 and program.writes_now(here)
-        given = [node for _, node in self._ins if node not in self._late]
-        for node, value in zip(given, kept[:n_kept], strict=False):
-            self._enter(node, self._own(value))
-        for node, layout, value in zip(given[n_kept:], program.cotangents, incoming, strict=True):
-            laid_out = layout.zeros([self._size(n) for n in value_of(node).shape]) if value is None else layout(value)
-            self._enter(node, self._own(laid_out))
+        given = [slot for slot in self._parts if slot not in self._late]
+        for slot, value in zip(given, kept[:n_kept], strict=False):
+            self._take(slot, value)
+        for slot, layout, value in zip(given[n_kept:], program.cotangents, incoming, strict=True):
+            shape = value_of(self._parts[slot][0][1]).shape
+            self._take(slot, layout.zeros([self._size(n) for n in shape]) if value is None else layout(value))
         if program.has_prologue:
+            late = [(i, path, node) for i, slot in enumerate(self._late) for path, node in self._parts[slot]]
             with without_modes(), trace.fakes:
-                like = [self._like(value_of(node)).clone() for node in self._late]
-            found = trace.opaque(_Prologue(self._at), (self._hooks,), like, name=f"{self._prefix}prologue")
-            for node, fake in zip(self._late, found, strict=True):
+                like = [self._like(value_of(node)).clone() for _, _, node in late]
+            prologue = _Prologue(self._at, tuple((i, path) for i, path, _ in late))
+            found = trace.opaque(prologue, (self._hooks,), like, name=f"{self._prefix}prologue")
+            for (_, _, node), fake in zip(late, found, strict=True):
                 self._enter(node, fake)
-        results = self._copied()
-        n = len(program.backward_gradients)
+        outs = self._copied(functional)
         if writes:
-            new = [results[i] for _, i in (*program.writes_inputs, *program.writes_outs)]
+            new = [self._own(outs[i]) for _, i in (*program.writes_inputs, *program.writes_outs)]
             old = [self._own(v) for v in kept[n_kept:]]
             args = (self._hooks, *old, *new, *readers())
             trace.opaque(_Epilogue(self._at, program.n_written), args, (), name=f"{self._prefix}epilogue")
-        gradients = [functional(v) if isinstance(v, Tensor) else v for v in results[:n]]
-        return dict(zip(program.backward_gradients, gradients, strict=True))
+        return dict(zip(program.backward_gradients, outs, strict=False))
 
     def _own(self, value: Any) -> Any:
         """A tensor of the trace as its graph knows it."""
         return value_of(self._trace.result(value)) if isinstance(value, Tensor) else value
+
+    def _take(self, slot: Slot, value: Any) -> None:
+        for path, node in self._parts[slot]:
+            self._enter(node, self._own(_part(value, path)))
 
     def _enter(self, node: fx.Node, value: Any) -> None:
         """What stands for an input, and for the symbols among its sizes."""
@@ -153,7 +171,8 @@ class Copy:
         if is_size(old):  # for one that is computed from symbols, nobody asks
             self._symbols.setdefault(str(expression(old)), new)
 
-    def _copied(self) -> list[Any]:
+    def _copied(self, functional: Callable[[Tensor], Tensor]) -> list[Any]:
+        """What it gives: wrapper subclasses are made of the results of its graph."""
         trace, origin = self._trace, self._trace.origin
         before = trace.prefix
         trace.prefix = self._prefix
@@ -165,7 +184,17 @@ class Copy:
                         self._values[node] = self._copy(node)
         finally:
             trace.prefix, trace.origin = before, origin
-        return [self._values[r] if isinstance(r, fx.Node) else r for r in self._graph.results]
+        found = dict[Slot, Any]()
+        for slot, r in zip(self._graph.signature.outs, self._graph.results, strict=True):
+            value = self._values[r] if isinstance(r, fx.Node) else r
+            found[slot] = functional(value) if isinstance(value, Tensor) else value
+        wrappings = self._program.wrappings
+
+        def whole(slot: Slot) -> Any:
+            wrapping = wrappings.get(slot)
+            return found[slot] if wrapping is None else wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
+
+        return list(map(whole, dict.fromkeys(map(outer_slot, found))))
 
     def _copy(self, node: fx.Node) -> Any:
         """What stands for the result of a call (or for a constant), once it is recorded."""

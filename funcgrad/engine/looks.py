@@ -12,7 +12,7 @@ from torch import Tensor
 from ..call_text import type_text
 from ..graphs import memory_of
 from ..runtime.key import ambient
-from .lowering import Run
+from .run import Run
 
 
 @frozen(eq=False)

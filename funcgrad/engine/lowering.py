@@ -19,72 +19,39 @@ from torch import Tensor, fx
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.trace import Trace
-from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
-from ..slots import Arg, Out, Signature
+from ..slots import Arg, Out, Signature, Slot
+from ..subclasses import Wrapping, inner_tensors, parts
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, to_functional
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
-from .calls import Accumulate, Look, Step, block, calling, storing
+from .calls import Accumulate, Look, Step, block, calling, storing, unwrapping, wrapping
 from .inlined import Copy, Region, written_by
+from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
-from .versions import Unchanged, saved_by
+from .versions import Unchanged, saved_by, saved_for
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
 
 
 @frozen(eq=False)
-class Run:
-    """What the engine hands over with a run."""
-
-    inputs: list[Any]
-    sizes: Sequence[int]
-    scalars: Sequence[Any]
-    hooks: Sequence[Any]
-    packed: Sequence[Any]
-
-    def read(self, ref: Ref) -> Any:
-        lists = {"inputs": self.inputs, "sizes": self.sizes, "scalars": self.scalars, "hooks": self.hooks, "packed": self.packed}
-        return lists[str(ref.of)][ref.at]
-
-    def number(self, place: tuple[int, int]) -> float:
-        """What the node of a region among the hooks has saved at a position."""
-        context, i = place
-        return float(self.hooks[context].scalars[i])
-
-
-@frozen(eq=False)
-class Symbolic:
-    """Which sizes are symbols. ``dims``: by input, each symbolic dimension with the first ``(input, dimension)`` of its size; ``sizes``:
-    the same for the sizes the engine hands over; those in ``alone`` are sizes of no input."""
-
-    dims: Mapping[int, Mapping[int, tuple[int, int]]] = {}
-    sizes: Mapping[int, tuple[int, int]] = {}
-    alone: tuple[int, ...] = ()
-    numbers: bool = True
-    """Whether the floats that regions have saved are symbols."""
-    inlines: bool = True
-    """Whether the backward halves of regions are part of the graph, and no calls."""
-
-    @property
-    def varies(self) -> bool:
-        """Whether any size is a symbol."""
-        return bool(self.dims or self.alone)
-
-
-@frozen(eq=False)
 class Lowered:
-    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, a tensor of a size at each of
-    ``Symbolic.alone``, and ``numbers``; ``outputs``: what the run returns, for each a result of the graph or None."""
+    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, or the tensors they are made of, a tensor
+    of a size at each of ``Symbolic.alone``, and ``numbers``; ``outputs``: what the run returns, for each a result of the graph or None."""
 
     joint: Joint
     takes: tuple[int, ...]
     outputs: tuple[int | None, ...]
+    wrapped: tuple[tuple[int, Wrapping], ...]
+    """What the run returns that is a wrapper subclass: its place, and how it is made of results of the graph, of which ``outputs`` says
+    the first."""
+    objects: tuple[int, ...]
+    """The inputs that are handed over as they are, after the hooks: wrapper subclasses, which the graph knows by what they are made of."""
     watched: tuple[int, ...]
     """The inputs whose versions, as they are when a run begins, are the last of the hooks; where there are any."""
     numbers: Mapping[str, tuple[int, int]]
@@ -93,7 +60,7 @@ class Lowered:
 
 def lower(
     statements: Sequence[Statement], outputs: Sequence[Any], names: Mapping[int, str], run: Run, symbolic: Symbolic,
-    looks: Mapping[int, tuple[Look, ...]], name: str,
+    looks: Mapping[int, tuple[Look | None, ...]], name: str,
 ) -> Lowered:  # fmt: skip
     """Play statements on fake tensors like those of a run. ``looks``: how the results of statements looked when they ran."""
     return _Lowering(statements, names, run, symbolic, looks).lowered(outputs, name)
@@ -101,13 +68,15 @@ def lower(
 
 class _Lowering:
     def __init__(
-        self, statements: Sequence[Statement], names: Mapping[int, str], run: Run, symbolic: Symbolic, looks: Mapping[int, tuple[Look, ...]]
-    ) -> None:
+        self, statements: Sequence[Statement], names: Mapping[int, str], run: Run, symbolic: Symbolic,
+        looks: Mapping[int, tuple[Look | None, ...]],
+    ) -> None:  # fmt: skip
         self._statements, self._names, self._run, self._symbolic, self._looks = statements, names, run, symbolic, looks
         self._trace = Trace(record=True, backward_autocast=None, rng="eager")
         self._made: dict[Ref, Any] = {}
-        self._slots: list[Arg] = []
+        self._slots: list[Slot] = []
         self._stores: list[tuple[Tensor, Tensor, bool]] = []
+        self._wrapped_stores: list[Statement] = []
         self._waiting = self._held = 0
         """Bytes of what waits to be added, and of what waits to be looked at."""
         self._floats: dict[str, tuple[int, int]] = {}
@@ -121,6 +90,8 @@ class _Lowering:
         self._looked_at: dict[Ref, None] = {}
         """What was saved, and has been read since Python ran."""
         self._watched: dict[int, int] = {}
+        self._wraps = has_wrapped(run)
+        self._objects: dict[int, int] = {}
 
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
@@ -131,33 +102,32 @@ class _Lowering:
             self._enter(takes)
             trace.run(self._play, (), {})
             found = [self._made[ref] if isinstance(ref, Ref) else None for ref in outputs]
-            kept = [v for v in found if isinstance(v, Tensor)]
-            nodes = [trace.own(trace.result(v)) for v in kept]
+            nodes = [[trace.own(node) for node in self._nodes(v)] if isinstance(v, Tensor) else [] for v in found]
         assert trace.graph is not None
-        trace.graph.output(tuple(nodes))
-        outs = tuple(Out(f"[{i}]") for i in range(len(nodes)))
+        trace.graph.output(tuple(itertools.chain(*nodes)))
+        outs = tuple(Out(f"[{i}]") for i in range(sum(map(len, nodes))))
         graph = Graph(Signature(tuple(self._slots), outs), trace.graph, trace.constants, name, is_boxed=True)
         simplify(graph)
-        numbers = iter(range(len(nodes)))
         guards = tuple(trace.symbols.guards())
         joint = evolve(Joint.of(verify(graph)), guards=guards, sizes=trace.symbols.of_sizes)
         symbols = {symbol: self._floats[path] for symbol, path in trace.symbols.floats.names.items()}
-        places = tuple(next(numbers) if isinstance(v, Tensor) else None for v in found)
-        return Lowered(joint, takes, places, tuple(self._watched), symbols)
+        first = itertools.accumulate(map(len, nodes), initial=0)
+        places = tuple(i if own else None for i, own in zip(first, nodes, strict=False))
+        wrapped = tuple((i, w) for i, v in enumerate(found) if (w := _wrapping_of(v)) is not None)
+        return Lowered(joint, takes, places, wrapped, tuple(self._objects), tuple(self._watched), symbols)
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _slot(self, text: str) -> Arg:
-        self._slots.append(Arg(text))
-        return self._slots[-1]
+        slot = Arg(text)
+        self._slots.append(slot)
+        return slot
 
     def _enter(self, takes: Sequence[int]) -> None:
         """What the graph is given. Sizes that vary together are one symbol: that of the first input that has it."""
         symbols: dict[tuple[int, int], Any] = {}
         for i in takes:
             real, slot, dims = self._run.inputs[i], self._slot(f"inputs[{i}]"), self._symbolic.dims.get(i, {})
-            if is_wrapper_subclass(real):
-                raise _not_plain(str(slot), type(real))
             if all(first in symbols for first in dims.values()) and dims:
                 sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
                 strides = _strides_like(real, sizes)
@@ -166,6 +136,7 @@ class _Lowering:
                 tensor = self._functional(fake).requires_grad_(real.requires_grad)
             else:  # whether it requires grad, formulas ask: that of linalg.solve does
                 tensor = self._trace.input(slot, real, real.requires_grad, tuple(dims))
+                self._slots[-1:] = [own for own, _ in parts(slot, tensor)]
             for d, first in dims.items():
                 symbols.setdefault(first, tensor.shape[d])
             self._made[Ref("inputs", i)] = tensor
@@ -207,9 +178,7 @@ class _Lowering:
             for s in statements:
                 self._look(s)
                 if s.kind is Kind.STORE:
-                    variable, grad = (self._read(ref) for ref in s.args)
-                    if grad is not None:
-                        self._store(variable, grad, self._is_new(s))
+                    self._store(s)
                     continue
                 results = self._region(s, s.run) if isinstance(s.run, Region) else s.run(*mapped(s.args, self._read))
                 self._made.update(zip(s.results, results, strict=True))
@@ -226,16 +195,31 @@ class _Lowering:
     def _read(self, ref: Ref) -> Any:
         return self._made[ref]
 
-    def _store(self, variable: Tensor, grad: Tensor, is_new: bool) -> None:
+    def _store(self, s: Statement) -> None:
         """Nobody looks at ``.grad`` until the caller's Python runs, so several are added to in one call; but not so many gradients wait
         for it that it takes memory. One that becomes the leaf's own takes none."""
-        self._stores.append((variable, grad, is_new))
+        variable, grad = (self._read(ref) for ref in s.args)
+        if grad is None:
+            return
+        is_new = self._is_new(s)
+        if is_wrapper_subclass(variable) or is_wrapper_subclass(grad):
+            self._wrapped_stores.append(s)
+        else:
+            self._stores.append((variable, grad, is_new))
         self._waiting += 0 if is_new else self._bytes(grad)
         if self._waiting > _WAITING:
             self._settle()
 
+    def _nodes(self, value: Any) -> list[Any]:
+        """The nodes that compute a value: of a wrapper subclass, those of its inner tensors."""
+        return list(map(self._trace.result, inner_tensors(value) if isinstance(value, Tensor) else [value]))
+
     def _bytes(self, value: Any) -> int:
-        return nbytes(value_of(self._trace.result(value)))
+        return sum(nbytes(value_of(node)) for node in self._nodes(value))
+
+    def _object(self, at: int) -> int:
+        """Where among the hooks an input is handed over as it is."""
+        return len(self._run.hooks) + self._objects.setdefault(at, len(self._objects))
 
     def _look(self, s: Statement) -> None:
         """What a statement reads that was saved is looked at before Python runs again: not so much of it waits that it takes memory."""
@@ -248,14 +232,21 @@ class _Lowering:
 
     def _require_versions(self) -> None:
         if self._looked_at:
-            places = tuple(self._watched.setdefault(ref.at, len(self._watched)) for ref in self._looked_at)
-            nodes = [self._trace.result(self._read(ref)) for ref in self._looked_at]
+            wrapped = [ref for ref in self._looked_at if is_wrapper_subclass(self._read(ref))]
+            plain = [ref for ref in self._looked_at if ref not in wrapped]
+            places = tuple(self._watched.setdefault(ref.at, len(self._watched)) for ref in (*plain, *wrapped))
+            nodes = [self._trace.result(self._read(ref)) for ref in plain]
             self._looked_at.clear()
             self._held = 0
-            self._trace.opaque(Unchanged(places), (self._hooks, *nodes), (), name="versions")
+            unchanged = Unchanged(places, [self._object(ref.at) for ref in wrapped])
+            self._trace.opaque(unchanged, (self._hooks, *nodes), (), name="versions")
 
     def _settle(self) -> None:
         self._require_versions()
+        wrapped, self._wrapped_stores = self._wrapped_stores, []
+        if wrapped:
+            self._waiting = 0
+            self._block(wrapped)
         if self._stores:
             variables, grads, new = zip(*self._stores, strict=True)
             self._stores.clear()
@@ -277,31 +268,49 @@ class _Lowering:
         read = dict.fromkeys(r for s in statements for r in refs_in(s.args))
         refs = [r for r in read if r not in own and r.of not in ("hooks", "packed")]
         names = {r: f"v{i}" for i, r in enumerate((*refs, *own))}
-        places = {r: 2 + i for i, r in enumerate(refs)}
         steps, writes, memory = list[Step](), set[int](), list[int]()
+        given, values, places = list[str](), list[Any](), dict[Ref, range]()
+        first = 0 if self._has_run_python else 1 + next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
+        then = {s.number: saved_for(s) for s in statements[first:]}
+        watched = {r for saved in then.values() for r in saved if r is not None}
+        for r in refs:
+            value = self._read(r)
+            made = _wrapping_of(value)
+            if made is not None and (r in self._leaves or r in watched):
+                steps.append(Step(f"(hooks[{self._object(r.at)}],)", (names[r],)))
+                continue
+            inner = _names_of_inner(names[r], value)
+            steps += [wrapping(names[r], made, inner)] if made is not None else []
+            places[r] = range(2 + len(given), 2 + len(given) + len(inner))
+            given += inner
+            values += self._nodes(value)
         for s in statements:
             if s.kind is Kind.STORE:
                 variable, grad = (self._read(r) for r in s.args)
                 if grad is not None:
+                    is_plain = _wrapping_of(variable) is _wrapping_of(grad) is None
                     is_own = self._is_new(s) and s.args[1] not in own
-                    writes |= {places[s.args[1]]} if is_own else set()
+                    writes |= set(places[s.args[1]]) if is_own else set()
                     at, added = (names[r] for r in s.args)
-                    is_free = s.args[1] in own and self._readers_of[s.args[1]] == 1
-                    steps.append(storing(at, added, is_own, is_own and self._may_take(variable, grad), is_free))
+                    is_free = is_plain and s.args[1] in own and self._readers_of[s.args[1]] == 1
+                    is_taken = is_plain and is_own and self._may_take(variable, grad)
+                    steps.append(storing(at, added, is_own, is_taken, is_free))
                 continue
             like = [self._like(s, i) for i in range(len(s.likes))]
             looks = () if any(s.likes) else self._looks.get(s.number, ())
-            steps.append(calling(s, names, [v is not None for v in like], looks))
-            self._inside.update(zip(s.results, like, strict=True))
-            self._made |= {r: None if v is None else self._functional(v) for r, v in zip(s.results, like, strict=True)}
-            memory += [storage_id(self._run.read(s.writes))] if s.writes is not None else []
+            versions = [None if r is None else self._watched.setdefault(r.at, len(self._watched)) for r in then.get(s.number, ())]
+            steps.append(calling(s, names, [v is not None for v in like], looks, versions))
+            for r, v in zip(s.results, like, strict=True):
+                if v is not None and self._wraps:
+                    steps.append(unwrapping(s, names[r], Wrapping.of(v), _names_of_inner(names[r], v)))
+                self._inside[r], self._made[r] = v, None if v is None else self._functional(v)
+            memory += memory_ids(self._run.read(s.writes)) if s.writes is not None else []
         inside = Counter(r for s in statements for r in refs_in(s.args))
-        kept = [r for r in own if self._made[r] is not None and self._readers_of[r] > inside[r]]
-        values = [self._trace.result(self._read(r)) for r in refs]
+        kept = [(names[r], v) for r in own if (v := self._inside[r]) is not None and self._readers_of[r] > inside[r]]
         before = self._readers(memory) if memory else []
         name = "_and_".join(dict.fromkeys(s.name for s in statements))
-        run = block(name, steps, [names[r] for r in refs], [names[r] for r in kept])
-        results = [v for r in kept if (v := self._inside[r]) is not None]
+        run = block(name, steps, given, [n for name, v in kept for n in _names_of_inner(name, v)])
+        results = [t for _, v in kept for t in inner_tensors(v)]
         self._trace.opaque(run, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes))
 
     def _region(self, s: Statement, region: Region) -> list[Any]:
@@ -325,39 +334,38 @@ class _Lowering:
 
     def _like(self, s: Statement, i: int) -> Tensor | None:
         """A fake of a result of the caller's Python; None where it is None."""
-        look, declared = (self._looks[s.number][i], True) if s.number in self._looks else (None, False)
+        look, is_known = (self._looks[s.number][i], True) if s.number in self._looks else (None, False)
         like = s.likes[i]
-        if declared and look is None:
+        if is_known and look is None:
             return None
-        if isinstance(look, type):
-            raise _not_plain(f"a result of {s.name}", look)
+        if isinstance(like, Ref) and self._read(like) is None:
+            return None
+        if look is not None and (self._wraps or like is None):
+            inner = [self._fake(functools.partial(torch.empty_strided, a, b, dtype=c, device=d)) for a, b, c, d in look.inner]
+            return inner[0] if look.wrapping is None else self._fake(functools.partial(look.wrapping.build, iter(inner)))
         if isinstance(like, Ref):
-            given = self._read(like)
-            if given is None:
-                return None
-            inside = self._inside.get(like)
+            given, inside = self._read(like), self._inside.get(like)
             own = value_of(self._trace.node(from_functional(given))) if inside is None else inside
             return self._fake(lambda: torch.empty_like(own))  # an expanded gradient, dense
         if isinstance(like, Declared):
             shape = [self._read(n) if isinstance(n, Ref) else n for n in like.shape]
             return self._fake(lambda: torch.empty(shape, dtype=like.dtype, device=like.device))
-        if look is None:
-            return None
-        sizes, strides, dtype, device = look
-        return self._fake(lambda: torch.empty_strided(sizes, strides, dtype=dtype, device=device))
+        return None
 
     def _fake(self, make: Callable[[], Tensor]) -> Tensor:
         with without_modes(), self._trace.fakes:
             return make()
 
     def _functional(self, fake: Tensor) -> Tensor:
+        made = Wrapping.of(fake)
+        inner = [self._functional(t) for t in inner_tensors(fake)] if made is not None else []
         with without_function_modes(), self._trace.fakes, self._trace.functional, torch.no_grad():
-            return to_functional(fake)
+            return to_functional(fake) if made is None else made.build(iter(inner))
 
     def _readers(self, own: Collection[int]) -> list[fx.Node]:
         """What has been computed of memory that a call may write to, and no call before has been given: it is computed before."""
-        given = [r for r, v in self._made.items() if r.of == "inputs" and storage_id(self._run.read(r)) in own]
-        looks = [self._trace.result(self._made[r]) for r in given]
+        given = [r for r, v in self._made.items() if r.of == "inputs" and not set(own).isdisjoint(memory_ids(self._run.read(r)))]
+        looks = [node for r in given for node in self._nodes(self._made[r])]
         memory = frozenset[int]().union(*map(storages, looks))
         found: list[fx.Node] = []
         for node in looks:
@@ -371,12 +379,13 @@ class _Lowering:
         return list(dict.fromkeys(found))
 
 
-def _not_plain(what: str, kind: type) -> UnsupportedTensorError:
-    return UnsupportedTensorError(
-        f"{what} is a {kind.__name__}, a wrapper subclass, which captured backward passes do not know the inside of",
-        where=what,
-        fix="run this backward pass outside of fg.compiled_autograd()",
-    )
+def _wrapping_of(value: Any) -> Wrapping | None:
+    return Wrapping.of(value) if isinstance(value, Tensor) else None
+
+
+def _names_of_inner(name: str, value: Any) -> list[str]:
+    """What the plain tensors are called that a value is made of; a plain one is its own."""
+    return [f"{name}_{i}" for i in range(len(inner_tensors(value)))] if _wrapping_of(value) is not None else [name]
 
 
 def _strides_like(real: Tensor, sizes: Sequence[Any]) -> list[Any]:

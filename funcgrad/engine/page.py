@@ -11,7 +11,7 @@ from ..runtime.execute import Differentiable
 from ..show.parts import Doc, Table
 from ..show.units import in_bytes, in_seconds
 from .inlined import Region
-from .lowering import Run
+from .run import Run
 from .statements import Kind, Statement, short_name
 from .tokens import refs_in
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +20,19 @@ from ..runtime.key import ambient
 from ..show.parts import Doc
 from ..show.shown import Several, Shown
 from ..stages import Stages
+from ..subclasses import Wrapping, inner_tensors
 from ..symbolic.sizes import SizeError
 from ..torch_private.autograd import any_autocast
-from ..torch_private.tensors import looks_like_in, storage_id
+from ..torch_private.tensors import looks_like, looks_like_in
+from .calls import Look
 from .inlined import Region, floats_of, written_by
 from .looks import Looks
-from .lowering import Lowered, Run, Symbolic, lower
+from .lowering import Lowered, lower
 from .page import names_of_callers, page
 from .placement import Order, Reached, Walk, is_seen, placed
 from .record import Recorder
 from .replay import Replay
+from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Kind, Statement
 
 _NAMED = 4
@@ -49,6 +52,8 @@ class Made:
     looks: Looks
     seconds: float
     fits: Callable[[Run], bool]
+    wrappings: Mapping[int, Wrapping]
+    """How the inputs that are wrapper subclasses are made."""
 
     @property
     def title(self) -> str:
@@ -58,15 +63,21 @@ class Made:
 
     def __call__(self, run: Run) -> list[Any]:
         inputs, lowered = run.inputs, self.lowered
-        hooks = [*run.hooks, versions_of_saved([inputs[i] for i in lowered.watched])] if lowered.watched else run.hooks
-        values = [hooks, run.packed, *[inputs[i] for i in lowered.takes]]
+        hooks = [*run.hooks, *[inputs[i] for i in lowered.objects]] if lowered.objects else run.hooks
+        hooks = [*hooks, versions_of_saved([inputs[i] for i in lowered.watched])] if lowered.watched else hooks
+        taken = [inputs[i] for i in lowered.takes]
+        values = [hooks, run.packed, *([t for v in taken for t in inner_tensors(v)] if self.wrappings else taken)]
         if self.symbolic.alone:
             values += [torch.empty(0, run.sizes[k]) for k in self.symbolic.alone]
         if lowered.numbers:
             values += [run.number(place) for place in lowered.numbers.values()]
         inputs.clear()
+        taken.clear()
         found = self.executable.runnables[0](values)
-        return [None if i is None else found[i] for i in lowered.outputs]
+        results = [None if i is None else found[i] for i in lowered.outputs]
+        for i, wrapping in lowered.wrapped:
+            results[i] = wrapping.build(iter(found[lowered.outputs[i] :]))
+        return results
 
 
 @define(eq=False)
@@ -80,7 +91,8 @@ class Variant:
     refused: str | None = None
     inlines: bool = True
     """Whether regions are part of its graphs."""
-    learnt: set[Any] = field(factory=set)
+    learnt: dict[Any, Mapping[int, tuple[Look | None, ...]]] = field(factory=dict)
+    """How what the caller's Python returned looked, by the kind of run."""
 
     @property
     def made(self) -> tuple[Made, ...]:
@@ -102,6 +114,7 @@ class Captured(Shown):
         self.is_seen = is_seen(statements)
         self.learns = any(s.may_be_none for s in statements)
         """Whether the caller's Python may return what the engine does not say: the first run of a kind is by statements, and tells."""
+        self.calls_python = any(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in statements)
         self.has_unpacked = any(s.kind is Kind.CALL and s.likes and not any(s.likes) for s in statements)
         self.stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
         """The inputs that are leaves to whose ``.grad`` it adds."""
@@ -174,26 +187,39 @@ class Captured(Shown):
             if made.fits(run):
                 break
         else:
-            if self.learns and (kind := self._kind(run)) not in variant.learnt:
-                variant.learnt.add(kind)
+            if self._learns(run) and self._kind(run) not in variant.learnt:
                 note("replayed", "what the caller's Python returns is learnt in a first run")
-                return variant.replay(run)
+                return self._learnt(variant, run)
             found = self._compile(variant, run, options, note)
             if found is None:
-                return variant.replay(run)
+                return self._learnt(variant, run)
             made = found
             programs.insert(0, made)
             del programs[_AT_MOST:]
         return made(run)
 
+    def _learns(self, run: Run) -> bool:
+        return self.learns or (self.calls_python and has_wrapped(run))
+
     def _kind(self, run: Run) -> Any:
-        """Of runs that are alike in this, one tells what the caller's Python returns. Sizes matter only to what is unpacked."""
-        return (tuple(run.sizes), tuple(tuple(v.shape) for v in run.inputs)) if self.has_unpacked else None
+        """Of runs alike in this, one tells what the caller's Python returns. Sizes matter to what is unpacked and to subclasses."""
+        if not self.has_unpacked and not has_wrapped(run):
+            return None
+        return tuple(run.sizes), tuple((type(v), tuple(v.shape)) for v in run.inputs)
+
+    def _learnt(self, variant: Variant, run: Run) -> list[Any]:
+        """Run the statements, and keep how what the caller's Python returned looked."""
+        kind = self._kind(run)
+        found = variant.replay(run)
+        variant.learnt[kind] = variant.replay.looks
+        if len(variant.learnt) > _AT_MOST:
+            del variant.learnt[next(iter(variant.learnt))]
+        return found
 
     def _compile(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> Made | None:
         programs = variant.programs[options]
         symbolic = Symbolic(inlines=variant.inlines)
-        if options.dynamic is not False and not self.has_unpacked and options.memory_budget is None:
+        if options.dynamic is not False and not self.has_unpacked and options.memory_budget is None and not has_wrapped(run):
             symbolic = evolve(_symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines)
         attempts = [symbolic]
         attempts += [Symbolic(inlines=variant.inlines)] if symbolic.varies else []
@@ -226,14 +252,13 @@ class Captured(Shown):
         return None
 
     def _lowered(self, variant: Variant, run: Run, symbolic: Symbolic) -> Lowered:
-        looks = variant.replay.looks if self.learns else {}
+        looks = variant.learnt[self._kind(run)] if self._learns(run) else {}
         return lower(variant.statements, self.outputs, self.names, run, symbolic, looks, self.name)
 
     def _refuse(self, variant: Variant, run: Run, error: Exception, note: Callable[[str, str], None]) -> None:
         what = getattr(error, "what", str(error)).splitlines()[0]
         if variant.inlines and self._regions:
             variant.inlines, self.learns = False, True
-            variant.learnt.add(self._kind(run))
             note("called", f"compiled functions, as their backward halves could not be traced: {type(error).__name__}: {what}")
             note("replayed", "what they return is learnt in a first run")
             return
@@ -248,6 +273,8 @@ class Captured(Shown):
         tensors = [run.inputs[i] for i in lowered.takes]
         free = [tuple(symbolic.dims.get(i, ())) for i in lowered.takes]
         looks, takes = looks_like_in(tensors, free), lowered.takes
+        wrappings = {i: w for i, v in zip(takes, tensors, strict=True) if (w := Wrapping.of(v)) is not None}
+        inner_looks = looks_like([t for i in wrappings for t in inner_tensors(run.inputs[i])])
         state, scalars, sizes = ambient(), tuple(run.scalars), tuple(run.sizes)
         fixed = [(k, n) for k, n in enumerate(sizes) if k not in symbolic.sizes and k not in symbolic.alone]
         equal = [(("inputs", i, d), first) for i, dims in symbolic.dims.items() for d, first in dims.items() if (i, d) != first]
@@ -265,6 +292,11 @@ class Captured(Shown):
             inputs = other.inputs
             if not looks(*[inputs[i] for i in takes]) or ambient() != state or tuple(other.scalars) != scalars:
                 return False
+            if wrappings:
+                if not all(w.fits(Wrapping.of(inputs[i])) for i, w in wrappings.items()):
+                    return False
+                if not inner_looks(*[t for i in wrappings for t in inner_tensors(inputs[i])]):
+                    return False
             found: dict[str, Any] = {}
             if symbolic.varies:
                 now = other.sizes
@@ -284,15 +316,15 @@ class Captured(Shown):
                 return False
             return not memory or self._memory(other, takes) == memory
 
-        return Made(executable, lowered, symbolic, seen, seconds, fits)
+        return Made(executable, lowered, symbolic, seen, seconds, fits, wrappings)
 
     def _memory(self, run: Run, takes: Sequence[int]) -> list[list[int]]:
         """For each tensor that a hook or a region may write to, the inputs in the same memory."""
         written = [run.inputs[i] for i in self._written]
         for s in self._regions:
             written += written_by(run.read(s.args[1]), s.args[2], run.read)
-        lies = {i: storage_id(run.inputs[i]) for i in takes} if written else {}
-        return [[i for i, own in lies.items() if own == storage_id(t)] for t in written]
+        lies = {i: memory_ids(run.inputs[i]) for i in takes} if written else {}
+        return [[i for i, own in lies.items() if not memory.isdisjoint(own)] for memory in map(set, map(memory_ids, written))]
 
     def _numbers(self, run: Run) -> list[str]:
         """The floats that regions have saved: nan is nan, and 0.0 is not -0.0."""

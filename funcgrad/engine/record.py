@@ -16,7 +16,7 @@ from attrs import evolve
 from torch import Tensor
 
 from ..errors import GraphError
-from ..torch_private.engine import engine_operators
+from ..torch_private.engine import engine_operators, is_traceable
 from ..torch_private.modes import TorchDispatchMode
 from .inlined import Region, function_of
 from .statements import (
@@ -111,11 +111,11 @@ class Recorder:
         return bound
 
     def apply_functional(self, name: str, grads: Any, args: Any, metadata: Sequence[Any]) -> list[Tensor]:
-        """A node of PyTorch's own; or of an extension, of which nobody says that it is pure."""
-        found = engine_operators().get(name)
-        kind = Kind.CALL if getattr(found, "is_custom_function", True) else Kind.PURE
+        """A node of PyTorch's own, or of an extension that says it may be traced; any other is an opaque call."""
+        kind = Kind.PURE if is_traceable(name) else Kind.CALL
         refs = self._tokens.refs
-        return self._say(kind, name, Functional(name), (refs(list(grads)), *refs(tuple(args))), (None,) * len(metadata))
+        args = (refs(list(grads)), *refs(tuple(args)))
+        return self._say(kind, name, Functional(name), args, (None,) * len(metadata), may_be_none=kind is Kind.CALL)
 
     def validate_outputs(self, _: Any, outputs: Sequence[Any], args: Any, metadata: Sequence[Any]) -> Sequence[Any]:
         """The results of a node in the shapes and dtypes of its inputs; an ``autograd.Function`` sees to it itself."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +22,12 @@ from torch import Tensor
 
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
-from ..errors import FuncgradError, RecompileWarning
+from ..errors import FuncgradError, RecompileWarning, UncompiledBackwardWarning
 from ..options import Options, log, make_options
 from ..show.shown import Several
 from ..torch_private.engine import (
     callbacks_into,
+    engine_hook,
     forget_engine_graphs,
     in_torchs_own_capture,
     instead_of_engine,
@@ -35,10 +37,10 @@ from ..torch_private.engine import (
     without_engine_hook,
 )
 from ..torch_private.levels import is_mapped, transforms_or_duals
-from .lowering import Run
 from .placement import Reached, reached
 from .program import Captured
 from .record import Recorder
+from .run import Run
 
 _MOST_EVENTS = 10_000
 _TOO_MANY = 5
@@ -67,6 +69,8 @@ class _Pass:
     roots: Sequence[Any] | None
     targets: Sequence[Any]
     region: Region
+    has_begun: bool = False
+    """Whether the engine has begun to tell of it, or to run it: nodes have been given tokens for what was saved."""
 
 
 class _Here(threading.local):
@@ -124,7 +128,7 @@ class Region:
                 "this region is open already", fix="write fg.compiled_autograd() where it is entered: with fg.compiled_autograd() as region"
             )
         with _lock:
-            before = set_engine_hook(lambda: Recorder(_recorded))
+            before = set_engine_hook(_recorder)
             self._before = _Before(before, torch.autograd.is_multithreading_enabled(), threading.get_ident())
             torch.autograd.set_multithreading_enabled(False)
             if not _open:
@@ -211,8 +215,33 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
     _here.now = _Pass([node_of(r) for r in roots] if known else None, [node_of(t) for t in targets] if known else (), region)
     try:
         return original(roots, *args, **kwargs)
+    except RuntimeError as error:
+        if _here.now.has_begun or _has_run(original, error):
+            raise
+        why = f"PyTorch's engine does not tell of it: {error}"
     finally:
         _here.now = before
+    with without_engine_hook():  # nothing has run; where the error is the caller's own, it is raised again
+        found = original(roots, *args, **kwargs)
+    region.note("left alone", None, why)
+    warnings.warn(f"a backward pass is not compiled, as {why} ({user_line()})", UncompiledBackwardWarning, stacklevel=3)
+    return found
+
+
+def _has_run(original: Callable[..., Any], error: Exception) -> bool:
+    """Whether a backward pass that we have heard nothing of has begun to run: in here torch's own may be on, off, or know its graph."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return engine_hook() is not _recorder or frame.f_code is not original.__code__  # type: ignore[attr-defined]
+
+
+def _recorder() -> Recorder:
+    _begin()
+    return Recorder(_recorded)
+
+
+def _begin() -> None:
+    if _here.now is not None:
+        _here.now.has_begun = True
 
 
 def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
@@ -238,6 +267,7 @@ def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, 
     """What the engine calls in the place of running a graph that it has told of."""
     global _running
     here = _here.now
+    _begin()
     region = _open[-1] if _open else compiled_autograd()  # where none is open, torch's own has met it in the engine's cache
     region = region if here is None else here.region
     roots = here.roots if here is not None else None

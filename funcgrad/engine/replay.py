@@ -9,12 +9,11 @@ from torch import Tensor
 
 from ..autograd_state import version_of
 from ..runtime.execute import require_versions
-from ..torch_private.tensors import is_wrapper_subclass
 from .calls import Look
-from .lowering import Run
+from .run import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
-from .versions import saved_by
+from .versions import saved_by, saved_for
 
 
 class Replay:
@@ -22,9 +21,10 @@ class Replay:
 
     def __init__(self, statements: Sequence[Statement], outputs: Sequence[Any]) -> None:
         self._statements, self._outputs = statements, outputs
-        self.looks: dict[int, tuple[Look, ...]] = {}
+        self.looks: dict[int, tuple[Look | None, ...]] = {}
         first = next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
         self._saved = [saved_by(s) if i > first else [] for i, s in enumerate(statements)]
+        self._saved_for: list[Sequence[Ref | None]] = [saved_for(s) if i > first else [] for i, s in enumerate(statements)]
         last: dict[Ref, int] = {}
         for i, s in enumerate(statements):
             last |= dict.fromkeys([*refs_in(s.args), *s.results], i)
@@ -37,26 +37,23 @@ class Replay:
 
     def __call__(self, run: Run) -> list[Any]:
         """Run them. Each value is dropped after its last reader, as the engine does."""
+        self.looks = {}
         made: dict[Ref, Any] = {Ref("inputs", i): value for i, value in enumerate(run.inputs)}
         run.inputs.clear()
-        versions = {ref: version_of(made[ref]) for saved in self._saved for ref in saved}
+        saved = (ref for refs in (*self._saved, *self._saved_for) for ref in refs)
+        versions = {ref: version_of(made[ref]) for ref in saved if ref is not None}
 
         def read(ref: Ref) -> Any:
             return made[ref] if ref.of == "inputs" or not isinstance(ref.of, str) else run.read(ref)
 
-        for s, saved, gone in zip(self._statements, self._saved, self._gone, strict=True):
-            require_versions((made[ref], versions[ref]) for ref in saved)
-            results = s.run(*mapped(s.args, read))
+        for s, read_now, may_read, gone in zip(self._statements, self._saved, self._saved_for, self._gone, strict=True):
+            require_versions((made[ref], versions[ref]) for ref in read_now)
+            then = {"then": [None if ref is None else versions[ref] for ref in may_read]} if may_read else {}
+            results = s.run(*mapped(s.args, read), **then)
             if s.kind is Kind.CALL:
-                self.looks[s.number] = tuple(map(_look, results))
+                self.looks[s.number] = tuple(Look.of(v) if isinstance(v, Tensor) else None for v in results)
             made.update(zip(s.results, results, strict=True))
             del results
             for ref in gone:
                 del made[ref]
         return [read(ref) if isinstance(ref, Ref) else None for ref in self._outputs]
-
-
-def _look(value: Any) -> Look:
-    if isinstance(value, Tensor) and is_wrapper_subclass(value):
-        return type(value)
-    return (tuple(value.shape), tuple(value.stride()), value.dtype, value.device) if isinstance(value, Tensor) else None

@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..runtime.execute import require_versions
 from ..torch_private.engine import call_cpp_pre_hook, engine_operators, zeros_for
 from .tokens import Ref
 
@@ -248,20 +249,24 @@ def _name(hook: Any) -> str:
     return str(getattr(hook, "__name__", "<unknown>"))
 
 
+Versions = Sequence[int | None]
+
+
 class Function:
     """The backward of an ``autograd.Function``. ``given``: which of its inputs want a gradient."""
 
     def __init__(self, given: Sequence[bool]) -> None:
         self.given = tuple(given)
 
-    def __call__(self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any) -> tuple[Any, ...]:
-        """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None."""
+    def __call__(self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any, then: Versions = ()) -> tuple[Any, ...]:
+        """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None. ``then``: the versions
+        of what was saved when the pass began, where Python has run since."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
         if any(g is None for g in grads) and _materializes(cls):
             grads = tuple(zeros_for(context, i) if g is None else g for i, g in enumerate(grads))
         boxed = getattr(cls, "boxed_grads_call", False)  # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
-        found = _backward_of(cls)(_Context(context, saved), *([list(grads)] if boxed else grads))
+        found = _backward_of(cls)(_Context(context, saved, then), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         n = len(self.given)
         if len(found) > n and all(v is None for v in found[n:]):
@@ -311,8 +316,14 @@ def _backward_of(cls: Any) -> Callable[..., Any]:
 class _Context:
     """The context of an ``autograd.Function`` in its backward: what was saved is what the engine has unpacked by then."""
 
-    def __init__(self, context: Any, saved: Sequence[Any]) -> None:
-        self.__dict__.update(_context=context, saved_tensors=tuple(saved))
+    def __init__(self, context: Any, saved: Sequence[Any], then: Versions) -> None:
+        self.__dict__.update(_context=context, _saved=tuple(saved), _then=then)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """``RuntimeError``, as in eager PyTorch, where the caller's Python has written to one."""
+        require_versions((t, n) for t, n in zip(self._saved, self._then, strict=False) if n is not None)
+        return self._saved  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

@@ -15,6 +15,10 @@ from ..torch_private.symbols import NumberBelow
 UNLIKELY = 123_456_789
 """A size no tensor has: where it turns up, somebody has read the size of a token."""
 
+_AT_ONCE = 256
+
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
+
 
 @frozen
 class Ref:
@@ -34,9 +38,12 @@ class Tokens:
     def __init__(self) -> None:
         self._refs: dict[int, Ref] = {}
         self._alive: list[Any] = []
+        self._spare: list[Tensor] = []
 
     def tensor(self, ref: Ref) -> Tensor:
-        token = torch.empty(0, UNLIKELY, device="meta")
+        if not self._spare:  # many at once: dispatch costs more than they do
+            self._spare += torch.empty(_AT_ONCE, 0, UNLIKELY, device="meta").unbind()
+        token = self._spare.pop()
         self._refs[id(token)] = ref
         self._alive.append(token)
         return token
@@ -49,16 +56,19 @@ class Tokens:
 
     def refs(self, value: Any) -> Any:
         """A value the engine names, with a ``Ref`` for each token in it."""
-        if isinstance(value, Tensor):
-            ref = self._refs.get(id(value))
-            if ref is None:
-                raise GraphError("the autograd engine named a tensor that it was not given while a backward pass was recorded")
-            return ref
-        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        kind = type(value)
+        if kind is tuple or kind is torch.Size:
+            return tuple([self.refs(v) for v in value])
+        if kind is list:
+            return [self.refs(v) for v in value]
+        if kind is torch.SymInt or kind is torch.SymFloat:
             return value.node.named()
-        if isinstance(value, (list, tuple)):  # torch.Size, too
-            return (list if isinstance(value, list) else tuple)(map(self.refs, value))
-        return value
+        if kind in _PLAIN:
+            return value
+        ref = self._refs.get(id(value))
+        if ref is None and isinstance(value, Tensor):
+            raise GraphError("the autograd engine named a tensor that it was not given while a backward pass was recorded")
+        return value if ref is None else ref
 
     def close(self) -> None:
         self._refs.clear()

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..autograd_state import versions_of_saved
 from ..runtime.execute import require_versions
 from .inlined import Region
-from .statements import VALIDATE, Functional, Kind, Statement
+from .statements import VALIDATE, Function, Functional, Kind, Statement
 from .tokens import Ref, refs_in
 
 
@@ -31,14 +31,24 @@ def saved_by(s: Statement) -> list[Ref]:
     return [ref for ref in refs_in(read) if ref.of == "inputs"]
 
 
+def saved_for(s: Statement) -> list[Ref | None]:
+    """Of what an ``autograd.Function`` of the caller's is given as saved, the inputs of a run: where it reads any, it reads all."""
+    if not isinstance(s.run, Function) or isinstance(s.run, Region):
+        return []
+    return [ref if isinstance(ref, Ref) and ref.of == "inputs" else None for ref in s.args[2]]
+
+
 class Unchanged:
     """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began: of the versions then,
-    which are the last of the hooks, those at ``places``."""
+    which are the last of the hooks, those at ``places``. ``objects``: where among the hooks the last of these tensors are, which are
+    wrapper subclasses: of what they are made of, nobody counts versions."""
 
-    def __init__(self, places: Sequence[int]) -> None:
+    def __init__(self, places: Sequence[int], objects: Sequence[int]) -> None:
         self._then = operator.itemgetter(*places) if len(places) > 1 else lambda versions: (versions[places[0]],)
+        self._objects = tuple(objects)
 
     def __call__(self, hooks: Sequence[Any], *saved: Tensor) -> None:
+        saved += tuple([hooks[i] for i in self._objects])
         then = self._then(hooks[-1])
         if versions_of_saved(saved) != then:
             require_versions(zip(saved, then, strict=True))

@@ -1,16 +1,16 @@
 """A layer is data: one sentence about every inner call, and what must happen around the kernel for it to be true.
 
-``outer`` and ``inner`` are signatures over slots. ``makes`` says how the inner inputs that are no outer ones are made,
-``effects`` what happens to the caller's tensors when the kernel has run, ``recover`` how outer inputs (in the trace) and
-outer outputs (in the call) are had from inner ones. A stack of layers is one list of statements (``statements_of``), which is
-printed as one flat function (``printing.py``); ``layer(kernel)`` prints and builds that function for one layer alone, so that
-layers also compose as decorators.
+``outer`` and ``inner`` are signatures over slots. ``makes`` says how the inner inputs that are no outer ones are made, ``looks`` what the
+outer ones that are no inner ones are within the kernel, ``effects`` what happens to the caller's tensors when the kernel has run,
+``recover`` how outer outputs are had from inner ones. A stack of layers is one list of statements (``statements_of``), which is printed
+as one flat function (``printing.py``), or read the other way (``inverse.py``). Layers compose as decorators: ``layer(kernel)`` puts the
+statements of one layer around those that stand around the kernel already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NewType
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -21,21 +21,15 @@ from ..slots import Signature, Slot
 from ..source import compile_function
 from .effects import LAST, Effect, GoOn, Recipe, RequireGrad, SetGradient, Wrapped
 from .printing import print_wrapper
-from .statements import Bump, Do, Make, Moment, NoteVersions, Run, Statement
-
-OuterIndex = NewType("OuterIndex", int)
-"""The position of a value in a layer's outer signature."""
-
-InnerIndex = NewType("InnerIndex", int)
-"""The position of a value in a layer's inner signature: never where an ``OuterIndex`` is asked for (checked by type)."""
+from .statements import FROM_INSIDE, Bump, Do, Make, Moment, NoteVersions, Run, Statement, Within
 
 
 @frozen(eq=False, repr=False)
 class Layer(Shown):
     """See the module's docstring. ``context``: Python entered around the kernel.
 
-    ``version_bumps``: inputs whose version counters the kernel moves on, before it saves anything for backward, and no effect does: what
-    it saves may share these counters.
+    ``version_bumps``: inputs whose version counters move on before the kernel saves anything for backward, and by no effect: what it saves
+    may share these counters. ``bumps_within``: the kernel moves them itself.
     """
 
     name: str
@@ -43,25 +37,12 @@ class Layer(Shown):
     outer: Signature
     inner: Signature
     makes: Mapping[Slot, Recipe] = {}
+    looks: tuple[tuple[Slot, View], ...] = ()
     recover: Mapping[Slot, Recipe] = {}
     effects: tuple[Effect, ...] = ()
     context: str = ""
     version_bumps: tuple[Slot, ...] = ()
-
-    def outer_index(self, slot: Slot) -> OuterIndex:
-        """Where an input stands in the outer signature."""
-        return OuterIndex(self.outer.ins.index(slot))
-
-    def inner_index(self, slot: Slot) -> InnerIndex:
-        """Where an input stands in the inner signature."""
-        return InnerIndex(self.inner.ins.index(slot))
-
-    def inner_of(self, index: OuterIndex) -> InnerIndex | None:
-        """Where the inner call has the value of an outer input: under its own slot, or as the one it is recovered from."""
-        slot: Slot = self.outer.ins[index]
-        while slot in self.recover and isinstance(recipe := self.recover[slot], View):
-            slot = recipe.of
-        return self.inner_index(slot) if slot in self.inner.ins else None
+    bumps_within: bool = False
 
     def __call__(self, kernel: Callable[..., Sequence[Any]]) -> Callable[..., tuple[Any, ...]]:
         """The kernel with this layer around it: takes the outer inputs, returns the outer outputs."""
@@ -73,7 +54,7 @@ class Layer(Shown):
 
     def doc(self) -> Doc:
         rows = [(str(slot), f"= {recipe}") for slot, recipe in self.makes.items()]
-        rows += [(str(slot), f"= {recipe}") for slot, recipe in self.recover.items()]
+        rows += [(str(slot), f"= {recipe}") for slot, recipe in (*self.looks, *self.recover.items())]
         rows += [("afterwards", str(effect)) for effect in self.effects]
         rows += [("around", self.context)] if self.context else []
         signature = Text(f"outer {self.outer}\ninner {self.inner}")
@@ -86,27 +67,30 @@ def replaced(signature: Signature, *, ins: tuple[Slot, ...] | None = None, outs:
 
 
 def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Callable[..., Any]:
-    """``kernel`` with layers around it (``print_wrapper``)."""
-    function: Callable[..., Any] = compile_function(print_wrapper(statements_of(layers, outer), outer, kernel, is_boxed))
-    return function
+    """``kernel`` with layers around it (``print_wrapper``); with those around it already, where it has some, as one stack."""
+    within, kernel = getattr(kernel, "wrapped", ((), kernel))
+    layers = (*layers, *within)
+    function: Any = compile_function(print_wrapper(statements_of(layers, outer), outer, kernel, is_boxed))
+    function.wrapped = layers, kernel
+    return function  # type: ignore[no-any-return]
 
 
 _MOMENT_OF = {"first": Moment.FIRST, "before": Moment.BEFORE, "after": Moment.WRITES, "last": Moment.WRITTEN}
 
 
-def statements_of(layers: Sequence[Layer], outer: Signature, bumps_inside: bool = False) -> tuple[Statement, ...]:
-    """All that happens in a call with these layers, outermost first. ``bumps_inside``: the kernel moves version counters itself."""
+def statements_of(layers: Sequence[Layer], outer: Signature) -> tuple[Statement, ...]:
+    """All that happens in a call with these layers, outermost first."""
     found: dict[Moment, list[Statement]] = {moment: [] for moment in Moment}
     quiet = {slot for layer in layers for slot in layer.version_bumps}
-    writes: list[Statement] = []
     for layer in layers:
-        own: list[Statement] = []
+        own: dict[Moment, list[Statement]] = {moment: [] for moment in Moment}
         for moment, statement in _of_layer(layer, outer, quiet):
-            (own if moment is Moment.WRITES else found[moment]).append(statement)
-        writes = own + writes  # from inside
-    found[Moment.WRITES] = writes
-    if quiet and not bumps_inside:
-        found[Moment.VERSIONS].append(Bump(_sorted(quiet)))
+            own[moment].append(statement)
+        for moment, statements in own.items():
+            found[moment] = statements + found[moment] if moment in FROM_INSIDE else found[moment] + statements
+    moved = {slot for layer in layers if not layer.bumps_within for slot in layer.version_bumps}
+    if moved:
+        found[Moment.VERSIONS].append(Bump(_sorted(moved)))
     for moment in (Moment.RETURNED, Moment.WRITTEN):
         found[moment] += _bumps(found[moment])
     inner = layers[-1].inner if layers else outer
@@ -117,6 +101,8 @@ def statements_of(layers: Sequence[Layer], outer: Signature, bumps_inside: bool 
 def _of_layer(layer: Layer, outer: Signature, quiet: set[Slot]) -> Iterator[tuple[Moment, Statement]]:
     for slot, recipe in layer.makes.items():
         yield Moment.INPUTS, Make(slot, recipe)
+    for slot, look in layer.looks:
+        yield Moment.WITHIN, Within(slot, look)
     if any(isinstance(effect, GoOn) for effect in layer.effects):
         yield Moment.VERSIONS, NoteVersions(layer.inner.ins)
     for slot, recipe in layer.recover.items():

@@ -21,7 +21,9 @@ def mutation(signature: Signature, facts: Facts) -> Layer | None:
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
     early = {e.target for e in effects if facts.shares_memory(e.target) or facts.changes[e.target].restrides}  # type: ignore[index]
     version_bumps = tuple(e.target for e in effects if e.how != "unversioned" and facts.differentiable and e.target in early)
-    return Layer("mutation", str(mutation.__doc__), signature, inner, effects=effects, version_bumps=version_bumps)
+    return Layer(
+        "mutation", str(mutation.__doc__), signature, inner, effects=effects, version_bumps=version_bumps, bumps_within=facts.differentiable
+    )
 
 
 def _how(slot: Slot, data: str, facts: Facts) -> HowWritten:

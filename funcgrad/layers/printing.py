@@ -35,7 +35,7 @@ from .effects import (
     SetStorage,
     Wrapped,
 )
-from .statements import Bump, Do, Make, NoteVersions, Run, Statement
+from .statements import Bump, Do, Make, NoteVersions, Run, Statement, Within
 
 Fresh = Callable[[str], str]
 """Makes a variable name no one has, like the one given."""
@@ -65,6 +65,8 @@ def print_statements(
                 printer.bump(slots)
             case NoteVersions(slots):
                 printer.note_versions(slots)
+            case Within():
+                pass  # the key of the call says so
             case Run():
                 printer.run(statement, kernel, boxed)
             case Do(effect, quiet):

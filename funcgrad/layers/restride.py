@@ -17,4 +17,12 @@ def restride(signature: Signature, facts: Facts) -> Layer | None:
     bumped = tuple(e.target for e in effects if e.moves) if moves else ()
     if not effects and not moved:
         return None
-    return Layer("restride", str(restride.__doc__), signature, signature, effects=effects, version_bumps=(*bumped, *moved))
+    return Layer(
+        "restride",
+        str(restride.__doc__),
+        signature,
+        signature,
+        effects=effects,
+        version_bumps=(*bumped, *moved),
+        bumps_within=facts.differentiable,
+    )

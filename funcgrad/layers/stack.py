@@ -10,7 +10,7 @@ around each half of it).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from .mutation import mutation
 from .outputs import alias_outputs
 from .restride import restride
 from .rng import rng
+from .statements import Make, Run, Statement
 from .storage import storage
 from .subclass import subclass
 from .synthetic_base import synthetic_base
@@ -79,19 +80,21 @@ def _in_the_end(slot: Slot) -> Slot:
     return Final(slot.of) if isinstance(slot, Final) else slot
 
 
-def inner_values(outer: Signature, layers: tuple[Layer, ...], inputs: Inputs, facts: Facts) -> list[Any]:
-    """The real values of the inner inputs in one call: what its printed layers will make of its arguments."""
+def inner_values(statements: Iterable[Statement], inputs: Inputs, facts: Facts) -> list[Any]:
+    """The real values of the kernel's inputs in one call: what statements will make of its arguments."""
     values: dict[Slot, Any] = dict(zip(inputs.slots, inputs.leaves, strict=True))
     values.update({slot: place.read() for slot, place in facts.numbers})
     values.update(inputs.dynamic)
     values |= {slot: tensor for slot, tensor in read_all(facts.captured, values).items()}
-    for layer in layers:
-        for slot, recipe in layer.makes.items():
-            if isinstance(recipe, BaseOf):
-                values[slot] = recipe(values[recipe.of])
-            elif isinstance(recipe, Drawn):
+    for statement in statements:
+        match statement:
+            case Make(slot, BaseOf() as base):
+                values[slot] = base(values[base.of])
+            case Make(slot, Drawn()):
                 values[slot] = torch.zeros((), dtype=torch.int64, device="cpu")  # any number: looking at a program draws none
-    return [values[slot] for slot in inner_signature(outer, layers).ins]
+            case Run(ins):
+                return [values[slot] for slot in ins]
+    raise AssertionError("statements without a kernel")
 
 
 def writing_below(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor]) -> tuple[Layer, ...]:

@@ -10,12 +10,13 @@ import enum
 
 from attrs import frozen
 
+from ..capture.views import View
 from ..slots import Slot
 from .effects import Effect, Recipe
 
 
 class Moment(enum.IntEnum):
-    """When a statement takes place. Those of one moment follow the layers from outside, those of ``WRITES`` from inside."""
+    """When a statement takes place. Those of one moment follow the layers from outside, those ``FROM_INSIDE`` the other way."""
 
     INPUTS = enum.auto()
     """The kernel's inputs that are none of the call."""
@@ -27,6 +28,8 @@ class Moment(enum.IntEnum):
     """Views of inputs are taken that nothing has been written to."""
     VERSIONS = enum.auto()
     """Version counters are read, and those are moved which the kernel's saved values share."""
+    WITHIN = enum.auto()
+    """What the kernel is not given is said."""
     KERNEL = enum.auto()
     WRAPPED = enum.auto()
     """What the kernel returned is put together."""
@@ -40,6 +43,9 @@ class Moment(enum.IntEnum):
     """Inputs get gradients, which may be such views."""
     LAST = enum.auto()
     """Outputs become leaves, parameters, get gradients."""
+
+
+FROM_INSIDE = (Moment.WITHIN, Moment.WRITES)
 
 
 @frozen
@@ -74,6 +80,17 @@ class NoteVersions:
 
 
 @frozen
+class Within:
+    """The kernel is not given ``slot``: within it, that is ``view``. So it is in the call, too, and nothing happens there."""
+
+    slot: Slot
+    view: View
+
+    def __str__(self) -> str:
+        return f"within, {self.slot} is {self.view}"
+
+
+@frozen
 class Run:
     """The kernel runs, in contexts."""
 
@@ -98,4 +115,4 @@ class Do:
         return str(self.effect)
 
 
-Statement = Make | Bump | NoteVersions | Run | Do
+Statement = Make | Bump | NoteVersions | Within | Run | Do

@@ -19,4 +19,12 @@ def storage(signature: Signature, facts: Facts) -> Layer | None:
     moved = [slot for slot, given in facts.stores.items() if given.how == "data" and given.written]
     version_bumps = tuple(dict.fromkeys([*moved, *late]) if facts.differentiable else moved)
     inner = replaced(signature, outs=(*signature.outs, *(e.source for e in effects)))
-    return Layer("storage", str(storage.__doc__), signature, inner, effects=(*effects, *restrides), version_bumps=version_bumps)
+    return Layer(
+        "storage",
+        str(storage.__doc__),
+        signature,
+        inner,
+        effects=(*effects, *restrides),
+        version_bumps=version_bumps,
+        bumps_within=facts.differentiable,
+    )

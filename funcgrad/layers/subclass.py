@@ -19,4 +19,4 @@ def subclass(inner: Signature, wrappings: Mapping[Slot, Wrapping]) -> Layer | No
     made = {slot: wrappings[slot] for slot in outer.outs if slot in wrappings}
     recover = {slot: Wrapped(w, tuple(inner_slot(slot, path) for path in w.paths())) for slot, w in made.items()}
     # autograd knows the outer tensors; an inner one that requires grad, too, is nobody's business here
-    return Layer("subclass", str(subclass.__doc__), outer, inner, makes, recover, context="below_autograd()")
+    return Layer("subclass", str(subclass.__doc__), outer, inner, makes, recover=recover, context="below_autograd()")

@@ -6,11 +6,10 @@ import warnings
 
 from ..capture.facts import Facts
 from ..capture.memory import BaseOf
-from ..capture.views import View
+from ..capture.views import Step, View
 from ..errors import LargeBaseWarning
 from ..show.units import in_bytes
 from ..slots import Signature, Slot
-from .effects import Recipe
 from .layer import Layer, replaced
 
 _WARN_ABOVE = 8
@@ -24,7 +23,7 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         return None
     ins: list[Slot] = list(signature.ins)
     makes: dict[Slot, BaseOf] = {}
-    recover: dict[Slot, Recipe] = {}
+    looks: list[tuple[Slot, View]] = []
     for overlap in needed:
         if overlap.base_bytes > _WARN_ABOVE * overlap.member_bytes:
             warnings.warn(
@@ -40,5 +39,12 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         ins = [slot for i, slot in enumerate(ins) if slot not in members or at < i <= at + len(carriers)]
         makes[overlap.base] = overlap.found
         makes |= {f.slot: f.found for f in overlap.families if f.found is not None and f.slot in carriers}
-        recover |= {slot: View(overlap.base, steps or ()) for slot, steps in overlap.views}
-    return Layer("synthetic base", str(synthetic_base.__doc__), signature, replaced(signature, ins=tuple(ins)), makes, recover)
+        looks += [(f.slot, _look(overlap.base, f.steps, f.slot in carriers)) for f in overlap.families]
+        families = [(f.slot, f.views) for f in overlap.families] or [(overlap.base, overlap.views)]
+        looks += [(slot, _look(of, steps)) for of, views in families for slot, steps in views]
+    return Layer("synthetic base", str(synthetic_base.__doc__), signature, replaced(signature, ins=tuple(ins)), makes, tuple(looks))
+
+
+def _look(of: Slot, steps: tuple[Step, ...] | None, is_carried: bool = False) -> View:
+    assert steps is not None, "an overlap without such views is refused when it is written to"
+    return View(of, steps, computed=is_carried)

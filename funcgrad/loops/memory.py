@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
+from ..lifetimes import Lifetimes
 from .ir import Buffer, Kernel
 
 ALIGNMENT = 64
@@ -44,18 +45,14 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence
     First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee 2020,
     "Efficient memory management for deep neural net inference").
     """
-    life: dict[str, tuple[int, int]] = {}
     shared = origins(kernels)
-    for i, kernel in enumerate(kernels):
-        for b in (*kernel.writes, *kernel.reads):
-            name = shared.get(b.name, b.name)
-            first, last = life.get(name, (i, i))
-            life[name] = (first, max(last, len(kernels) if b in lasting else i))
+    uses = [*((*kernel.writes, *kernel.reads) for kernel in kernels), tuple(lasting)]
+    lives = Lifetimes.of([shared.get(b.name, b.name) for b in buffers] for buffers in uses)
     placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, life
     offsets: dict[str, int] = {}
     for b in sorted((b for b in scratch if b.name not in shared), key=_nbytes, reverse=True):
         size = skewed(_nbytes(b)) if _nbytes(b) >= ALIGNMENT else _whole(_nbytes(b), _SMALL)
-        first, last = life[b.name]
+        first, last = lives.first[b.name], lives.last[b.name]
         at = 0
         for begin, end, (other_first, other_last) in placed:
             if other_first <= last and first <= other_last and begin < at + size and at < end:

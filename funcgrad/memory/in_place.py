@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from ..graph_primitives import again
 from ..graphs import Graph, Place, device_of, is_view, storage_map, value_of
+from ..lifetimes import Lifetimes
 from ..loops.in_place import places
 from ..loops.ir import Buffer, Kernel
 from ..loops.verify import verify
@@ -29,13 +30,13 @@ _WORTH = 1 << 12
 def take_over(graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str], keeps: bool) -> list[Extern | Launch]:
     """The steps, with kernels that write over what dies there (``Kernel.over``). ``fixed`` have a place, which lives on without them.
     ``keeps``: whether kernels keep what they are told to (``loops/in_place.py``)."""
-    lifetimes = _Lifetimes(graph, steps)
-    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(lifetimes, i, s, fixed, keeps))) for i, s in enumerate(steps)]
+    places_of = _Places(graph, steps)
+    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(places_of, i, s, fixed, keeps))) for i, s in enumerate(steps)]
 
 
-def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str], keeps: bool) -> list[Kernel]:
+def _kernels(places_of: _Places, i: int, launch: Launch, fixed: Container[str], keeps: bool) -> list[Kernel]:
     scratch = {b.name for b in launch.scratch}
-    dying = lifetimes.dying(i, launch)
+    dying = places_of.dying(i, launch)
     inside = set(scratch)  # what lies in the arena of the launch
     done: list[Kernel] = []
     for dead, kernel in zip(dying, launch.kernels, strict=True):
@@ -53,19 +54,18 @@ def _kernels(lifetimes: _Lifetimes, i: int, launch: Launch, fixed: Container[str
     return done
 
 
-class _Lifetimes:
+class _Places:
     """When the memory that a program may write to is used last."""
 
     def __init__(self, graph: Graph, steps: Sequence[Extern | Launch]) -> None:
         self._nodes = {n.name: n for n in graph.fx.nodes}
         self._lies = storage_map(graph)
         self._device = device_of(graph)
-        self._last: dict[Place, int] = {}
         self._own = {place for name in graph.handed_over for place in self._places(name)}
         foreign: set[Place] = set()  # an operator that is not torch's own may return what it is given
-        for i, step in enumerate(steps):
-            read = {place for name in _names(graph, step) for place in self._places(name)}
-            self._last |= dict.fromkeys(read, i)
+        uses = [{place for name in _names(graph, step) for place in self._places(name)} for step in steps]
+        self._last = Lifetimes.of(uses).last
+        for read, step in zip(uses, steps, strict=True):
             if isinstance(step, Launch):
                 self._own |= {place for k in step.kernels for b in k.writes for place in self._places(b.name)}
             elif is_operator(step.node.target) and is_torchs_own(step.node.target):
@@ -76,9 +76,7 @@ class _Lifetimes:
 
     def dying(self, i: int, launch: Launch) -> list[set[str]]:
         """The buffers that each kernel of a launch, the ``i``-th step, reads last, and whose memory is the program's own."""
-        last: dict[Place, int] = {}
-        for j, kernel in enumerate(launch.kernels):
-            last |= dict.fromkeys((p for b in (*kernel.reads, *kernel.writes) for p in self._places(b.name)), j)
+        last = Lifetimes.of([p for b in (*kernel.reads, *kernel.writes) for p in self._places(b.name)] for kernel in launch.kernels).last
         kept = {p for b in launch.checks for p in self._places(b.name)}
         if launch.checks:  # where one fails, all is computed once more
             kept |= {p for n in self._nodes.values() if n.op == "placeholder" for p in self._places(n.name)}

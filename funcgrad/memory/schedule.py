@@ -12,8 +12,7 @@ from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..show.text import elided
 from ..show.units import in_bytes
-from .lifetimes import alive_in
-from .liveness import chart_of
+from .liveness import alive_in, chart_of
 from .steps import Allocate, Call, Extern, Free, Launch, Step, size_of
 
 _SHOWN = 160

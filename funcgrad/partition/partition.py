@@ -33,6 +33,7 @@ from ..graphs import (
     where_of,
 )
 from ..joint import Joint
+from ..lifetimes import Lifetimes
 from ..memory.liveness import Alive, chart_of
 from ..show.chart import Chart
 from ..show.parts import Doc, Table, Text
@@ -239,12 +240,9 @@ def _memory_over_time(split: Partition) -> Chart:
     for half in (split.forward, split.backward):
         border = len(alive.history)
         results = {r for r in half.results if isinstance(r, fx.Node)}
-        gone: dict[fx.Node, list[fx.Node]] = {}
-        seen = set(results)
-        for node in reversed(half.fx.nodes):
-            if node.op == "call_function":
-                gone[node] = [n for n in dict.fromkeys((node, *node.all_input_nodes)) if n not in seen]
-                seen.update(gone[node])
+        calls = [node for node in half.fx.nodes if node.op == "call_function"]
+        lives = Lifetimes.of([(node, *node.all_input_nodes) for node in calls], results)
+        gone = dict(zip(calls, lives.dying, strict=True))
         for node in half.fx.nodes:
             if node.op == "placeholder" and half is split.backward:
                 alive.drop((split.forward, node.name))

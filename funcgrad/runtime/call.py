@@ -19,7 +19,6 @@ from ..backends.backend import Runnable
 from ..capture.capture_sources import GradientOf, Origin
 from ..capture.facts import Facts
 from ..joint import Constant, Joint
-from ..layers.layer import Layer, statements_of
 from ..layers.printing import print_statements
 from ..layers.statements import Bump, Do, Run, Statement
 from ..show.text import elided
@@ -46,7 +45,9 @@ MISS: Any = _Miss()
 """What a printed call returns when its program does not fit the arguments."""
 
 
-def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, kernel: Runnable, lock: AbstractContextManager[Any]) -> Source:
+def print_call(
+    found: CapturedCall, statements: Sequence[Statement], joint: Joint, kernel: Runnable, lock: AbstractContextManager[Any]
+) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
     ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other threads.
@@ -84,7 +85,6 @@ def print_call(found: CapturedCall, layers: tuple[Layer, ...], joint: Joint, ker
     variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
-    statements = statements_of(layers, found.outer, bumps_inside=facts.differentiable)
     layered = print_statements(statements, variables, "kernel", names.fresh, constants, inner_names)
     if found.grad and not key.ambient.grad_mode:
         constants["enable_grad"] = torch.enable_grad

@@ -12,7 +12,7 @@ from ..capture.facts import Facts
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs
 from ..joint import Joint
-from ..layers.layer import Layer
+from ..layers.layer import Layer, statements_of
 from ..layers.stack import inner_values
 from ..slots import Captured, Signature, Slot
 from .key import CallKey
@@ -46,4 +46,6 @@ class CapturedCall:
     @property
     def values(self) -> dict[Slot, Any]:
         """What the kernel is given in this call."""
-        return dict(zip(self.inner.signature.ins, inner_values(self.outer, self.layers, self.inputs, self.facts), strict=True))
+        return dict(
+            zip(self.inner.signature.ins, inner_values(statements_of(self.layers, self.outer), self.inputs, self.facts), strict=True)
+        )

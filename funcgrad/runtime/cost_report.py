@@ -17,6 +17,7 @@ from ..backends.peak import peak_bytes
 from ..capture.inputs import Inputs
 from ..generators import own_draws
 from ..graphs import is_random, is_view
+from ..layers.layer import statements_of
 from ..layers.stack import inner_signature, inner_values
 from ..loops.lower import lower
 from ..memory.steps import Call, Launch, size_of
@@ -88,7 +89,7 @@ def measured_peak(program: Program, outer: Signature, inputs: Inputs) -> int:
     for layer in reversed(program.layers):
         if layer.context:
             kernel = layer(kernel)
-    values = [_copy(v) for v in inner_values(outer, around, inputs, program.facts)]
+    values = [_copy(v) for v in inner_values(statements_of(around, outer), inputs, program.facts)]
     wrt = [v for v in values if isinstance(v, Tensor) and v.requires_grad]
 
     def both() -> Any:

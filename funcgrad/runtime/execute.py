@@ -25,6 +25,7 @@ from ..capture.views import Step, take
 from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
+from ..slots import Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
 from ..torch_private.levels import is_mapped
@@ -52,7 +53,8 @@ class Differentiable:
     comes in for these alone. ``pullback`` returns a gradient or None for every input that requires grad: those at ``gradient_inputs``.
     It may read the inputs at ``needed_inputs`` alone, as forward saw them: of those at ``copied_inputs``, which the call writes to or
     restrides, a copy is kept. Those at ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so
-    by these steps, unknown to autograd. The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values at
+    by these steps, unknown to autograd (by none: they are given other memory, and no gradient comes to them). The version counters of
+    those at ``bumps`` move. ``watched_inputs`` are those whose values at
     the end of the call backward needs, each with how far its version counter moves until then; ``watched_outs`` are outputs that look
     at what is saved.
     """
@@ -87,6 +89,8 @@ class Differentiable:
     name: str
     copied: Graph | str
     """What ``backward`` runs, as a graph that may be copied into another one; or why it may not."""
+    wrappings: Mapping[Slot, Wrapping]
+    """How the wrapper subclasses that it is given, and gives, are made of the tensors which that graph knows."""
     number: int = field(factory=functools.partial(next, itertools.count()), init=False)
     """It tells the program apart from all others."""
 
@@ -102,7 +106,7 @@ class Differentiable:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.restrided_leaves:
-            inputs = tuple(_ahead(v, self.restrided_leaves.get(i)) for i, v in enumerate(inputs))
+            inputs = tuple(_ahead(v, self.restrided_leaves[i]) if i in self.restrided_leaves else v for i, v in enumerate(inputs))
         first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
@@ -230,9 +234,11 @@ class _Hollow:
         return self.wrapping.build(outline.empty() for outline in self.inner).requires_grad_(self.requires_grad)
 
 
-def _ahead(leaf: Any, steps: Sequence[Step] | None) -> Any:
+def _ahead(leaf: Any, steps: Sequence[Step]) -> Any:
     """A leaf as it looks now, connected to autograd as it will look: who connects it fixes the sizes of its gradient."""
-    if steps is None or not (leaf.requires_grad and is_leaf(leaf)):
+    if not steps:
+        return leaf.detach()
+    if not (leaf.requires_grad and is_leaf(leaf)):
         return leaf
     now = leaf.detach()
     _look_like(leaf, take(now, steps))

@@ -29,6 +29,7 @@ from .found import Found
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
+from .lengths import length, own_names
 from .names import (
     CONSTRUCTORS,
     HOOK_TABLES,
@@ -94,8 +95,7 @@ class Reached(Found):
         if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, SymInt, Found)):
             return
         if isinstance(value, types.ModuleType):
-            self._own_module(value, name)
-            return
+            return self._own_module(value, name)
         if id(value) in self._known:
             if name not in self._names[id(value)]:
                 self._names[id(value)].append(name)
@@ -278,7 +278,7 @@ class Reached(Found):
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
         for variable in sorted(said.globals):
             place = Place("item", function.__globals__, variable, variable)
-            if variable in function.__globals__:
+            if function.__globals__.get(variable, length) is not length:
                 self._mentioned(place, said, own)
             elif not hasattr(builtins, variable):
                 self._guard(Guard.absent(place))
@@ -349,7 +349,7 @@ class Reached(Found):
             return
         self._known[id(vars(module))] = vars(module)
         self._names[id(vars(module))] = [name]
-        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(vars(module), dict(vars(module)), name, module)
+        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(vars(module), own_names(vars(module)), name, module)
         for attribute in sorted(self._said & vars(module).keys()):
             self.see(vars(module)[attribute], joined(name, attribute))
 

@@ -29,6 +29,7 @@ from .code import Mentions, builtins_in, loads_of, mentions, together
 from .guards import MISSING, Guard, Place
 from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, asks_clock, put_back, warn_of_clocks
+from .lengths import Globals
 from .names import (
     TABLES,
     attributes_of,
@@ -52,6 +53,8 @@ class Watch(Assumed):
 
     def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], numbers: Sequence[tuple[Place, Any]] = ()) -> None:
         super().__init__()
+        self.measuring: list[Globals] = []
+        """The globals of code that asked for the ``len`` of a tensor."""
         self._stack = ExitStack()
         self._root = root
         self._ran: set[types.CodeType] | None = None

@@ -22,6 +22,13 @@ def set_engine_hook(factory: Callable[[], Any] | None, dynamic: bool = True) -> 
     return before
 
 
+def engine_hook() -> Any:
+    """What is set now."""
+    before = _hook.set_autograd_compiler(None, False)
+    _hook.set_autograd_compiler(*before)
+    return before[0]
+
+
 @contextlib.contextmanager
 def without_engine_hook() -> Iterator[None]:
     """Inside, backward passes run as they are."""
@@ -47,6 +54,11 @@ def engine_operators() -> Any:
     from torch._dynamo import compiled_autograd
 
     return compiled_autograd.ops
+
+
+def is_traceable(name: str) -> bool:
+    """Whether a node is PyTorch's own, or of an extension whose function says that it may be traced: others run as they are."""
+    return hasattr(engine_operators().get(name), "fn")  # of others, torch keeps a function that dynamo does not look into
 
 
 def in_torchs_own_capture() -> bool:

@@ -104,32 +104,44 @@ class BelowLevel:
     def __enter__(self) -> None:
         top: Any = _innermost()
         kind = _KINDS[int(top.key())]
-        grad = self._grad = torch.is_grad_enabled()
+        grad = self._grad = _grad_enabled()
         forward = self._forward = _forward_enabled()
         if self._tracked:
             grad = forward = True
         if kind == "grad":
-            grad = grad and torch._C._functorch.CGradInterpreterPtr(top).prevGradMode()
+            grad = grad and _GradLevel(top).prevGradMode()
         elif kind == "jvp":
-            forward = forward and torch._C._functorch.CJvpInterpreterPtr(top).prevFwdGradMode()
+            forward = forward and _JvpLevel(top).prevFwdGradMode()
         self._layer = _pop()
-        if torch.is_grad_enabled() is not grad:
+        if _grad_enabled() is not grad:
             _set_grad(grad)
         if _forward_enabled() is not forward:
             _set_forward(forward)
 
     def __exit__(self, *_: object) -> None:
         _push(self._layer)
-        if torch.is_grad_enabled() is not self._grad:
+        if _grad_enabled() is not self._grad:
             _set_grad(self._grad)
         if _forward_enabled() is not self._forward:
             _set_forward(self._forward)
 
 
-_pop, _push = torch._C._functorch.pop_dynamic_layer_stack, torch._C._functorch.push_dynamic_layer_stack
+_pop: Any = torch._C._functorch.pop_dynamic_layer_stack
 
 
-_set_grad, _set_forward, _forward_enabled = torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled, torch._C._is_fwd_grad_enabled
+_push: Any = torch._C._functorch.push_dynamic_layer_stack
+
+
+_GradLevel: Any = torch._C._functorch.CGradInterpreterPtr
+
+
+_JvpLevel: Any = torch._C._functorch.CJvpInterpreterPtr
+
+
+_grad_enabled, _forward_enabled = torch._C.is_grad_enabled, torch._C._is_fwd_grad_enabled
+
+
+_set_grad, _set_forward = torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled
 
 
 def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[int]:
@@ -258,13 +270,17 @@ custom_function_at_level: Callable[[Any, Any, Any], Any] = dispatch_functorch
 
 def dual_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The primal and the tangent of a tensor at the innermost level; no tangent outside of forward mode."""
-    if forward_ad._current_level < 0:
-        return tensor, None
-    primal, tangent = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
-    return primal, tangent
+    level = forward_ad._current_level
+    return (tensor, None) if level < 0 else _unpack_dual(tensor, level=level)
+
+
+_unpack_dual: Any = torch._VF._unpack_dual  # type: ignore[attr-defined]
 
 
 def make_dual(primal: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
-    """A tensor with a tangent."""
-    dual: torch.Tensor = forward_ad.make_dual(primal, tangent)  # type: ignore[no-untyped-call]
+    """A tensor with a tangent at the innermost level."""
+    dual: torch.Tensor = _make_dual(primal, tangent, level=forward_ad._current_level)
     return dual
+
+
+_make_dual: Any = torch._VF._make_dual  # type: ignore[attr-defined]

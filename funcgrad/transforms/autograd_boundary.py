@@ -23,7 +23,7 @@ from ..options import Options
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
-from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, outer_slot
+from ..slots import Cotangent, Final, Grad, Late, NewMemory, Saved, Seed, Slot, inner_path, outer_slot
 from ..state.state import as_it_was
 from ..torch_private.operators import generator_id
 from .definition import Pullback, name_of
@@ -55,6 +55,7 @@ def differentiable(
     captured = {c.slot: c for c in inner.facts.captured}
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
     changed = restrided.keys() | inner.facts.stores.keys()
+    apart = {slot: () for slot in inner.facts.stores if slot in ins and backward and Grad(slot) not in backward.outs}
 
     def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
@@ -102,7 +103,9 @@ def differentiable(
         watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
         watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
         restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in changed),
-        restrided_leaves={ins.index(s): steps for s, steps in restrided.items() if s in ins and not any(step.tracked for step in steps)},
+        restrided_leaves={
+            ins.index(s): steps for s, steps in (restrided | apart).items() if s in ins and not any(step.tracked for step in steps)
+        },
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
         makes_zeros=bool(written) or any(layout.wrapping is not None for layout in cotangents),
@@ -111,6 +114,7 @@ def differentiable(
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
         copied=_copied(found, made, options),
+        wrappings=joint.wrappings,
     )
 
 
@@ -124,9 +128,9 @@ def _copied(found: CapturedCall, made: Executable, options: Options) -> Graph | 
         return "cannot be differentiated"
     if len(made.graphs) != 2:
         return "is itself a gradient"
-    if made.joint.wrappings:
-        return "takes or makes wrapper subclasses"
     backward = made.graphs[1]
+    if any(isinstance(slot, Final) and inner_path(slot) for slot in backward.signature.outs):
+        return "writes to wrapper subclasses in its backward pass"
     if any(map(is_path_check, backward.fx.nodes)):
         return "reads values in its backward pass"
     for slot, node in zip(backward.signature.ins, backward.placeholders, strict=True):

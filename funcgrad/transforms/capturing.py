@@ -22,6 +22,8 @@ from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
 from ..graph_primitives import Path, has_sizes
 from ..joint import Joint
+from ..layers.inverse import inverse_of
+from ..layers.layer import statements_of
 from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_below
 from ..levels import level_of_call
 from ..options import Options
@@ -69,12 +71,13 @@ def _captured(
         layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
         if at_level:
             layers = writing_below(layers, dict([*inputs.tensors, *tensors.items()]))
+        statements = statements_of(layers, outer)
         inner = Inner(
-            definition, inputs.released(), facts.released(), inner_signature(outer, layers), definition.out_slot, definition.splits,
-            definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
+            definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements), definition.out_slot,
+            definition.splits, definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
         )  # fmt: skip
     with stages("capture"):
-        joint, refused = _traced(inner, inner_values(outer, layers, inputs, facts), grad, watch)
+        joint, refused = _traced(inner, inner_values(statements, inputs, facts), grad, watch)
         watch.release()
         if joint.sizes is not None and joint.sizes.are_read:
             require_sizes_may_vary(facts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import threading
 import warnings
@@ -29,6 +30,7 @@ from ..errors import ReadsWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import AnyNumber, Path, PathMiss, Read, has_symbols, known_now, numbers_replaced, sizes_varied
+from ..layers.layer import statements_of
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
@@ -55,6 +57,7 @@ from .autograd_boundary import differentiable, pullback_of, pure_of
 from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
 from .levels import call_under_legacy_vmap, call_under_transforms
+from .nodes import called_at_level
 from .peel import Printed
 
 _ATTEMPTS = 4
@@ -102,6 +105,7 @@ class Compiled:
         self._options = options
         self._at_level = at_level
         self._derived: dict[Any, Compiled] = {}
+        self.at_level: Compiled | None = None  # what is called at levels of autograd
         self.peels: list[Printed] = []  # calls under vmap, printed
         self.passages: dict[Any, Any] = {}  # how a pure function passes levels of reverse mode (nodes.py)
         self.of_outer_levels: tuple[Origin, ...] = ()
@@ -390,7 +394,7 @@ class Compiled:
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
-                call = print_call(found, layers, made.joint, self._kernel(found, made), self._effects)
+                call = print_call(found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects)
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()
@@ -400,7 +404,7 @@ class Compiled:
         """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a level."""
         options = evolve(self._options, static_argnums=())
         if self._at_level:
-            return Compiled(pure_of(found, made), options)
+            return functools.partial(called_at_level, Compiled(pure_of(found, made), options))
         if not found.facts.differentiable:
             return made.runnables[0]
         product = pullback_of(found, made)

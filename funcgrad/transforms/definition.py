@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from ..autograd_state import has_history
 from ..capture.inner import Inner
@@ -25,6 +26,7 @@ from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, No
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private.autograd import forbid_writes
 from ..torch_private.levels import transforms_or_duals
+from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_wrapper_subclass
 from ..trees import Tree, flatten, unflatten
 
@@ -269,11 +271,13 @@ class Pullback:
                 variables[i] = _variable(variables[i], str(slots[i]))
             ran = self.inner.run(*variables)
             outs = dict(ran.outs)
-            pairs = [(outs[slot], t) for slot, t in zip(self.active, cotangents, strict=True) if t is not None and has_history(outs[slot])]
+            with without_function_modes():  # what was returned, not what has come to stand for it (t_)
+                pairs = [(outs[s], t) for s, t in zip(self.active, cotangents, strict=True) if t is not None and has_history(outs[s])]
+                edges = [get_gradient_edge(v) for v, _ in pairs]
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
                 targets = [variables[i] for i in self.wrt]
-                return torch.autograd.grad([v for v, _ in pairs], targets, seeds, create_graph=differentiable, allow_unused=True)
+                return torch.autograd.grad(edges, targets, seeds, create_graph=differentiable, allow_unused=True)
 
     def _by_torch_func(self, values: Sequence[Any], cotangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """The same of values that transforms of the trace may wrap."""

@@ -89,8 +89,10 @@ def _met_first(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _at_level(compiled: Compiled) -> Compiled:
-    definition = compiled.definition
-    return compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True)
+    if compiled.at_level is None:
+        definition = compiled.definition
+        compiled.at_level = compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True)
+    return compiled.at_level
 
 
 def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

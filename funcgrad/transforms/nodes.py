@@ -17,6 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..capture.memory import overlaps_itself
+from ..capture.trace import active_trace
 from ..generators import own_draws, state_of
 from ..runtime.call import MISS
 from ..torch_private.levels import (
@@ -27,6 +28,7 @@ from ..torch_private.levels import (
     dual_parts,
     innermost_randomness,
     innermost_size,
+    innermost_transform,
     is_legacy_batched,
     legacy_level,
     legacy_unbatched_at,
@@ -37,6 +39,7 @@ from ..torch_private.levels import (
     unwrapped_at,
     wrapped_at,
 )
+from ..torch_private.modes import foreign_trace_active
 from ..torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, is_zero_tensor, unwrap_transform, wrapped_value
 from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
 
@@ -59,6 +62,11 @@ def batch_of(leaves: Sequence[Any], level: int) -> tuple[list[Any], tuple[int | 
 
 def randomness_at(level: int) -> str:
     return "same" if level >= _drawn_at.get() else innermost_randomness()
+
+
+def called_at_level(compiled: Compiled, *values: Any) -> Any:
+    """A call of a pure function by the program around it, which runs at a level."""
+    return pure_call(compiled, values, *innermost_transform())
 
 
 def pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
@@ -89,7 +97,7 @@ def pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, level
     if definition.written:
         here = _with_copies(here, definition.written)
     passage = _passage(compiled, tuple(tracked), len(here), opaque)
-    outs = applied_at_level(_Node, passage, level, own, here, *[here[i] for i in tracked])
+    outs = applied_at_level(_Node, passage, level, _ran(passage, level, own, here), *[here[i] for i in tracked])
     return outs if definition.n_outs else ()
 
 
@@ -175,30 +183,35 @@ def _new_passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: b
     return Passage(compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None)
 
 
-class _Node(SingleLevelFunction):  # type: ignore[misc]
-    """A pure compiled function in the graph of one level."""
-
-    @staticmethod
-    def forward(ctx: Any, passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any], *_: Tensor) -> Any:
-        """``own`` are the values below the level. The last arguments are those that are tracked."""
-        return _recorded(ctx, passage, level, own, values)
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        return None, None, None, None, *_gradients(ctx, incoming)
-
-
-def _recorded(ctx: Any, passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of the function, with what its backward pass needs kept in ``ctx``."""
+def _ran(passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a function that has run below a level (``own``: its values there), what its backward pass needs, and, of what it
+    drew from, the states before."""
     definition: Any = passage.compiled.definition
-    ctx.states = {of: state_of(of) for of in definition.draws} if definition.draws else None
-    ctx.passage, ctx.level = passage, level
+    states = {of: state_of(of) for of in definition.draws} if definition.draws else None
     outs = _run_below(passage.forward, level, own)
     kept = values if passage.places is None else [values[i] for i in passage.places]
     if passage.backward is not None:
         kept = [*kept, *outs[definition.n_outs :]]
         outs = outs[: definition.n_outs]
-    outs = _wrapped(level, outs)
+    return _wrapped(level, outs), kept, states
+
+
+class _Node(SingleLevelFunction):  # type: ignore[misc]
+    """A pure compiled function in the graph of one level."""
+
+    @staticmethod
+    def forward(ctx: Any, passage: Passage, level: int, ran: tuple[Any, ...], *_: Tensor) -> Any:
+        """The last arguments are those that are tracked."""
+        return _recorded(ctx, passage, level, *ran)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Any) -> Any:
+        return None, None, None, *_gradients(ctx, incoming)
+
+
+def _recorded(ctx: Any, passage: Passage, level: int, outs: tuple[Any, ...], kept: Sequence[Any], states: Any) -> tuple[Any, ...]:
+    """The outputs of the function, with what its backward pass needs kept in ``ctx``."""
+    ctx.passage, ctx.level, ctx.states = passage, level, states
     ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
     ctx.save_for_backward(*[None if i in ctx.scalars else v for i, v in enumerate(kept)] if ctx.scalars else kept)
     ctx.set_materialize_grads(False)
@@ -247,8 +260,13 @@ def _in_memory(value: Any) -> Any:
 
 def _called(compiled: Compiled, values: Sequence[Any]) -> Any:
     """A call with values of which some may be symbolic zeros: programs take those in memory."""
-    if not transforms_or_duals() and (found := compiled.find(tuple(values), {})) is not MISS:
-        return found
+    if not transforms_or_duals():
+        if (found := compiled.find(tuple(values), {})) is not MISS:
+            return found
+    elif active_trace() is None and not foreign_trace_active(()):
+        kind, level = innermost_transform()
+        if kind == "grad":
+            return pure_call(compiled, values, kind, level)
     return compiled(*map(_in_memory, values))
 
 
@@ -259,7 +277,7 @@ class _DualNode(torch.autograd.Function):
     def forward(ctx: Any, passage: Passage, own: Sequence[Any], *values: Any) -> Any:
         ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in values])
         ctx.others = {i: v for i, v in enumerate(values) if not isinstance(v, Tensor)}
-        return _recorded(ctx, passage, -1, own, values)
+        return _recorded(ctx, passage, -1, *_ran(passage, -1, own, values))
 
     @staticmethod
     def backward(ctx: Any, *incoming: Any) -> Any:

@@ -202,7 +202,7 @@ class BackwardHalf(_OfPure):
 
     def is_of_zeros(self, values: Sequence[Any]) -> bool:
         """Whether all cotangents are symbolic zeros."""
-        return all(isinstance(v, Tensor) and is_zero_tensor(v) for v in values[self.n_before :])
+        return all(isinstance(value, Tensor) and is_zero_tensor(value) for value in values[self.n_before :])
 
     def zeros(self, values: Sequence[Any]) -> tuple[Tensor, ...]:
         """The gradients of symbolic zeros."""

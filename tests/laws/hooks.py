@@ -1,6 +1,6 @@
 """Random programs with hooks: what the caller's Python sees of a backward pass, in which order, is what it sees in eager PyTorch.
 
-``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions.
+``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions, then N with leaves that are wrapper subclasses.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
+from funcgrad.subclasses import inner_tensors
 
 
 class Scaled(torch.autograd.Function):
@@ -58,6 +60,8 @@ REGIONS = tuple(
 
 
 def summary(value: object) -> object:
+    if isinstance(value, TwoTensor):
+        return summary(value.a), summary(value.b)
     return round(float(value.double().sum()), 4) if isinstance(value, Tensor) else None
 
 
@@ -67,10 +71,10 @@ KINDS = ["sin", "add", "mul", "function", "view", "mean"]
 
 class Program:
     """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of each kind. ``regions``: of
-    the functions that it calls, some are compiled."""
+    the functions that it calls, some are compiled; ``wrapped``: some leaves are wrapper subclasses."""
 
-    def __init__(self, seed: int, regions: bool) -> None:
-        self.seed, self.kinds = seed, KINDS + ["region"] * 4 * regions
+    def __init__(self, seed: int, regions: bool, wrapped: bool) -> None:
+        self.seed, self.kinds, self.wrapped = seed, KINDS + ["region"] * 4 * regions, wrapped
 
     def __call__(self) -> tuple[list, list[Tensor | None], str]:
         rng = random.Random(self.seed)
@@ -78,6 +82,8 @@ class Program:
         torch.manual_seed(self.seed)
         log: list = []
         leaves = [torch.rand(2, 3, requires_grad=True) for _ in range(rng.randint(1, 3))]
+        if self.wrapped:
+            leaves[0] = TwoTensor(leaves[0].detach(), torch.rand(2, 3)).requires_grad_()
         values = list(leaves)
         for _ in range(rng.randint(2, 8)):
             values.append(self._step(rng, values, log))
@@ -95,7 +101,7 @@ class Program:
             if WRITTEN not in str(raised):
                 raise
             return log, [], WRITTEN
-        return log, [*(leaf.grad for leaf in leaves), self.buffer], error
+        return log, [t for leaf in (*(leaf.grad for leaf in leaves), self.buffer) for t in inner_tensors(leaf)], error
 
     def _step(self, rng: random.Random, values: list[Tensor], log: list) -> Tensor:
         a, b = rng.choice(values), rng.choice(values)
@@ -113,7 +119,8 @@ class Program:
             return Scaled.apply(a, log)
         if kind == "view":
             whole = a.clone()
-            whole[0].mul_(b[1])
+            if type(a) is type(b):
+                whole[0].mul_(b[1])
             return whole
         return a - b.mean(0, keepdim=True)
 
@@ -153,9 +160,9 @@ class Program:
             leaf.register_post_accumulate_grad_hook(lambda p: log.append(("after again", i)))
 
 
-def check(seed: int, times: int = 2, regions: bool = False, **options: object) -> None:
+def check(seed: int, times: int = 2, regions: bool = False, wrapped: bool = False, **options: object) -> None:
     """Run one program in eager PyTorch, then captured; raises ``AssertionError`` where they differ."""
-    program = Program(seed, regions)
+    program = Program(seed, regions, wrapped)
     wanted_log, wanted, wanted_error = program()
     with fg.compiled_autograd(**options) as region:
         for _ in range(times):
@@ -178,4 +185,6 @@ if __name__ == "__main__":
         check(seed, backend="aten")
     for seed in range(first, first + count):
         check(seed, regions=True, backend="aten")
+    for seed in range(first, first + count):
+        check(seed, wrapped=True, backend="aten")
     print(f"{count} programs run as in eager PyTorch")

@@ -78,7 +78,7 @@ def _draw(r: random.Random, kind: Kind, does: str) -> str | None:
 
 
 _STORES_HISTORY = re.compile(r"(= [xy]$|\([xy]\)$|, y\]$)", re.MULTILINE)
-"""Statements that store a tensor with its history, of which a gradient makes no promise."""
+"""Statements that store a tensor with its history, which a gradient stores without: the comparison would end there."""
 
 
 _DONE = (("reads",), ("reads",), ("writes",), ("reads", "writes"), ("writes", "reads"), ("reads", "reads"), ("reads", "writes", "reads"))

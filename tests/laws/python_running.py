@@ -6,11 +6,13 @@ alike: results, exceptions, all objects, and the generators. What is refused by 
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import random
 import re
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable
@@ -40,11 +42,16 @@ class Seen:
     crashed: str | None = None
     world: Any = None
     before: Any = None
-    """The world before the step, where it was refused."""
+    """The world before the step, where it was refused, or a program raised when it ran."""
     generators: Any = None
     compiles: int = 0
     key: Any = None
     """What it called, and all that was there before it."""
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether a program raised when it ran, and Python state is as it was before the call: eager PyTorch goes on from another."""
+        return bool(self.error) and self.before is not None and first_difference(self.before, self.world) is None
 
 
 @attrs.define
@@ -61,6 +68,7 @@ A, B, C = torch.tensor([0.3, -0.7, 1.2]), torch.tensor([1.1, 0.4, -0.2]), torch.
 R = torch.tensor([0.3, -0.7, 1.2], requires_grad=True)
 """
 _PRELUDE = compile(kinds.PRELUDE + _INPUTS, "prelude.py", "exec")
+_FILE, _FUNCGRAD = "world.py", os.path.dirname(fg.__file__)
 _OWN = re.compile(r"(world|const|fuzz_import_)\d*$").match
 _MESSAGES = (ValueError, AssertionError, KeyError, NameError, AttributeError, NotImplementedError, RecursionError, SystemError)
 """What a program raises itself, and what it never should; the words of PyTorch's errors on stand-ins may be others."""
@@ -88,7 +96,7 @@ def run(program: Program, transform: Transform) -> Run:
     before = dict(os.environ)
     found = Run()
     sys.modules["world"] = module
-    filename, text = "world.py", program.text
+    filename, text = _FILE, program.text
 
     def transformed(f: Callable[..., Any]) -> Any:
         made.append((transform(program, f), f))
@@ -152,12 +160,20 @@ def _run_script(
                 seen.crashed = f"{type(error).__name__}: {error}"
             seen.refused, seen.before = reason_of(error), before
         except Exception as error:
+            seen.before = before if compiled and _is_of_program(error) else None
             seen.error = f"{type(error).__name__}: {error}" if isinstance(error, _MESSAGES) else type(error).__name__
         seen.world, seen.generators = look(), _generators()
         seen.compiles = sum(c.cache_info().misses for c in compiled) - misses
         found.steps.append(seen)
         if seen.refused or seen.crashed:
             return
+
+
+def _is_of_program(error: BaseException) -> bool:
+    """Whether a compiled program raised it when it ran, and not the function, while it was traced or in eager PyTorch."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = [*itertools.dropwhile(lambda file: not file.startswith(_FUNCGRAD), files)]
+    return bool(inside) and _FILE not in inside
 
 
 def _seed() -> None:
@@ -261,7 +277,7 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     eager, compiled = run(program, in_eager), run(program, transform)
     if compiled.setup is not None or eager.setup is not None:
         return Outcome("agrees") if compiled.setup == eager.setup else Outcome("crashed", "setup", str(compiled.setup))
-    outcome = _compare(eager, compiled, program.text)
+    outcome = _compare(eager, compiled, program)
     raises = outcome.reason.startswith("raises") and outcome.message and outcome.message in program.text
     if (outcome.status == "differs" or raises) and UNWATCHED in compiled.warnings:
         late = outcome.reason == "state after an exception"  # else what comes of the value: a result, a state, an exception or none
@@ -276,11 +292,16 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
 
 
-def _compare(eager: Run, compiled: Run, text: str) -> Outcome:
+def _compare(eager: Run, compiled: Run, program: Program) -> Outcome:
+    """Up to the step after which the two worlds may differ: where a program has raised, or a gradient has stored a tensor, without the
+    history that eager PyTorch gives it."""
+    histories = program.transform == "jit"
     for a, b in zip(eager.steps, compiled.steps, strict=False):
-        outcome = _compare_step(a, b, text)
+        outcome = _compare_step(a, b, program.text, histories)
         if outcome is not None:
             return attrs.evolve(outcome, step=b.step)
+        if (b.is_undone or not histories) and first_difference(a.world, b.world):
+            break
     return Outcome("agrees")
 
 
@@ -294,7 +315,7 @@ def _is_of_torch(error: str, text: str) -> bool:
     return kind in _OF_TORCH or (kind == "ValueError" and words not in text)
 
 
-def _compare_step(a: Seen, b: Seen, text: str) -> Outcome | None:
+def _compare_step(a: Seen, b: Seen, text: str, histories: bool) -> Outcome | None:
     if b.crashed:
         return Outcome("crashed", b.crashed.split(":")[0], b.crashed)
     if b.refused:
@@ -310,8 +331,8 @@ def _compare_step(a: Seen, b: Seen, text: str) -> Outcome | None:
             return Outcome("differs", "does not raise", what)
         if not (_is_of_torch(a.error, text) and _is_of_torch(b.error, text)):
             return Outcome("differs", "other exception", what)
-    found = first_difference(a.world, b.world)
-    if found:
+    found = first_difference(a.world, b.world, histories=histories)
+    if found and not b.is_undone:
         path, what = found
         if not path.startswith("result"):
             return Outcome("differs", "state after an exception" if a.error else "state", what)

@@ -190,10 +190,17 @@ _LOOKS: tuple[tuple[Any, Callable[[Any], list[tuple[str, Any]]]], ...] = (
 )
 
 
-def first_difference(expected: Snapshot, found: Snapshot, names: tuple[str, str] = ("eager", "compiled")) -> tuple[str, str] | None:
-    """The path of the first line in which two snapshots differ, and both lines, each after the name of its snapshot."""
+_WITH_HISTORY, _WITHOUT = "requires_grad=True leaf=False", "requires_grad=False leaf=True"
+
+
+def first_difference(
+    expected: Snapshot, found: Snapshot, names: tuple[str, str] = ("eager", "compiled"), histories: bool = True
+) -> tuple[str, str] | None:
+    """The path of the first line in which two snapshots differ, and both lines, each after the name of its snapshot. ``histories``: that a
+    tensor has none where it is expected to have one is a difference."""
     for a, b in itertools.zip_longest(expected.lines, found.lines, fillvalue=("", "nothing")):
-        if a[0] != b[0] or not same(a[1], b[1]):
+        detached = a[1].replace(_WITH_HISTORY, _WITHOUT) if isinstance(a[1], str) and not histories else a[1]
+        if a[0] != b[0] or not (same(a[1], b[1]) or same(detached, b[1])):
             path = a[0] or b[0]
             return path, f"{names[0]}: {a[0]}: {a[1]}\n  {names[1]}: {b[0]}: {b[1]}"
     return None

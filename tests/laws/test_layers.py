@@ -17,13 +17,17 @@ import funcgrad as fg
 from funcgrad.capture.memory import share_elements
 from funcgrad.capture.views import Geometry, steps_between
 from funcgrad.layers import stack
+from funcgrad.layers.inverse import inverse_of
 from funcgrad.layers.layer import statements_of, wrap
 from funcgrad.layers.plain import from_data, to_data
 from funcgrad.layers.printing import print_wrapper
 from funcgrad.layers.stack import ORDER, outer_signature
+from funcgrad.layers.statements import Run
+from funcgrad.runtime.call import print_call
 from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
 from funcgrad.torch_private.tensors import is_wrapper_subclass, storage_id
+from funcgrad.transforms import compiled
 
 from .programs import Case, Count, difference, generate, run
 from .refusals import reason_of
@@ -166,11 +170,6 @@ def one_by_one(program):
     return kernel
 
 
-def counts_for_itself(program, text):
-    """A program with two halves moves version counters on its own, behind the views autograd forbids to use after that."""
-    return program.facts.differentiable and "unbind" in text
-
-
 @FEW
 @given(SEEDS)
 def test_a_stack_around_its_own_kernel_is_the_function(seed):
@@ -178,7 +177,6 @@ def test_a_stack_around_its_own_kernel_is_the_function(seed):
     eager = run(case, lambda f: f)
     assume(eager.error is None)
     program = carried_out(case)
-    assume(not counts_for_itself(program, case.text))
     assert difference(eager, run(case, lambda f: printed(program))) is None
 
 
@@ -198,6 +196,76 @@ def test_statements_are_plain_data(seed):
     assert both[0].text == both[1].text and both[0].names == both[1].names
 
 
+def rebuilt(f, args):
+    """A program; the call printed again of its statements, which went through plain data; and these statements."""
+    printed_of = []
+
+    def kept(captured, statements, *more):
+        printed_of.append((captured, statements, *more))
+        return print_call(captured, statements, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "print_call", kept)
+        program = fg.jit(f).program(*args)
+    (captured, statements, *more), objects = printed_of[-1], []
+    found = from_data(json.loads(json.dumps(to_data(statements, objects))), objects)
+    return program, print_call(captured, found, *more), found
+
+
+@settings(FEW, max_examples=30)
+@given(SEEDS)
+def test_statements_are_the_printed_call_and_its_inverse(seed):
+    """The call is printed of them. Read the other way, they lead from what the kernel is given to what the caller has."""
+    case = generate(seed)
+    assume(runs_in_eager(case))
+    carried_out(case)
+    setup, f = case.functions()
+    program, call, statements = rebuilt(f, setup()[0])
+    assert call.text == program.call.text and call.names.keys() == program.call.names.keys()
+    (run_of,) = (statement for statement in statements if isinstance(statement, Run))
+    kernel, inverse, seen = program.call.names["kernel"], inverse_of(statements), {}
+
+    def watched(*values):
+        found, _ = inverse(dict(zip(run_of.ins, values, strict=True)), lambda _, value: value)
+        args = seen["args"]
+        assert [look(found[slot]) for slot in args] == [look(value) for value in args.values()]
+        tensors = {slot: value for slot, value in args.items() if isinstance(value, Tensor)}
+        assert all(same_memory(found[slot], value) for slot, value in tensors.items())
+        if program.facts.differentiable:  # else the kernel runs below autograd
+            assert all(found[slot].requires_grad == value.requires_grad for slot, value in tensors.items())
+        for a, b in itertools.combinations(tensors, 2):
+            assert (found[a] is found[b]) == (tensors[a] is tensors[b])
+        seen["calls"] = seen.get("calls", 0) + 1
+        return kernel(*values)
+
+    around = compile_function(evolve(call, names={**call.names, "kernel": watched}))
+
+    def outside(*args):
+        seen["args"] = dict(zip((slot for slot, _, _ in program.facts.inputs), args, strict=True))
+        return around(args, {})
+
+    assert difference(run(case, lambda f: f), run(case, lambda f: outside)) is None
+    assert seen["calls"] == 1
+
+
+def test_the_inverse_of_a_call():
+    def f(p, q, a, b, c):
+        p.mul_(2)
+        a.add_(1)
+        c.t_()
+        return p + q, b * 2, c.sum(0)
+
+    x, base = torch.ones(2), torch.arange(4.0)
+    _, _, statements = rebuilt(f, (x, x, base[:3], base[1:], torch.ones(2, 3)))
+    inverse, memory = inverse_of(statements), Base((Arg("a"), Arg("b")))
+    assert [f"{slot} is {view}" for slot, view in inverse.looks] == [
+        "a is base(a, b).slice.Tensor(0, 0, 3, 1)",
+        "b is base(a, b).slice.Tensor(0, 1, 4, 1)",
+        "q is p",
+    ]
+    assert inverse.written == {Arg("p"), memory, Arg("c")} and not inverse.keys
+
+
 def test_the_statements_of_a_call_in_order():
     def f(a, b):
         a.mul_(2)
@@ -205,29 +273,24 @@ def test_the_statements_of_a_call_in_order():
         return a[1:], b[0]
 
     program = fg.jit(f).program(torch.ones(3), torch.ones(2, 3))
-    assert "\n".join(map(str, statements_of(program.layers, outer_of(program)))) == """\
+    assert (
+        "\n".join(map(str, statements_of(program.layers, outer_of(program))))
+        == """\
 bump the versions of b
 final(a) = kernel(a, b)
 copy final(a) into a
 out[0] = a.slice.Tensor(0, 1, 9223372036854775807)
 b: t_
 out[1] = b.select.int(0, 0)"""
-
-
-def takes_views_between_layers(program):
-    """Whether an output is a view taken between what two layers do to one input: a moment that only the printed stack has."""
-    return any(o.view is not None and o.view.when != "after" for o in program.facts.outputs)
+    )
 
 
 @FEW
 @given(SEEDS)
 def test_layers_one_by_one_are_the_printed_stack(seed):
     case = generate(seed)
-    eager = run(case, lambda f: f)
-    assume(eager.error is None)
-    assume("requires_grad_" not in " ".join(case.statements))  # a leaf made inside is one for the printed stack only
+    assume(runs_in_eager(case))
     program = carried_out(case)
-    assume(not counts_for_itself(program, case.text) and not takes_views_between_layers(program))
     assert difference(run(case, lambda f: printed(program)), run(case, lambda f: one_by_one(program))) is None
 
 
@@ -522,12 +585,11 @@ def test_the_order_of_layers_that_touch_different_arguments_changes_nothing(monk
         assert len(program_of(case).layers) == len(order)
 
 
-def test_a_layer_knows_where_its_inner_call_has_an_outer_input():  # S2-4
+def test_a_layer_says_what_an_outer_input_is_within_the_kernel():  # S2-4
     layers = {layer.name: layer for layer in program_of(Case(everything, f_everything)).layers}
-    p, q, a, b = map(Arg, "pqab")
-    dedupe, base = layers["dedupe"], layers["synthetic base"]
-    assert dedupe.inner_of(dedupe.outer_index(q)) == dedupe.inner_of(dedupe.outer_index(p)) == dedupe.inner_index(p)
-    assert base.inner_of(base.outer_index(a)) == base.inner_of(base.outer_index(b)) == base.inner_index(Base((a, b)))
+    assert [f"{slot} is {view}" for slot, view in layers["dedupe"].looks] == ["q is p"]
+    assert {view.of for _, view in layers["synthetic base"].looks} == {Base((Arg("a"), Arg("b")))}
+    assert [slot for slot, _ in layers["synthetic base"].looks] == [Arg("a"), Arg("b")]
 
 
 # ── views ────────────────────────────────────────────────────────────────────────────────────────────────────────

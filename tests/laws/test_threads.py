@@ -6,6 +6,7 @@
 import collections
 import functools
 import logging
+import math
 import queue
 import random
 import sys
@@ -190,6 +191,7 @@ def law(seconds, drawing, seed=0):
     looked at where nobody draws, and compiles it.
     """
     compiled, bystanders = ([*COMPILED, with_cond], BYSTANDERS) if drawing else (COMPILED, [*BYSTANDERS, conditional])
+    fg.jit(torch.sin, backend="aten")(torch.ones(1))  # what stays in torch's places is there from the first trace on
     before, notes = functions_of_torch(), notes_of_modes()
     torch.manual_seed(seed)
     drawn, stop = [], time.monotonic() + seconds
@@ -228,6 +230,61 @@ def test_compiling_changes_nothing_for_other_threads(drawing):
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_compiling_changes_nothing_for_other_threads_for_long(seed):
     law(30, seed % 4, seed)
+
+
+ATTENTION = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+
+
+def masked(x):
+    return ATTENTION(x[None], x[None], x[None], key_padding_mask=torch.zeros(1, len(x), dtype=torch.bool))[0]
+
+
+COMPILED_BY_TORCH = {
+    "len": lambda x: x / len(x),
+    "math": lambda x: x * math.sqrt(len(x)) + math.pi,
+    "cond": lambda x: torch.cond(x.sum() > 0, torch.sin, lambda x: x.cos() * math.exp(2.0), (x,)),
+    "custom function": Cube.apply,
+    "has_torch_function": masked,
+    "encoder": torch.nn.TransformerEncoder(
+        torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1, enable_nested_tensor=False
+    ).eval(),
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "while"])
+@pytest.mark.parametrize("name", COMPILED_BY_TORCH)
+def test_what_torch_compile_made_in_one_thread_stays_while_another_traces(name, moment):
+    """Compiled before a trace begins, or while one runs, it is not compiled again in it, nor after it."""
+    f, graphs, x = COMPILED_BY_TORCH[name], [], torch.linspace(-1, 1, 12).view(3, 4)
+    torch.compiler.reset()
+    fg.jit(torch.sin, backend="aten")(torch.ones(1))
+    traces, may_go_on = threading.Event(), threading.Event()
+
+    def traced(x):
+        traces.set()
+        assert may_go_on.wait(60)
+        return x / len(x) * math.sqrt(x.shape[0])
+
+    @torch.compile(backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    def other(x):
+        return f(x)
+
+    with torch.no_grad():
+        if moment == "before":
+            other(x)
+        thread = threading.Thread(target=fg.jit(traced, backend="aten", dynamic=True), args=(torch.ones(5, 2),))
+        thread.start()
+        assert traces.wait(60)
+        try:
+            torch.testing.assert_close(other(x), f(x))
+            made = len(graphs)
+            torch.testing.assert_close(other(x), f(x))
+        finally:
+            may_go_on.set()
+            thread.join()
+        assert len(graphs) == made > 0
+        torch.testing.assert_close(other(x), f(x))
+    assert len(graphs) == made
 
 
 # ── one function of many threads ─────────────────────────────────────────────────────────────────────────────────────
