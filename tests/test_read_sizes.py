@@ -196,3 +196,18 @@ def test_numbers_that_are_computed_of_sizes_are_no_constants(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compiled(torch.ones(6))[0] == 12
+
+
+PARTS = torch.tensor(2)
+
+
+@BACKENDS
+def test_where_to_split_is_read_of_arguments_and_of_captured_tensors(backend):
+    x = torch.arange(10.0)
+    of_captured = fg.jit(lambda x: torch.tensor_split(x, PARTS)[1] * 2, backend=backend)
+    assert torch.equal(of_captured(x), x[5:] * 2)
+    of_argument = fg.jit(lambda x, at: [part.sum() for part in x.tensor_split(at)], backend=backend)
+    for at in (2, 3, [1, 4], 3, [2, 4]):
+        assert_rounded(of_argument(x, torch.tensor(at)), [part.sum() for part in x.tensor_split(torch.tensor(at))])
+    with pytest.raises((RuntimeError, ValueError), match=r"int64|long"):
+        of_argument(x, torch.tensor(2.0))

@@ -178,7 +178,8 @@ class Inner:
     def _require_constant(self, leaves: Sequence[Any], written: Written) -> None:
         """What the dry run took for constants, this run must: sizes are symbols here alone."""
         constant = [(o.path, v) for o, v in zip(self.facts.outputs, leaves, strict=True) if not o.is_dynamic]
-        constant += [(str(slot), v) for slot, v in (written.stores | written.plain).items() if slot not in self.facts.state.stores]
+        if self.facts.state.effects:  # else it is stored already
+            constant += [(str(slot), v) for slot, v in (written.stores | written.plain).items() if slot not in self.facts.state.stores]
         varying = frozenset(path for path, value in constant if isinstance(value, (SymInt, SymFloat)))
         if varying:
             raise VaryingNumbersError(varying)

@@ -212,7 +212,7 @@ class Reads:
     def with_data(self, func: Any, args: Sequence[Any]) -> list[Any]:
         """The arguments of a function of ``TAKES_DATA``: with real tensors where it reads values."""
         if func in _SPLITS:
-            return [args[0], *map(self._as_data, args[1:])]
+            return [args[0], *map(self._as_sections, args[1:])]
         if func in _INDEXES:
             at = args[1]
             return [args[0], tuple(map(self._as_index, at)) if type(at) is tuple else self._as_bounds(at), *args[2:]]
@@ -220,6 +220,11 @@ class Reads:
             first = args[:1] if getattr(Tensor, func.__name__, None) is func else []  # what a method is of
             return [*first, *map(self._as_number, args[len(first) :])]
         return [a if isinstance(a, Tensor) else self._as_data(a) for a in args]
+
+    def _as_sections(self, at: Any) -> Any:
+        """How many parts, or where each begins, as numbers; what is no tensor of such is for PyTorch to refuse."""
+        data = self._as_data(at)
+        return data.tolist() if isinstance(data, Tensor) and data.dtype == torch.int64 and data.dim() < 2 else data
 
     def _as_index(self, at: Any) -> Any:
         return self._as_data(at) if type(at) is list else self._as_bounds(at)
