@@ -1,4 +1,4 @@
-"""Liveness: how long the things live that a sequence of moments uses."""
+"""Live ranges: from when to when the things live that a sequence of moments uses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which values are computed together: groups, each of which becomes one kernel.
+"""Operator fusion: which values are computed together, in groups, each of which becomes one kernel.
 
 Values are taken in order; one joins the group that reads or makes what it reads, if it can be indexed by that group's loops,
 if it needs nothing that the group only knows when it is done, and if no library call stands in between; values that only have the
-same loops do not hold memory for one another. Cheap values belong to no group: they are computed again wherever they are read.
+same loops do not hold memory for one another. Cheap values belong to no group: they are rematerialised wherever they are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a later kernel computes again instead of reading it: to write a tensor and to read it back takes longer than a few functions.
+"""Rematerialisation between kernels: what a later one computes again instead of reading it.
 
-A value is computed again where all that it is made of is read there anyway, or takes no more memory than the value itself would, nor
-longer to read than to write and read the value.
+To write a tensor and to read it back takes longer than a few functions. A value is computed again where all that it is made of is read
+there anyway, or takes no more memory than the value itself would, nor longer to read than to write and read the value.
 """
 
 from __future__ import annotations

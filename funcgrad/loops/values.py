@@ -2,8 +2,8 @@
 
 A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it
 (``View``); by an index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it begins, a tensor
-that exists when the kernels run. Equal values are one object, so common subexpressions are found by making them. Operators work as on
-tensors: ``x * sigmoid(x)``.
+that exists when the kernels run. Equal values are one object (hash consing), so common subexpressions are eliminated by making them.
+Operators work as on tensors: ``x * sigmoid(x)``.
 """
 
 from __future__ import annotations

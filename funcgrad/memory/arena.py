@@ -1,7 +1,8 @@
-"""Arenas for the small buffers of a program that kernels alone know: one allocation for several, and addresses in the place of tensors.
+"""Static memory planning by live ranges: arenas for the small buffers of a program that kernels alone know.
 
 A tensor takes a microsecond to make and to drop, as long as a small kernel runs. Buffers that are made one after the other mostly die
-together: an arena lives from the first of its buffers to the last. None is so large that the C library asks the system for its memory.
+together: an arena is one allocation for several, with addresses in the place of tensors, and lives from the first of them to the last.
+None is so large that the C library asks the system for its memory.
 """
 
 from __future__ import annotations

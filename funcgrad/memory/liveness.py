@@ -1,5 +1,5 @@
-"""Which memory is alive as a program goes on: pieces, each under the names that look at it; and how long that of schedules is that run one
-after the other."""
+"""Liveness of memory as a program goes on, and its peak: pieces, each under the names that look at it; and how long that of schedules is
+that run one after the other."""
 
 from __future__ import annotations
 

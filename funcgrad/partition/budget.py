@@ -1,4 +1,4 @@
-"""A budget in bytes: of all choices of what backward computes again, the cheapest whose peak stays within it.
+"""Rematerialisation within a budget in bytes: of all choices of what backward computes again, the cheapest whose peak stays within it.
 
 The search walks down from the choice that is fastest: for one level of memory after the other, it computes again (or saves again) what
 lowers the excess over that level at the least cost, then saves again whatever the level has room for. What it passes is the frontier of

@@ -1,4 +1,4 @@
-"""The order of calls in which less is alive at a time.
+"""List scheduling for a low peak of live memory: the order of calls in which less is alive at a time.
 
 Autograd runs a backward pass in the reverse order of forward, whatever that holds on to. Finding the best order is NP-hard (Sethi 1975,
 "Complete register allocation problems"); this tries list scheduling (of the calls that can run, the one that frees most, and where none

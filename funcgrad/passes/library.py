@@ -1,6 +1,6 @@
 """A graph in the form that the library runs fastest. Each rewriting leaves every result what it was, up to rounding, but for the first:
 
-- a product with a tangent that is nothing is nothing, also where the other factor is infinite or NaN;
+- a product with a symbolic zero (a tangent that is nothing) is one, also where the other factor is infinite or NaN;
 - convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
 - the products of the slices of one tensor with one matrix are one product, or a few;
 - a sum of products is added up by the products, in place; many small ones of a sequence's slices are a few products;
