@@ -1021,7 +1021,6 @@ NOT_IN_THE_TABLE = {
     "this region is open already": "test_engine.py",
     "captured graphs are forgotten where no region is open": "test_engine.py",
     "{statement.name} gave {now}, and gave": "test_engine.py",
-    "which captured backward passes do not know the inside of": "test_engine_inlined.py",
     "and was to return (": "test_executable.py",
     "is an opaque call, which runs once": "test_executable.py",
     "under two levels of autograd's own vmap": "PyTorch has no public way to nest it",
