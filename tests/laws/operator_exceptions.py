@@ -25,22 +25,10 @@ READS = "a program is of one path of its function: which one, values decide"
 
 EXCEPTIONS: tuple[Exceptional, ...] = (
     Exceptional("DataDependentControlFlowError", READS, {
-        "value": "item allclose equal narrow tensor_split nn.functional.one_hot",
-        "gradient": "narrow tensor_split index_reduce.prod scatter_reduce.prod",
-        "second": "cov as_strided_scatter narrow tensor_split index_reduce.prod scatter_reduce.prod",
-        "forward": "narrow",
-        "vmap": "cov",
-        "modules": "BatchNorm1d BatchNorm2d BatchNorm3d",
-        "optimisers": "Adafactor LBFGS Muon",
+        "second": "as_strided_scatter",
         "engine": "svd linalg.svd svd_lowrank pca_lowrank",
     }),
-    Exceptional("DataDependentShapeError", READS, {
-        "value": "masked_select unique unique_consecutive bincount nonzero argwhere linalg.lstsq linalg.lstsq.grad_oriented",
-        "gradient": "masked_select index_fill linalg.lstsq linalg.lstsq.grad_oriented",
-        "second": "masked_select index_fill index_put linalg.lstsq linalg.lstsq.grad_oriented",
-        "vmap": "masked_select index_put argwhere linalg.lstsq linalg.lstsq.grad_oriented",
-        "engine": "index_fill index_put",
-    }),
+    Exceptional("DataDependentShapeError", READS, {"engine": "index_fill index_put"}),
     Exceptional("sparse", "graphs are of dense tensors", {
         "value gradient second": "sparse.sampled_addmm sparse.mm.reduce",
         "gradient second engine": "to_sparse",
