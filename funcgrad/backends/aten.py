@@ -26,8 +26,9 @@ from ..memory.steps import Call, Extern, Free, Step
 from ..opaque_calls import given_whole
 from ..passes.library import ADDING
 from ..source import Source, compile_function
+from ..symbolic.names import solved
 from ..symbolic.read_sizes import SizesOnPath
-from ..symbolic.sizes import Size, SizeError, Sizes, plain, sizes_of, solved
+from ..symbolic.sizes import Size, SizeError, Sizes, plain, sizes_of
 from ..symbolic.torch_sizes import symbols_of
 from ..torch_private.operators import argument_names, direct, is_operator, is_torchs_own, overload_name
 from ..torch_private.symbols import is_size, shape_environment, symbol_name

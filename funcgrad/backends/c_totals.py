@@ -14,7 +14,8 @@ from attrs import frozen
 
 from ..loops.index import Index
 from ..loops.ir import Kernel, Total
-from ..symbolic.sizes import Size, divides, hint
+from ..symbolic.known import divides
+from ..symbolic.sizes import Size, hint
 from .c_language import REDUCTIONS, STACK, TYPES, start, stored
 from .emitter import index_text
 

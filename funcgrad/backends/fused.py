@@ -38,7 +38,8 @@ from ..passes.channels_last import channels_last
 from ..passes.library import added_to, for_library
 from ..passes.normalised import normalised
 from ..source import Source, compile_function
-from ..symbolic.sizes import SizeError, hint, naming
+from ..symbolic.names import naming
+from ..symbolic.sizes import SizeError, hint
 from ..symbolic.torch_sizes import shape_of, strides_of
 from . import triton_build, triton_launches, triton_scatter
 from .aten import Printer

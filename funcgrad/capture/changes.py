@@ -16,12 +16,13 @@ from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
 from ..torch_private.tensors import is_wrapper_subclass, storage_id
 from .facts import Change, Source
+from .lineage import Lineage
 from .memory import Overlap, entangled, neighbours, overlaps_itself
 from .outputs import OutputFact
 from .stale_grad_metadata import Forgotten
 from .stand_ins import Mirrored
 from .trace import Trace
-from .views import Lineage, detaches
+from .views import detaches
 
 
 def changes_of(

@@ -187,7 +187,7 @@ class Lifter(TorchFunctionMode):
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
             return answer
-        if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._is_view_here_alone(args[0]):
+        if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._trace.is_view_here_alone(args[0]):
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
@@ -235,12 +235,6 @@ class Lifter(TorchFunctionMode):
             raise
         finally:
             self._trace.checks = None
-
-    def _is_view_here_alone(self, tensor: Tensor) -> bool:
-        """Whether a tensor may be none that autograd knows to be a view but in this trace: it looks otherwise since (``t_``); or it stands
-        for an input in the run that is recorded."""
-        named = self._trace.lineage.named(tensor)
-        return self._trace.graph is not None or (named is not tensor and not self._trace.reals.get(id(named), named)._is_view())
 
     def _hear_of(self, func: Any) -> None:
         """Refuse what no program can know of a tensor; note who asks for its length."""

@@ -52,7 +52,7 @@ from .onward import Passes, calls_of
 from .outputs import look_at_outputs, results_by_slot
 from .questions import require_bare
 from .reads import READS_LATER
-from .results import hidden_tensor, require_visible
+from .results import hidden_tensor, require_unhooked, require_visible
 from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
 
@@ -150,7 +150,7 @@ class _DryRun:
             leaves, tree, paths = flatten(result)
             require_visible(leaves, paths, tree)
             leaves = [trace.named(v) for v in leaves]
-            _require_unhooked(trace, leaves)
+            require_unhooked(trace.hooked, leaves)
             self._left = trace.written() if self._replays else None
             for new in self._left.stores.values() if self._left is not None else ():
                 trace.named(new)  # it may be met here for the first time
@@ -379,17 +379,6 @@ class _DryRun:
             leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard), result_gradients=result_gradients,
             generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
-
-
-def _require_unhooked(trace: Trace, leaves: Sequence[Any]) -> None:
-    """A hook on an input hears of gradients that come by way of the function; where that returns the input itself, they do not."""
-    for leaf in leaves:
-        if id(leaf) in trace.hooked:
-            raise MutationError(
-                "the function registers a hook on a tensor it was given, and returns that tensor",
-                where=trace.hooked[id(leaf)],
-                fix="return another tensor, x.view_as(x), or register the hook outside of the function",
-            )
 
 
 def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]]:

@@ -13,9 +13,10 @@ from ..autograd_state import gradient_of, has_history, is_dead_end, is_leaf, is_
 from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
 from ..slots import Arg, Base, Captured, Out, Slot
+from .lineage import Lineage
 from .questions import set_by_function
 from .results import hidden_tensor
-from .views import DETACH, Lineage, Step, View, When, detaches
+from .views import DETACH, Step, View, When, detaches
 
 
 @frozen

@@ -12,13 +12,13 @@ import gc
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..errors import ResultError, TraceError
+from ..errors import MutationError, ResultError, TraceError
 from ..subclasses import is_traced
 from ..trees import Leaf, Tree
 
@@ -35,6 +35,17 @@ _OPAQUE = (types.ModuleType, types.FrameType, types.CodeType, type, weakref.Weak
 _AT_MOST = 100_000
 
 _Child = tuple[str, Any]
+
+
+def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) -> None:
+    """A hook on an input hears of gradients that come by way of the function; where that returns the input itself, they do not."""
+    for leaf in leaves:
+        if id(leaf) in hooked:
+            raise MutationError(
+                "the function registers a hook on a tensor it was given, and returns that tensor",
+                where=hooked[id(leaf)],
+                fix="return another tensor, x.view_as(x), or register the hook outside of the function",
+            )
 
 
 def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:

@@ -38,6 +38,7 @@ from .autocast import backward_under
 from .captures import Lifted, detached, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
+from .lineage import Lineage
 from .modes import Lifter, Tracer
 from .questions import Questions
 from .random_operators import Draws
@@ -47,7 +48,6 @@ from .source_location import is_defect, user_line
 from .stale_grad_metadata import Forgotten
 from .torch_patches import replacements_of, replacing
 from .unfunctional import unfunctional
-from .views import Lineage
 from .writes import Writes
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
@@ -258,6 +258,12 @@ class Trace(Recorder):
         if node is not None:
             self.symbol_is(symbol.node.text, node)
         return symbol
+
+    def is_view_here_alone(self, tensor: Tensor) -> bool:
+        """Whether a tensor may be none that autograd knows to be a view but in this trace: it looks otherwise since (``t_``); or it stands
+        for an input in the run that is recorded."""
+        named = self.lineage.named(tensor)
+        return self.graph is not None or (named is not tensor and not self.reals.get(id(named), named)._is_view())
 
     def lift(self, real: Tensor) -> Tensor:
         """The stand-in for a real tensor met inside the function."""

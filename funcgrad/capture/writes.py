@@ -19,11 +19,12 @@ from ..torch_private.functional import FunctionalTensor, from_functional, mutati
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import writes_inputs, written_by
 from ..torch_private.tensors import storage_id
+from .lineage import Lineage
 from .memory import share_elements
 from .outside import rewrite
 from .scattered import is_not_undone, root_of, write
 from .source_location import user_line
-from .views import Geometry, Lineage, is_dense
+from .views import Geometry, is_dense
 
 
 class Writes:

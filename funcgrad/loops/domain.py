@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from ..symbolic.sizes import divides, hint, is_few, same
+from ..symbolic.known import divides, is_few, same
+from ..symbolic.sizes import hint
 from .index import ZERO, Axis, Index, at_axis
 from .scan import Scan
 from .values import Reduce, Value

@@ -20,7 +20,7 @@ from attrs import field, frozen
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..show.text import elided
-from ..symbolic.sizes import naming
+from ..symbolic.names import naming
 from .index import Axis, Bound, Index
 
 

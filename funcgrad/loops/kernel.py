@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from ..symbolic.sizes import same
+from ..symbolic.known import same
 from .domain import Domain, Place, core, place
 from .gather import Gather
 from .groups import Decision, Group

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..symbolic.sizes import is_few
+from ..symbolic.known import is_few
 from .gather import Checked
 from .index import Index
 from .rows import TABLE, Rule, aten, row

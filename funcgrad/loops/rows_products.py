@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..symbolic.sizes import is_few
+from ..symbolic.known import is_few
 from .index import Index, innermost, row_major
 from .rows import TABLE, Rule, aten, fits, into, wide_dtype
 from .values import Memory, Value, View, axes_of, cast, look, own_index, reduce

@@ -18,7 +18,7 @@ import torch
 from attrs import frozen
 
 from ..errors import GraphError
-from ..symbolic.sizes import Size, hint, is_few
+from ..symbolic.sizes import Size, hint
 from .index import ZERO, Axis, Bound, Index, at_axis, bounded, flat, row_major, substitute, unravel
 
 _known: WeakValueDictionary[tuple[Any, ...], Value] = WeakValueDictionary()
@@ -272,7 +272,7 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
         result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts[1]])
-    elif is_few(length, _UNROLLED) and length > 0 and math.prod(rest) > 1:
+    elif isinstance(length, int) and 0 < length <= _UNROLLED and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
         result = made(Reduce, rest, value.dtype, kind, value, gone)

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from ..graph_primitives import getitem
 from ..graphs import Graph, copied, has_effect, is_getitem, is_view, value_of, verify
 from ..loops.rows_products import is_small
-from ..symbolic.sizes import is_few
+from ..symbolic.known import is_few
 from ..torch_private.operators import is_pointwise
 from .logged import logged
 

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import define, field
 from torch import SymInt
 
 from ..torch_private.symbols import expression, guard_expressions, python_text, replaced_symbols, shape_environment
-from .polynomials import Atom, Terms, added, bounds, divided, multiplied, unknowns, written
+from .polynomials import Atom, Terms, added, bounds, divided, multiplied, written
 
 PREFIX = "size_"
 """How the names of symbols begin in C, where others are called s0, too."""
 
 _SYMBOL = re.compile(rf"\b(?:{PREFIX})?(s\d+)\b")
-
 _DIVIDES = ("Eq(Mod(", "Eq(PythonMod(")
 
 _LEAST = 2
@@ -257,7 +256,7 @@ class Size:
             return NotImplemented
         results, key = self._sizes._results, (terms, id(self), other if isinstance(other, int) else (id(other),))
         if key not in results:
-            results[key] = _made(self._sizes, terms(self._terms, {} if type(other) is int and not other else _terms_of(other)))
+            results[key] = _made(self._sizes, terms(self._terms, {} if type(other) is int and not other else terms_of(other)))
         return results[key]
 
     def __add__(self, other: Any) -> Any:
@@ -373,28 +372,6 @@ def hint(size: Any) -> int:
     return found.hint if isinstance(found, Size) else found
 
 
-def same(a: Any, b: Any) -> bool:
-    """Whether two sizes are known to be equal in every call; leaves no guard."""
-    difference = a - b
-    return isinstance(difference, int) and difference == 0
-
-
-def divides(by: Any, size: Any) -> bool:
-    """Whether one size is known to divide another in every call; leaves no guard."""
-    if isinstance(by, int) and isinstance(size, int):
-        return size % by == 0
-    rest = divided(_terms_of(size), _terms_of(by))[1]
-    return not any(rest.values())
-
-
-def is_few(size: Any, most: int) -> bool:
-    """Whether a size is known, and no larger than this: so many of something may be written out."""
-    return isinstance(size, int) and size <= most
-
-
-# ── torch's sizes ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def sizes_of(environment: Any) -> Sizes:
     """What is known of the sizes in an environment of torch's."""
     found: Sizes = vars(environment).setdefault("funcgrad_sizes", Sizes(environment))  # they go together
@@ -404,27 +381,6 @@ def sizes_of(environment: Any) -> Sizes:
 def plain(value: Any) -> Any:
     """A size of torch's as one of ours; what is a number already, as it is."""
     return sizes_of(shape_environment(value)).plain(value) if isinstance(value, SymInt) else value
-
-
-def naming(sizes: Iterable[Any]) -> Callable[[str], str]:
-    """What ``Sizes.named`` does for a text about some sizes."""
-    symbolic = next((n for n in sizes if isinstance(n, Size)), None)
-    return str if symbolic is None else symbolic._sizes.named
-
-
-def solved(found: Iterable[tuple[int | Size, str]]) -> dict[str, str]:
-    """What symbols are, as Python, by their names: ``found`` are sizes, and where each is. A symbol may be known as itself, or as a part of
-    an expression, or by the number that is known to divide it and the quotient."""
-    symbolic = [(size, place) for size, place in found if isinstance(size, Size)]
-    if not symbolic:
-        return {}
-    sizes = symbolic[0][0]._sizes
-    known = unknowns([(size._terms, place) for size, place in symbolic])
-    for symbol, multiple in sizes._multiples.items():
-        ((names, by),) = multiple.items()
-        if symbol not in known and names[0] in known:
-            known[symbol] = f"{by} * ({known[names[0]]})"
-    return {atom.python: known[name] for name, atom in sizes._atoms.items() if atom.symbol and name in known}
 
 
 _RULES: Mapping[str, Callable[[list[Any]], Any]] = {
@@ -465,7 +421,7 @@ def _divided(sizes: Sizes, of: Any, by: Any) -> tuple[Any, Any]:
         return -up, of + up * by
     if by <= 0:
         raise ZeroDivisionError(sizes.named(f"{of!r} divided by {by!r}"))
-    whole, rest = divided(_terms_of(of), _terms_of(by))
+    whole, rest = divided(terms_of(of), terms_of(by))
     quotient, remainder = _made(sizes, whole), _made(sizes, rest)
     if isinstance(remainder, int) and isinstance(by, int):
         return quotient + remainder // by, remainder % by
@@ -479,7 +435,8 @@ def _divided(sizes: Sizes, of: Any, by: Any) -> tuple[Any, Any]:
     return quotient + sizes.atom("//", remainder, by), sizes.atom("%", remainder, by)
 
 
-def _terms_of(number: int | Size) -> Terms:
+def terms_of(number: int | Size) -> Terms:
+    """A number as a polynomial."""
     return number._terms if isinstance(number, Size) else {(): number}
 
 

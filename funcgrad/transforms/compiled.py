@@ -12,7 +12,7 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,13 +29,13 @@ from ..capture.trace import active_trace
 from ..errors import ReadsWarning, RetraceError, TraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
-from ..graph_primitives import AnyNumber, Path, PathMiss, Read, has_symbols, known_now, numbers_replaced, sizes_varied
+from ..graph_primitives import Path, PathMiss, has_symbols, known_now
 from ..layers.layer import statements_of
 from ..layers.stack import outer_signature, with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
 from ..partition.saved import SavedValues, saved_values
-from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module, leaves_path
+from ..runtime.cache import CacheInfo, ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
@@ -58,6 +58,7 @@ from .capturing import capture_call
 from .definition import Definition, definition_line, name_of
 from .levels import call_under_legacy_vmap, call_under_transforms
 from .nodes import called_at_level
+from .paths import differs, last_with_symbols, with_numbers
 from .peel import Printed
 
 _ATTEMPTS = 4
@@ -250,7 +251,7 @@ class Compiled:
                 with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
                     if self._cache.misses != known:
                         continue  # another thread has made one
-                    path = _with_numbers(met[0], read)
+                    path = with_numbers(met[0], read)
                     made = self._program_or_error(args, kwargs, path)
                 if made is None:
                     return self._definition(*args, **kwargs)
@@ -301,7 +302,7 @@ class Compiled:
             return False
         if not self._is_warned_of_paths:
             self._is_warned_of_paths = True
-            lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if _differs(read, paths))
+            lines = dict.fromkeys(str(read.where) for reads in paths for read in reads if differs(read, paths))
             warnings.warn(_TOO_MANY_PATHS.format(self.__name__, _PATHS, ", ".join(lines)), ReadsWarning, stacklevel=2)
         return True
 
@@ -330,7 +331,8 @@ class Compiled:
         it; what it decides is checked in the program."""
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
-            last = self._with_symbols(path)
+            of_sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
+            last = last_with_symbols(path, [program.joint.reads for program in self._cache.programs] if of_sizes else [])
             attempts = [path] if last is path[-1] else [(*path[:-1], last), path]
         if has_symbols(path):
             attempts.append(tuple(map(known_now, path)))
@@ -340,19 +342,6 @@ class Compiled:
             except (NotSymbolicError, SizeError) as error:
                 log(1, f"{self.__name__} does not trace with symbols for what Python reads ({error})")
         return self._compile_with_symbols(inputs, attempts[-1])
-
-    def _with_symbols(self, path: Path) -> Any:
-        """The last that is read on a path, with symbols for numbers: of sizes, for those that are others on another path."""
-        value, i = path[-1], len(path) - 1
-        if type(value) in (float, int):
-            return AnyNumber(type(value), value)
-        if type(value) is not tuple or self._options.memory_budget is not None or self._at_level:  # these are for known sizes
-            return value
-        for program in self._cache.programs:
-            reads = program.joint.reads
-            if i < len(reads) and type(reads[i].value) is tuple and not leaves_path(reads[:i], path[:i]):
-                value = sizes_varied(value, reads[i].value)
-        return value
 
     def _compile_with_symbols(self, inputs: Inputs, path: Path) -> Program:
         """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
@@ -409,18 +398,6 @@ class Compiled:
             return made.runnables[0]
         product = pullback_of(found, made)
         return differentiable(found, made, Compiled(product, options), product.active, options)
-
-
-def _with_numbers(path: Path, read: dict[int, Any]) -> Path:
-    """A path with the numbers on it that are symbols as kernels found them in this call; ``read`` remembers the last."""
-    if path:
-        read[len(path) - 1] = path[-1]
-    return tuple(numbers_replaced(lambda number, now: AnyNumber(number.kind, now), v, read.get(i)) for i, v in enumerate(path))
-
-
-def _differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
-    """Whether some of the paths are told apart by what is read in the line of this read."""
-    return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
 
 
 @frozen

@@ -1,0 +1,33 @@
+"""Paths of what Python reads: which numbers on one are symbols, and what tells paths apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..graph_primitives import AnyNumber, Path, Read, numbers_replaced, sizes_varied
+from ..runtime.cache import leaves_path
+
+
+def last_with_symbols(path: Path, known: Sequence[Sequence[Read]]) -> Any:
+    """The last that is read on a path, with symbols for numbers: of sizes, for those that are others on a path that is ``known``."""
+    value, i = path[-1], len(path) - 1
+    if type(value) in (float, int):
+        return AnyNumber(type(value), value)
+    if type(value) is tuple:
+        for reads in known:
+            if i < len(reads) and type(reads[i].value) is tuple and not leaves_path(reads[:i], path[:i]):
+                value = sizes_varied(value, reads[i].value)
+    return value
+
+
+def with_numbers(path: Path, read: dict[int, Any]) -> Path:
+    """A path with the numbers on it that are symbols as kernels found them in this call; ``read`` remembers the last."""
+    if path:
+        read[len(path) - 1] = path[-1]
+    return tuple(numbers_replaced(lambda number, now: AnyNumber(number.kind, now), v, read.get(i)) for i, v in enumerate(path))
+
+
+def differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:
+    """Whether some of the paths are told apart by what is read in the line of this read."""
+    return len({repr(other.value) for reads in paths for other in reads if other.where == read.where}) > 1
