@@ -196,7 +196,7 @@ class _OfThreads(types.ModuleType):
     def __getattribute__(self, name: str) -> Any:
         if _own.replacements is not None and (self, name) in _given:
             return _given[self, name]
-        return super().__getattribute__(name)
+        return types.ModuleType.__getattribute__(self, name)  # not super(): another thread may have given the class back by now
 
 
 _MODULES = math, torch.overrides
