@@ -12,6 +12,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from .errors import OpaqueCallError
+from .symbolic.polynomials import LEAST
 
 
 def scalar(expression: str | CodeType, **symbols: Any) -> Any:
@@ -133,10 +134,6 @@ def known_now(value: Any) -> Any:
     return None if type(found) is tuple and any(n is None for shape in found for n in shape) else found
 
 
-LEAST = 2
-"""A size of 0 or 1 is no symbol: it means another program."""
-
-
 def sizes_varied(now: Any, other: Any) -> Any:
     """Sizes that were read, with symbols for those that are others on another path."""
     if type(now) is tuple and type(other) is tuple and len(now) == len(other):
@@ -164,9 +161,14 @@ Shapes = tuple[tuple[Any, ...], ...]
 """Sizes of the results of an operator, some of which may be ``AnyNumber``."""
 
 
+def several(found: Any) -> Sequence[Any]:
+    """What an operator made, one thing or several."""
+    return found if isinstance(found, (list, tuple)) else (found,)
+
+
 def shapes_of(found: Any) -> Shapes:
     """The sizes of what an operator made."""
-    return tuple(tuple(t.shape) for t in (found if isinstance(found, (list, tuple)) else (found,)))
+    return tuple(tuple(t.shape) for t in several(found))
 
 
 @frozen(eq=False, repr=False)
@@ -200,7 +202,7 @@ class Sized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self.op(*args, **kwargs)
-        results = found if isinstance(found, (list, tuple)) else (found,)
+        results = several(found)
         for i, d, n in self._known:
             if results[i].shape[d] != n:
                 raise PathMiss(self.read, shapes_of(found))

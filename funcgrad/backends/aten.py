@@ -7,6 +7,7 @@ reader. Nothing is fused, so the results are bit-equal to eager PyTorch's.
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
 import math
 import re
@@ -181,7 +182,7 @@ class Printer:
     def _size_read(self, node: fx.Node, read: int, named: Mapping[str, str], found: str) -> list[str]:
         """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``: what it read."""
         self._read |= named
-        known = list(dict.fromkeys([*self._inputs()[0], *self._read]))
+        known = list(dict.fromkeys([*self._inputs[0], *self._read]))
         check = self.name("on_path", SizesOnPath(sizes_around(node), read, tuple(known)))
         return [*(f"    {symbol} = {place}" for symbol, place in named.items()), f"    {check}({found}, {', '.join(known)})"]
 
@@ -197,7 +198,7 @@ class Printer:
 
     def sizes(self, lines: Sequence[str]) -> list[str]:
         """Lines that give symbolic sizes the names by which others know them."""
-        known, symbols = self._inputs()
+        known, symbols = self._inputs
         named = symbols & set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if symbols else set()
         if not self._taken.isdisjoint(symbols):
             raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & symbols))}")
@@ -207,6 +208,7 @@ class Printer:
         _require_read_before(lines, self._read.keys() - known.keys())
         return [f"    {name} = {place}" for name, place in known.items() if name in named]
 
+    @functools.cached_property
     def _inputs(self) -> tuple[dict[str, str], set[str]]:
         """Where in the inputs symbolic sizes are, by their names; and all symbols there are."""
         inputs = self._graph.placeholders

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
-from ..state.lengths import asking_code
+from ..state.lengths import asking_globals
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.autograd import creation_meta, running_node_name, set_creation_meta
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional
@@ -239,8 +239,9 @@ class Lifter(TorchFunctionMode):
     def _hear_of(self, func: Any) -> None:
         """Refuse what no program can know of a tensor; note who asks for its length."""
         refuse_unknowable(func)
-        if func is Tensor.__len__ and self._trace.graph is None and self._trace.watch is not None:
-            self._trace.watch.measuring.extend(asking_code())
+        watch = self._trace.watch
+        if func is Tensor.__len__ and self._trace.graph is None and watch is not None and (space := asking_globals()) is not None:
+            watch.measuring.append(space)
 
     def _require_no_gradients(self, func: Any) -> None:
         """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""

@@ -163,10 +163,11 @@ def _views(
             if root is not holder and (when == "before" or computed):  # it looked like this for a while, or does not yet
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
-            if own is root and lineage.precedes(now, own) and (written_since or not lineage.written(lambda t, own=own: t is own)):  # type: ignore[misc]
-                when = "first"
-            elif own is root and lineage.precedes(now, own):
-                steps = tuple(evolve(step, tracked=False) for step in steps)  # no gradient flows to it, as to one taken before
+            if own is root and lineage.precedes(now, own):
+                if written_since or not lineage.written(lambda t, own=own: t is own):  # type: ignore[misc]
+                    when = "first"
+                else:
+                    steps = tuple(evolve(step, tracked=False) for step in steps)  # no gradient flows to it, as to one taken before
             elif own is root and lineage.follows(now, own):
                 steps = (DETACH, *steps)  # it still requires grad when the view is taken again
             if computed:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..graph_primitives import (
-    LEAST,
     AnyNumber,
     Path,
     Read,
@@ -27,9 +26,11 @@ from ..graph_primitives import (
     has_symbols,
     item_of,
     numbers_replaced,
+    several,
     shapes_of,
     sizes_varied,
 )
+from ..symbolic.polynomials import LEAST
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException, fake_below, without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
@@ -262,7 +263,7 @@ class Reads:
         shapes = self._read(lambda: self._shapes_now(op, real), [args, kwargs], has_numbers=True)
         now = numbers_replaced(lambda number, size: size if number.now is None else number.now, shapes, shapes_of(real))
         with without_modes(), without_function_modes(), outside_transforms():
-            reals = [r if tuple(r.shape) == shape else _like(r, shape) for r, shape in zip(_several(real), now, strict=True)]
+            reals = [r if tuple(r.shape) == shape else _like(r, shape) for r, shape in zip(several(real), now, strict=True)]
         outs = self._as_fakes(reals) if self._trace.graph is None else self._as_symbolic_fakes(reals, shapes)
         if shapes_of(real) == now:
             self.tape.keep(outs, reals, is_constant=False)
@@ -297,7 +298,7 @@ class Reads:
         """The call in the graph, and the sizes that are symbols."""
         trace, read = self._trace, len(self.done) - 1
         symbolic = [
-            (tensor, i, d) for i, (tensor, shape) in enumerate(zip(_several(out), shapes, strict=True)) for d in range(len(shape))
+            (tensor, i, d) for i, (tensor, shape) in enumerate(zip(several(out), shapes, strict=True)) for d in range(len(shape))
             if isinstance(tensor.shape[d], torch.SymInt)
         ]  # fmt: skip
         symbols = tuple((str(expression(tensor.shape[d])), i, d) for tensor, i, d in symbolic)
@@ -309,7 +310,7 @@ class Reads:
 
     def _sized_constant(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         real = self.tape.constant(op, args, kwargs)
-        reals = _several(real)
+        reals = several(real)
         if sum(r.nbytes for r in reals) <= _SMALL or not self.tape.is_exact([*args, *kwargs.values()]):
             with self._trace.tracer:
                 outs = tuple(aten.lift_fresh.default(r) for r in reals)
@@ -388,10 +389,6 @@ class Reads:
         """The program is for calls in which the last read is this."""
         if self._trace.graph is not None:
             self._trace.call(expect, (node, len(self.done) - 1, value), {}, None)
-
-
-def _several(value: Any) -> Sequence[Tensor]:
-    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 def _like(real: Tensor, size: Sequence[int]) -> Tensor:

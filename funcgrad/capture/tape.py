@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..generators import OwnDraws, default_devices, state_of
+from ..graph_primitives import several
 from ..torch_private.fakes import FakeTensor, without_modes
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
@@ -84,7 +85,7 @@ class Tape:
         first = _first_that_counts(op)
         if first is None:
             return
-        outs = out if isinstance(out, (list, tuple)) else (out,)
+        outs = several(out)
         if op in _LIFTS:
             is_constant = not isinstance(args[0], FakeTensor) or self.is_constant(args[0])
         else:
@@ -191,7 +192,7 @@ def _run(call: _Call, values: dict[int, Tensor], number: Callable[[Any], Any]) -
         size, stride = (_real(v, values, number) for v in (like.shape, like.stride()))
         args[0] = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
     out = call.op(*(_real(a, values, number) for a in args), **{k: _real(v, values, number) for k, v in call.kwargs.items()})
-    for fake, real in zip(call.outs, out if isinstance(out, (list, tuple)) else (out,), strict=True):
+    for fake, real in zip(call.outs, several(out), strict=True):
         if isinstance(fake, Tensor):
             assert fake.dtype == real.dtype, f"{call.op} made {real.dtype} of values, and {fake.dtype} of their fakes"
             values[id(fake)] = real

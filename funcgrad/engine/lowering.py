@@ -33,7 +33,7 @@ from .inlined import Copy, Region, written_by
 from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Declared, Kind, Statement, lies_like, short_name, validated
 from .tokens import Ref, mapped, refs_in
-from .versions import Unchanged, saved_by, saved_for
+from .versions import Unchanged, first_after_python, saved_by, saved_for
 
 _WAITING = 1 << 20
 """Bytes of gradients that wait to be added to what leaves have, so that one call adds several."""
@@ -270,7 +270,7 @@ class _Lowering:
         names = {r: f"v{i}" for i, r in enumerate((*refs, *own))}
         steps, writes, memory = list[Step](), set[int](), list[int]()
         given, values, places = list[str](), list[Any](), dict[Ref, range]()
-        first = 0 if self._has_run_python else 1 + next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
+        first = 0 if self._has_run_python else first_after_python(statements)
         then = {s.number: saved_for(s) for s in statements[first:]}
         watched = {r for saved in then.values() for r in saved if r is not None}
         for r in refs:

@@ -13,7 +13,7 @@ from .calls import Look
 from .run import Run
 from .statements import Kind, Statement
 from .tokens import Ref, mapped, refs_in
-from .versions import saved_by, saved_for
+from .versions import first_after_python, saved_by, saved_for
 
 
 class Replay:
@@ -22,9 +22,9 @@ class Replay:
     def __init__(self, statements: Sequence[Statement], outputs: Sequence[Any]) -> None:
         self._statements, self._outputs = statements, outputs
         self.looks: dict[int, tuple[Look | None, ...]] = {}
-        first = next((i for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
-        self._saved = [saved_by(s) if i > first else [] for i, s in enumerate(statements)]
-        self._saved_for: list[Sequence[Ref | None]] = [saved_for(s) if i > first else [] for i, s in enumerate(statements)]
+        first = first_after_python(statements)
+        self._saved = [saved_by(s) if i >= first else [] for i, s in enumerate(statements)]
+        self._saved_for: list[Sequence[Ref | None]] = [saved_for(s) if i >= first else [] for i, s in enumerate(statements)]
         last: dict[Ref, int] = {}
         for i, s in enumerate(statements):
             last |= dict.fromkeys([*refs_in(s.args), *s.results], i)

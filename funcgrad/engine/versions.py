@@ -38,6 +38,11 @@ def saved_for(s: Statement) -> list[Ref | None]:
     return [ref if isinstance(ref, Ref) and ref.of == "inputs" else None for ref in s.args[2]]
 
 
+def first_after_python(statements: Sequence[Statement]) -> int:
+    """The first of some statements before which the caller's Python has run."""
+    return next((i + 1 for i, s in enumerate(statements) if s.kind is Kind.CALL), len(statements))
+
+
 class Unchanged:
     """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began: of the versions then,
     which are the last of the hooks, those at ``places``. ``objects``: where among the hooks the last of these tensors are, which are

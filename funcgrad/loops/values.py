@@ -1,9 +1,8 @@
 """Values: tensors as functions of their index, before anything is said about loops or memory.
 
-A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it
-(``View``); by an index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it begins, a tensor
-that exists when the kernels run. Equal values are one object (hash consing), so common subexpressions are eliminated by making them.
-Operators work as on tensors: ``x * sigmoid(x)``.
+A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it (``View``); by an
+index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it begins, a tensor that exists when the
+kernels run. Equal values are one object (hash consing): common subexpressions are gone. Operators work as on tensors: ``x * sigmoid(x)``.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch
 from attrs import frozen
 
 from ..errors import GraphError
+from ..symbolic.known import is_few
 from ..symbolic.sizes import Size, hint
 from .index import ZERO, Axis, Bound, Index, at_axis, bounded, flat, row_major, substitute, unravel
 
@@ -272,7 +272,7 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
         result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts[1]])
-    elif isinstance(length, int) and 0 < length <= _UNROLLED and math.prod(rest) > 1:
+    elif is_few(length, _UNROLLED) and length > 0 and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
         result = made(Reduce, rest, value.dtype, kind, value, gone)

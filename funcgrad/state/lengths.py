@@ -31,14 +31,15 @@ def length(of: Any, /) -> Any:
     return size if is_size(size) else len(of)
 
 
-def asking_code() -> Iterator[Globals]:
-    """The globals of the code that asks for a ``len`` which is Python's, where ``Tensor.__len__`` runs for it."""
+def asking_globals() -> Globals | None:
+    """The globals of the code that asks for a ``len`` which is Python's, where ``Tensor.__len__`` runs for it; None for any other."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not Tensor.__len__.__code__:
         frame = frame.f_back
     caller = None if frame is None else frame.f_back
-    if caller is not None and "len" in caller.f_code.co_names and caller.f_globals.get("len", length) is length:
-        yield caller.f_globals
+    if caller is None or "len" not in caller.f_code.co_names or caller.f_globals.get("len", length) is not length:
+        return None
+    return caller.f_globals  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -10,6 +10,9 @@ from attrs import define
 Terms = dict[tuple[str, ...], int]
 """Monomials, the names of their factors in order, with their coefficients."""
 
+LEAST = 2
+"""A size of 0 or 1 is no symbol: it means another program, in which it is broadcast, or there is nothing to compute."""
+
 
 @define
 class Atom:

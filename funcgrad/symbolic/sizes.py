@@ -17,16 +17,13 @@ from attrs import define, field
 from torch import SymInt
 
 from ..torch_private.symbols import expression, guard_expressions, python_text, replaced_symbols, shape_environment
-from .polynomials import Atom, Terms, added, bounds, divided, multiplied, written
+from .polynomials import LEAST, Atom, Terms, added, bounds, divided, multiplied, written
 
 PREFIX = "size_"
 """How the names of symbols begin in C, where others are called s0, too."""
 
 _SYMBOL = re.compile(rf"\b(?:{PREFIX})?(s\d+)\b")
 _DIVIDES = ("Eq(Mod(", "Eq(PythonMod(")
-
-_LEAST = 2
-"""A size of 0 or 1 means another program: it is broadcast, or there is nothing to compute."""
 
 
 @define(eq=False)
@@ -59,7 +56,7 @@ class Sizes:
 
     def symbol(self, name: str, hint: int) -> Size:
         """A symbol of this name; it is at least 2."""
-        self._atoms.setdefault(PREFIX + name, Atom(hint, _LEAST, math.inf, name, True))
+        self._atoms.setdefault(PREFIX + name, Atom(hint, LEAST, math.inf, name, True))
         return self.size({(PREFIX + name,): 1})
 
     def size(self, terms: Terms) -> Size:

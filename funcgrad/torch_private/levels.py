@@ -126,21 +126,11 @@ class BelowLevel:
             _set_forward(self._forward)
 
 
-_pop: Any = torch._C._functorch.pop_dynamic_layer_stack
-
-
+_pop: Any = torch._C._functorch.pop_dynamic_layer_stack  # each is looked up once: a call at a level takes microseconds
 _push: Any = torch._C._functorch.push_dynamic_layer_stack
-
-
 _GradLevel: Any = torch._C._functorch.CGradInterpreterPtr
-
-
 _JvpLevel: Any = torch._C._functorch.CJvpInterpreterPtr
-
-
 _grad_enabled, _forward_enabled = torch._C.is_grad_enabled, torch._C._is_fwd_grad_enabled
-
-
 _set_grad, _set_forward = torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled
 
 
