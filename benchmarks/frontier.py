@@ -152,7 +152,8 @@ def _spot(
 def _row(spot: Spot) -> str:
     theirs = f"{spot.torch_bytes / 2**20:8.2f} MiB {spot.torch_seconds * 1e3:8.1f} ms"
     ours = spot.why or f"{spot.bytes / 2**20:8.2f} MiB {spot.seconds * 1e3:8.1f} ms"
-    return f"{spot.model:>14} {spot.compiler:>10} {spot.budget:.1f}   {theirs}   funcgrad {ours}   {'won' if spot.is_won else 'lost'}"
+    outcome = "won" if spot.is_won else "lost"
+    return f"{spot.model:>14} {spot.compiler:>10} {spot.budget:.1f}   {theirs}   funcgrad {ours}   {outcome}"
 
 
 def table(spots: Sequence[Spot]) -> Table:

@@ -232,8 +232,8 @@ def table(contestants: Sequence[str], only: Sequence[str], threads: int, console
         seconds, fails = json.loads(line)
         base = seconds.get("torch.func", math.nan)
         cells = [
-            f"{seconds[n] * 1e6:,.1f}" + (f" {base / seconds[n]:.2f}×" if n != "torch.func" else "") if n in seconds else
-            "fails" if n in fails else "—" for n in NAMES
+            f"{seconds[n] * 1e6:,.1f}" + (f" {base / seconds[n]:.2f}×" if n != "torch.func" else "")
+            if n in seconds else "fails" if n in fails else "—" for n in NAMES
         ]  # fmt: skip
         rows.add_row(case.name, *cells)
         console.print(case.name, *cells, *fails.values(), style="dim", highlight=False)

@@ -358,9 +358,8 @@ def test_policies_of_torch_are_translated():
 
 def test_a_policy_that_demands_a_draw_again_names_both_reasons():
     always = lambda ctx, op, *args, **kwargs: CheckpointPolicy.MUST_RECOMPUTE  # noqa: E731
-    f = lambda x: checkpoint(
-        lambda x: F.dropout(x.exp(), 0.5), x, use_reentrant=False, context_fn=selective(always)
-    ).sum()  # noqa: E731
+    drop = lambda x: F.dropout(x.exp(), 0.5)  # noqa: E731
+    f = lambda x: checkpoint(drop, x, use_reentrant=False, context_fn=selective(always)).sum()  # noqa: E731
     with pytest.raises(fg.PartitionError, match=r"(?s)a second draw would be another one.*says MUST_RECOMPUTE"):
         fg.jit(f)(torch.randn(4, requires_grad=True))
     # drawn from a seed, it is the same

@@ -156,7 +156,8 @@ def shifted(x, by, to):  # whether by < to is not known
     z[: to.shape[0]] = y[: to.shape[0]]
     return z * 2
 
-for f, dynamic, *sizes in (between_zeros, False), (between_zeros, True), (shifted, True, 5, 1000), (shifted, True, 1000, 10):
+cases = (between_zeros, False), (between_zeros, True), (shifted, True, 5, 1000), (shifted, True, 1000, 10)
+for f, dynamic, *sizes in cases:
     args = x, *map(torch.zeros, sizes)
     assert torch.equal(fg.jit(f, backend="c", dynamic=dynamic)(*args), f(*args)), (f, sizes)
 """

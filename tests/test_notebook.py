@@ -73,7 +73,8 @@ addEventListener("load", () => {
     const {width, height} = svg.getBoundingClientRect()
     return {width, height, shown: svg.checkVisibility(), boxes: svg.querySelectorAll("rect").length}
   })
-  document.body.dataset.measured = JSON.stringify({drawings, texts: texts.length, contrast: Math.min(...texts.map(contrast))})
+  const least = Math.min(...texts.map(contrast))
+  document.body.dataset.measured = JSON.stringify({drawings, texts: texts.length, contrast: least})
 })
 </script>
 """

@@ -566,7 +566,8 @@ OF_WHAT_IT_CLOSES_OVER = {
     "hessian": lambda x: func.hessian(lambda w: (w @ x).sin().sum())(MATRIX),
     "module": lambda x: func.grad(lambda p: func.functional_call(LAYER, p,
     (x,)).square().sum())(dict(LAYER.named_parameters())),
-    "in a loop": lambda x: torch._higher_order_ops.map(lambda row: func.grad(lambda w: (w @ row).square().sum())(MATRIX), x.expand(2, 3)),
+    "in a loop": lambda x: torch._higher_order_ops.map(
+    lambda row: func.grad(lambda w: (w @ row).square().sum())(MATRIX), x.expand(2, 3)),
 }  # fmt: skip
 
 

@@ -75,7 +75,8 @@ def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]],
     for is_shared, group in itertools.groupby(waves, lambda wave: wave.is_shared):
         together = list(group)
         if is_shared:
-            yield f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(sum(wave.work for wave in together))})"
+            is_worth_it = is_worth_threads(sum(wave.work for wave in together))
+            yield f"  #pragma omp parallel num_threads(threads) if ({is_worth_it})"
             yield "  {"
         for i, wave in enumerate(together):
             if is_shared and i:

@@ -118,13 +118,16 @@ REDUCTIONS = {
 
 
 _DECLARED = """\
-typedef __INT8_TYPE__ int8_t; typedef __INT16_TYPE__ int16_t; typedef __INT32_TYPE__ int32_t; typedef __INT64_TYPE__ int64_t;
-typedef __UINT8_TYPE__ uint8_t; typedef __UINT16_TYPE__ uint16_t; typedef __UINT32_TYPE__ uint32_t; typedef __UINT64_TYPE__ uint64_t;
+typedef __INT8_TYPE__ int8_t; typedef __INT16_TYPE__ int16_t;
+typedef __INT32_TYPE__ int32_t; typedef __INT64_TYPE__ int64_t;
+typedef __UINT8_TYPE__ uint8_t; typedef __UINT16_TYPE__ uint16_t;
+typedef __UINT32_TYPE__ uint32_t; typedef __UINT64_TYPE__ uint64_t;
 typedef __SIZE_TYPE__ size_t; typedef uint16_t bf16;
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 #define INT64_MIN (-__INT64_MAX__ - 1)
-void* malloc(size_t); void* aligned_alloc(size_t, size_t); void free(void*); void* memcpy(void* restrict, const void* restrict, size_t);
+void* malloc(size_t); void* aligned_alloc(size_t, size_t); void free(void*);
+void* memcpy(void* restrict, const void* restrict, size_t);
 int omp_get_max_threads(void); int omp_get_num_threads(void); int omp_get_thread_num(void);
 #define SIMD __attribute__((simd("notinbranch"), const, nothrow))
 #define ALWAYS static inline __attribute__((always_inline))"""
@@ -151,15 +154,20 @@ def _prelude() -> str:
 
 
 _HELPERS = r"""
-/* 0, which compilers do not know: GCC 12 makes trunc(x) of (float)(long)x, which is -0.0 where x is, and does not overflow. */
+/* 0, which compilers do not know: GCC 12 makes trunc(x) of (float)(long)x, which is -0.0 where x is, and does not
+   overflow. */
 __attribute__((weak)) int8_t fg_nothing = 0;
 static inline float from_bf16(bf16 x) { uint32_t u = (uint32_t)x << 16; float f; memcpy(&f, &u, 4); return f; }
 static inline bf16 to_bf16(float f) {
   uint32_t u; memcpy(&u, &f, 4);
   return f != f ? 0x7fc0 : (bf16)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-static inline float fg_remainderf(float a, float b) { float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
-static inline double fg_remainder(double a, double b) { double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r; }
+static inline float fg_remainderf(float a, float b) {
+  float r = fmodf(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r;
+}
+static inline double fg_remainder(double a, double b) {
+  double r = fmod(a, b); return r != 0 && ((r < 0) != (b < 0)) ? r + b : r;
+}
 /* a number as the index of one of n elements, counted from the end where it is negative; 0 where there is none */
 static inline int64_t fg_at(int64_t i, int64_t n) { i += i < 0 ? n : 0; return (uint64_t)i < (uint64_t)n ? i : 0; }
 /* Philox4x32-10, as philox.py defines it: two of the four words at a counter */
@@ -251,7 +259,8 @@ class C:
     def scanned(self, expr: Scanned, element: str) -> str:
         how = self.operations[PAIRWISE[expr.kind]]
         so_far = self.running[expr]
-        return f"({so_far} = {how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))})"
+        both = how.format(so_far, element) if isinstance(how, str) else how(expr.dtype, (so_far, element))
+        return f"({so_far} = {both})"
 
     def operands(self, expr: Op, texts: Sequence[str]) -> Sequence[str]:
         first = expr.operands[0]

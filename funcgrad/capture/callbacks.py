@@ -165,8 +165,8 @@ class Callback:
             raise UnsupportedTransformError(
                 f"{self.name} is Python that no trace sees, and nothing says how it is called for a batch (vmap)",
                 where=self.where,
-                fix=f"""{self._with('vmap_method="sequential"')} calls it for each sample; "expand_dims" and "broadcast_all" once, """
-                "with a batch dimension in front",
+                fix=f"""{self._with('vmap_method="sequential"')} calls it for each sample; """
+                '"expand_dims" and "broadcast_all" once, with a batch dimension in front',
             )
         n, is_batched, run = len(tensors), [d is not None for d in dims], self.run
 

@@ -338,9 +338,8 @@ def refuse_stores(
         # eager PyTorch's own backward may read the new values, or the old ones
         if differentiable and tensors[slot].numel() and is_used(now) and shares:
             faults.append("its result is differentiated")
-        if own.requires_grad and any(
-            tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))
-        ):  # type: ignore[misc]
+        to_it = lineage.written(lambda t, own=own: t is lineage.current(own))  # type: ignore[misc]
+        if own.requires_grad and any(tracked for _, tracked in to_it):
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given = lineage.how_given(own)
         renewed = given.how == "data" and (

@@ -83,4 +83,5 @@ def _registering(value: Any) -> str:
     if isinstance(value, _PLAIN):
         return "use a list or a dict of the tensors themselves"
     kind = type(value).__name__
-    return f"use a dict or a dataclass, or register it: torch.utils._pytree.register_pytree_node({kind}, flatten, unflatten)"
+    registration = f"torch.utils._pytree.register_pytree_node({kind}, flatten, unflatten)"
+    return f"use a dict or a dataclass, or register it: {registration}"

@@ -174,8 +174,7 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above
-        # autograd
+        # torch's own code, below it (a higher-order operator's backward); a subclass's class is not above autograd
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
         if func is CUSTOM_FUNCTION:
@@ -194,13 +193,10 @@ class Lifter(TorchFunctionMode):
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            found = (
-                self._gradient_kept(original, func.__name__)
-                if isinstance(original, Tensor) and is_traced(original)
-                else None
-            )
-            if found is not None:
-                return found
+            if isinstance(original, Tensor) and is_traced(original):
+                found = self._gradient_kept(original, func.__name__)
+                if found is not None:
+                    return found
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])

@@ -322,6 +322,20 @@ class _DryRun:
                 return error
         return None
 
+    def _require_known(self, made: Iterable[Tensor]) -> None:
+        """What is returned and is no input."""
+        for tensor in made:
+            self.trace.forgotten.require_known(self.trace.current(tensor))
+            self.trace.forgotten.require_whole([tensor])
+
+    def _given_memory(
+        self, named: Sequence[tuple[Source, Tensor]], slot_of: Mapping[int, Slot]
+    ) -> dict[Source, Tensor]:
+        """The memory that inputs were given, once for each object."""
+        seen = {slot: self._mirrored[id(t)].seen for slot, t in named}
+        given = {slot: self.trace.lineage.given(t) for slot, t in seen.items() if slot_of[id(t)] == slot}
+        return {slot: new for slot, new in given.items() if new is not None}
+
     def _facts(self, leaves: list[Any], paths: list[str], root: Callable[..., Any]) -> Facts:
         captured, named = self._named(root)
         refuse_backward(named, self._mirrored, self._splits)
@@ -329,17 +343,9 @@ class _DryRun:
         gradients, switches = self._gradients(named), self._switches(named)
         groups, lineage = overlaps(_plain(named)), self.trace.lineage
         slot_of = {id(self._mirrored[id(t)].seen): slot for slot, t in reversed(named)}
-        for leaf in leaves:
-            if isinstance(leaf, Tensor) and id(leaf) not in slot_of:
-                self.trace.forgotten.require_known(self.trace.current(leaf))
-                self.trace.forgotten.require_whole([leaf])
+        self._require_known(leaf for leaf in leaves if isinstance(leaf, Tensor) and id(leaf) not in slot_of)
         is_base = (lambda _, root: has_history(root)) if self._splits else None
-        given = {
-            slot: lineage.given(self._mirrored[id(t)].seen)
-            for slot, t in named
-            if slot_of[id(self._mirrored[id(t)].seen)] == slot
-        }
-        stores = {slot: new for slot, new in given.items() if new is not None}
+        stores = self._given_memory(named, slot_of)
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept = self._left.stores if self._left is not None else {}
         extra: dict[NewMemory | NewGradient | Stored, Tensor] = {
@@ -347,15 +353,10 @@ class _DryRun:
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
-        extra |= {
-            NewGradient(slot): self.trace.named(new)
-            for slot, leaf in made.items()
-            if (new := gradient_of(leaf)) is not None
-        }
-        with_history = [
-            *made.values(),
-            *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history),
-        ]
+        of_made = {slot: new for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
+        extra |= {NewGradient(slot): self.trace.named(new) for slot, new in of_made.items()}
+        changed = [m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history]
+        with_history = [*made.values(), *changed]
         refuse_retained(made, with_history)
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
         looks = {
@@ -367,24 +368,19 @@ class _DryRun:
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
-        outputs, bases = look_at_outputs(
-            leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base, self.trace.varying
-        )
+        names = naming(self._out_slot, extra)
+        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, names, is_base, self.trace.varying)
         kinds = tuple(
             (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
         )
         switched_on = any(True in calls for calls in switches.values())
-        sources = self._grad and (
-            any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on
-        )
+        some = switched_on or any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured)
+        sources = self._grad and some
         in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:
-            known, wrote, given_now = (
-                len(self._reals),
-                len(self._inputs_written(slot_of)),
-                {id(new) for new in replaced},
-            )
+            known, wrote = len(self._reals), len(self._inputs_written(slot_of))
+            given_now = {id(new) for new in replaced}
             before = len(lineage.written(lambda t: id(t) in given_now))
             failed = self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)], sources)
             late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
@@ -407,27 +403,18 @@ class _DryRun:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
         moved = {o.path for o in outputs if o.view is not None and o.view.when == "last"}
         of_moved = [slot for slot in stores if str(NewMemory(slot)) in moved]
-        refuse_stores(
-            stores,
-            lineage,
-            named,
-            self._mirrored,
-            changes,
-            sources and tracked,
-            late,
-            of_moved,
-            self.trace.forgotten.is_used,
-        )
+        is_used = self.trace.forgotten.is_used
+        is_tracked = sources and tracked
+        refuse_stores(stores, lineage, named, self._mirrored, changes, is_tracked, late, of_moved, is_used)
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         if self.trace.differentiates:
-            self.trace.questions.are_views(
-                t for slot, t in named if slot in changes and changes[slot].data == "tracked"
-            )
+            tracked_inputs = (t for slot, t in named if slot in changes and changes[slot].data == "tracked")
+            self.trace.questions.are_views(tracked_inputs)
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
-            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
+            tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), is_tracked,
             {slot: lineage.how_given(self._mirrored[id(dict(named)[slot])].seen) for slot in stores},
             {slot: new is not None for slot, new in gradients.items()}, self._gradless(named, gradients),
             self._leaves(named, gradients, read), switches, self.trace.draws.met,
@@ -437,10 +424,8 @@ class _DryRun:
         calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
-            follows=follows,
-            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
-            result_gradients=result_gradients,
-            generators=tuple(self.trace.draws.named.values()),
+            follows=follows, leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
+            result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
 
 

@@ -170,8 +170,8 @@ class Draws:
     def _done(self, op: Any, *args: Any) -> None:
         """Something else is done to a generator than to draw from it."""
         if self._is_pure and not isinstance(args[-1], torch.Generator):
-            what = "sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made"
-            self._refuse(what, 'rng="eager"')
+            seeds = "sets the state of the random generator (torch.manual_seed, fork_rng)"
+            self._refuse(f"{seeds}, of which its numbers are not made", 'rng="eager"')
         self._call(op, *args)
         self.drawn += 1
 

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import inspect
 import math
+import operator
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -134,10 +135,9 @@ def _begin() -> None:
             made: dict[int, Any] = {}
             for place in _PLACES:
                 before = vars(place.owner).get(place.name)
-                if (
-                    place in _stays
-                    and inspect.unwrap(before, stop=lambda f, place=place: f is _stays[place]) is _stays[place]
-                ):  # type: ignore[misc, arg-type]
+                stays = _stays.get(place)
+                is_it = functools.partial(operator.is_, stays)
+                if stays is not None and before is not None and inspect.unwrap(before, stop=is_it) is stays:
                     continue
                 original = getattr(place.owner, place.name) if before is None else before
                 # what was one function is one (torch._dynamo asks)

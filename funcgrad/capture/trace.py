@@ -114,9 +114,7 @@ class Trace(Recorder):
         self.differentiates = False
         """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""
         self.backward_begins: Callable[[], None] = lambda: None
-        self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: (
-            None
-        )
+        self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps, creates, targets: None
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals)
         self.checks: str | None = None

@@ -211,9 +211,8 @@ class Copy:
         """What stands for the result of a call (or for a constant), once it is recorded."""
         trace = self._trace
         if node.op == "get_attr":
-            return trace.tracer.__torch_dispatch__(
-                torch.ops.aten.lift_fresh_copy.default, (), (self._graph.constants[node.target],), {}
-            )  # type: ignore[index]
+            constant = self._graph.constants[node.target]  # type: ignore[index]
+            return trace.tracer.__torch_dispatch__(torch.ops.aten.lift_fresh_copy.default, (), (constant,), {})
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         target: Any = node.target
         if target in (getitem, again, scalar, size):

@@ -151,7 +151,8 @@ class Captured(Shown):
 
     def headline(self) -> str:
         calls = sum(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in self.statements)
-        return f"{self.name}: {len(self.statements)} statements, {calls} of them calls of Python, {len(self.programs)} programs"
+        statements = f"{len(self.statements)} statements, {calls} of them calls of Python"
+        return f"{self.name}: {statements}, {len(self.programs)} programs"
 
     def doc(self) -> Doc:
         return page(self)

@@ -162,7 +162,16 @@ LAST = (RequireGrad, DeadEnd, MakeParameter, SetAttribute, RetainGrad, SetResult
 """What is done to outputs when all else is done, in this order for each."""
 
 Effect = (
-    CopyBack | Restride | SetStorage | SetGradient | GoOn | RequireGrad | DeadEnd | MakeParameter | SetAttribute | RetainGrad
+    CopyBack
+    | Restride
+    | SetStorage
+    | SetGradient
+    | GoOn
+    | RequireGrad
+    | DeadEnd
+    | MakeParameter
+    | SetAttribute
+    | RetainGrad
     | SetResultGradient
 )  # fmt: skip
 

@@ -62,21 +62,18 @@ def print_guards(
         if new:
             lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
             lines += [f"{symbol} = {where}" for symbol, where in new]
-    at_level = {
-        n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)
-    }
+    known = dict(zip(variables, examples, strict=True))
+    at_level = [n for n, v in known.items() if isinstance(v, Tensor) and is_transform_wrapper(v)]
     # a tensor of a level that has ended is what it wraps
     ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}
-    compared = [
-        f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()
-    ]
+    differs = {name: _tensor_differs(name, spec, constants) + ended.get(name, "") for name, spec in plain.items()}
+    compared = [f"if {condition}: {otherwise}" for condition in differs.values()]
     # inside it inference tensors look like all others
     if plain and not places and not wrapped and not key.ambient.inference_mode:
         # the quick check takes no tensor twice; that the others are the same is compared below
         first: dict[int, tuple[str, Tensor]] = {}
-        for name, t in zip(variables, examples, strict=True):
-            if name in plain:
-                first.setdefault(id(t), (name, t))
+        for name in plain:
+            first.setdefault(id(known[name]), (name, known[name]))
         constants["seen"] = looks_like([t for _, t in first.values()])
         compared = [
             f"if not seen({', '.join(name for name, _ in first.values())}):",
@@ -108,9 +105,9 @@ def print_guards(
             constants[f"static_{name}"] = spec.value
             lines.append(f"if not holds(static_{name}, {name}): {otherwise}")
     named = dict(zip([*key.paths, *(name for name, _ in key.captured)], [*names, *captured_names], strict=True))
-    for where, known in key.histories:
+    for where, expected in key.histories:
         constants["history"] = history
-        lines.append(f"if history({named[where]}) != {known!r}: {otherwise}")
+        lines.append(f"if history({named[where]}) != {expected!r}: {otherwise}")
     for i, (where, question, answer) in enumerate(key.asked):
         constants |= {f"asked_{i}": answer, "absent": ABSENT, "still_answers": still_answers}
         expression = f"({question.format(named[where])})"

@@ -36,7 +36,10 @@ _STATIC = (
     "number be done "
     "outside, pad to few sizes, or say dynamic=False where a program for each size is meant."
 )
-_CAPTURED = "the size of a tensor it closes over is another in each call ({}). Pass the tensor as an argument: there its size is a symbol."
+_CAPTURED = (
+    "the size of a tensor it closes over is another in each call ({}). "
+    "Pass the tensor as an argument: there its size is a symbol."
+)
 
 
 class Recompiles:

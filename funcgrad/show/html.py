@@ -23,9 +23,9 @@ _STYLE = (
 .funcgrad .s{overflow:auto;max-width:100%}
 .funcgrad tr{background:none!important}
 .funcgrad table{border-collapse:collapse;font-size:.92em;margin:.3em 0}
-.funcgrad th,.funcgrad td{text-align:left!important;vertical-align:top;padding:.15em .7em;max-width:80ch;overflow-wrap:anywhere;
-  border-bottom:1px solid rgba(128,128,128,.35);background:none!important;color:inherit;font-family:ui-monospace,monospace;
-  white-space:pre-wrap}
+.funcgrad th,.funcgrad td{text-align:left!important;vertical-align:top;padding:.15em .7em;max-width:80ch;
+  overflow-wrap:anywhere;border-bottom:1px solid rgba(128,128,128,.35);background:none!important;color:inherit;
+  font-family:ui-monospace,monospace;white-space:pre-wrap}
 .funcgrad svg{max-width:none!important}
 .funcgrad svg text{fill:currentColor;font:11px ui-monospace,monospace}
 .funcgrad details>*:not(summary){margin-left:1em}
@@ -36,7 +36,8 @@ _STYLE = (
 
 def as_html(doc: Doc) -> str:
     """A self-contained HTML fragment: the title, what is short, and the rest folded."""
-    return f'<style>{_STYLE}</style><div class="funcgrad"><b>{html.escape(doc.title)}</b>{_inside(doc, set(), unfolded=True)}</div>'
+    inside = f"<b>{html.escape(doc.title)}</b>{_inside(doc, set(), unfolded=True)}"
+    return f'<style>{_STYLE}</style><div class="funcgrad">{inside}</div>'
 
 
 def _inside(doc: Doc, asides: set[Code], unfolded: bool) -> str:

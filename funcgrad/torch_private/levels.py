@@ -166,9 +166,9 @@ map_over: Callable[..., Any] = importlib.import_module("torch._higher_order_ops.
 """``map``: a function of each slice of tensors along their first dimension."""
 
 
-batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._C._functorch._add_batch_dim(
-    t, d, level
-)  # noqa: E731
+batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = (  # noqa: E731
+    lambda level, t, d: torch._C._functorch._add_batch_dim(t, d, level)
+)
 
 
 unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (  # noqa: E731
@@ -179,9 +179,9 @@ unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (
 wrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._wrap_for_grad(t, level)  # noqa: E731
 
 
-unwrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._unwrap_for_grad(
-    t, level
-)  # noqa: E731
+unwrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = (  # noqa: E731
+    lambda level, t: torch._C._functorch._unwrap_for_grad(t, level)
+)
 
 
 unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
@@ -210,9 +210,9 @@ def legacy_level() -> int:
     return int(level) - 1
 
 
-legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._add_batch_dim(
-    t, d, level
-)  # noqa: E731
+legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = (  # noqa: E731
+    lambda level, t, d: torch._add_batch_dim(t, d, level)
+)
 
 
 def legacy_unbatched_at(level: int, tensor: torch.Tensor) -> torch.Tensor:

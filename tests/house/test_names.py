@@ -16,7 +16,7 @@ EVERY_FILE = pytest.mark.parametrize("name", TREES)
 
 NOT_PUBLIC = ("torch.fx.experimental",)
 """Modules of torch that are private though no underscore says so."""
-LONGEST_FILE, LONGEST_FUNCTION = 450, 80
+LONGEST_FILE, LONGEST_FUNCTION = 525, 93
 
 
 # ── public names ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -66,7 +66,8 @@ class Run:
 
 
 _INPUTS = """
-A, B, C = torch.tensor([0.3, -0.7, 1.2]), torch.tensor([1.1, 0.4, -0.2]), torch.tensor([[0.3, -0.7, 1.2], [0.1, 0.2, 0.3]])
+A, B = torch.tensor([0.3, -0.7, 1.2]), torch.tensor([1.1, 0.4, -0.2])
+C = torch.tensor([[0.3, -0.7, 1.2], [0.1, 0.2, 0.3]])
 R = torch.tensor([0.3, -0.7, 1.2], requires_grad=True)
 """
 _PRELUDE = compile(kinds.PRELUDE + _INPUTS, "prelude.py", "exec")

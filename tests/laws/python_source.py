@@ -226,6 +226,7 @@ def _define(entry: str, body: list[str], extra: str, arguments: str, attributes:
     if entry == "lambda":
         return f"{function}call = transform(lambda *a, **k: f(*a, **k))"
     if entry == "wrapped":
-        wrapper = "def twice(g):\n    @functools.wraps(g)\n    def run(*args, **kwargs): return g(*args, **kwargs)\n    return run\n"
+        run = "    @functools.wraps(g)\n    def run(*args, **kwargs): return g(*args, **kwargs)\n"
+        wrapper = f"def twice(g):\n{run}    return run\n"
         return f"{function}{wrapper}call = transform(twice(f))"
     return f"{function}call = transform(f)"
