@@ -110,12 +110,10 @@ def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate
     """What takes the memory of a value that dies, or is a part of one; kernels alone do not mind in which shape. Of
     what was handed over the tensor itself may be anything, and is not returned. ``looks``: the sizes and strides of
     tensors."""
-    new, old, name, look = (
-        step.buffer.name,
-        nodes.get(step.over or ""),
-        step.over,
-        (step.buffer.shape, step.buffer.strides),
-    )
+    new = step.buffer.name
+    old = nodes.get(step.over or "")
+    name = step.over
+    look = (step.buffer.shape, step.buffer.strides)
     assert name is not None
     is_given = old is not None and old.op == "placeholder"
     if step.at is None and (new not in nodes or (not is_given and look == looks[name])):

@@ -72,10 +72,8 @@ def _scan(function: Callable[[Tensor, int], Tensor]) -> Callable[[Any], Any]:
     return lambda x: _made(function(_tensor(x), 1), x.dtype, True)
 
 
-running_sum, running_prod = (
-    _scan(lambda x, d: x.cumsum(d, dtype=x.dtype)),
-    _scan(lambda x, d: x.cumprod(d, dtype=x.dtype)),
-)
+running_sum = _scan(lambda x, d: x.cumsum(d, dtype=x.dtype))
+running_prod = _scan(lambda x, d: x.cumprod(d, dtype=x.dtype))
 running_max, running_min = _scan(lambda x, d: x.cummax(d).values), _scan(lambda x, d: x.cummin(d).values)
 
 

@@ -257,11 +257,9 @@ class Scan:
                 for k in (len(carried), len(given), n, self.n_xs, len(results), len(constants))
             )
             found = pull(self.body, [*carry, *x, *const], at, [*carried, *results], [*incoming, *of_results])
-            before, of_slices, more = (
-                found[: len(carried)],
-                found[len(carried) : len(at) - len(given)],
-                found[len(at) - len(given) :],
-            )
+            before = found[: len(carried)]
+            of_slices = found[len(carried) : len(at) - len(given)]
+            more = found[len(at) - len(given) :]
             return *before, *(total + t for total, t in zip(sums, more, strict=True)), *of_slices
 
         last = [or_zeros(cotangents[i], outs[i]) for i in carried]

@@ -150,11 +150,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stand_in(self, value: Any) -> Any:
         """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value):  # forward mode's
-            op, args, kwargs = (
-                torch.ops.aten.zeros.default,
-                (list(value.shape),),
-                {"dtype": value.dtype, "device": value.device},
-            )
+            op = torch.ops.aten.zeros.default
+            args = (list(value.shape),)
+            kwargs = {"dtype": value.dtype, "device": value.device}
             out = self._trace.on_fakes(op, args, kwargs)
             if self._trace.graph is not None:
                 self._trace.record(op, args, kwargs, out)

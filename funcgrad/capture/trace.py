@@ -100,11 +100,9 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
-        self.asked_for_gradient, self.given_gradient, self.switched = (
-            list[Tensor](),
-            list[Tensor](),
-            list[tuple[Tensor, bool]](),
-        )
+        self.asked_for_gradient = list[Tensor]()
+        self.given_gradient = list[Tensor]()
+        self.switched = list[tuple[Tensor, bool]]()
         self.switched_with: dict[int, list[Tensor]] = {}
         """What is to require grad as soon as an input does, by its identity: what stands for it to its views that
         are inputs, too."""

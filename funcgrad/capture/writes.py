@@ -275,8 +275,6 @@ def _partly_overlap(a: Tensor, b: Tensor) -> bool:
     not tell."""
     if not is_dense(a) or not is_dense(b) or not a.numel() or not b.numel():
         return False
-    first, second = (
-        (a.storage_offset(), a.storage_offset() + a.numel()),
-        (b.storage_offset(), b.storage_offset() + b.numel()),
-    )
+    first = (a.storage_offset(), a.storage_offset() + a.numel())
+    second = (b.storage_offset(), b.storage_offset() + b.numel())
     return first[0] < second[1] and second[0] < first[1] and (first != second or a.stride() != b.stride())

@@ -112,12 +112,10 @@ class Captured(Shown):
 
     def __init__(self, number: int, recorded: Recorder) -> None:
         statements = recorded.statements
-        self.number, self.statements, self.outputs, self.names = (
-            number,
-            list(statements),
-            recorded.outputs,
-            recorded.names,
-        )
+        self.number = number
+        self.statements = list(statements)
+        self.outputs = recorded.outputs
+        self.names = recorded.names
         self.reasons, self.seconds = recorded.reasons, recorded.seconds
         self.is_seen = is_seen(statements)
         self.learns = any(s.may_be_none for s in statements)
