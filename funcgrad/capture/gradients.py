@@ -1,4 +1,5 @@
-"""What a function asks of gradients of the caller's tensors, and says of them (``x.grad``, hooks, ``requires_grad_``)."""
+"""What a function asks of gradients of the caller's tensors, and says of them (``x.grad``, hooks,
+``requires_grad_``)."""
 
 from __future__ import annotations
 
@@ -18,19 +19,22 @@ from .trace import Trace
 
 
 def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> None:
-    """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
+    """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts
+    again."""
     real = trace.reals.get(id(tensor), tensor)
     if is_traced(real):
         return
     if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
         raise MutationError(
-            f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has it retained",
+            f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has it "
+            "retained",
             where=user_line(),
             fix="do it outside: x.retain_grad() before the call",
         )
     if trace.current(tensor) is not tensor and not (reads and trace.lineage.is_given_alone(tensor)):
         raise MutationError(
-            f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
+            f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for "
+            "its gradient",
             where=user_line(),
             fix="ask for the gradient before",
         )
@@ -43,7 +47,8 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
 
 
 def gradient_kept(trace: Trace, tensor: Tensor, how: str) -> Tensor | None:
-    """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that away."""
+    """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that
+    away."""
     now, others = trace.current(tensor), [tensor, *trace.lineage.looks(tensor)]
     with without_function_modes():
         for look in (look for look in others if look is not now):
@@ -68,9 +73,15 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
     """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
     for tensor in inputs:
         real = trace.reals.get(id(tensor), tensor)
-        if isinstance(real, Tensor) and not is_traced(real) and trace.questions.has_hooks(real) and real._backward_hooks:
+        if (
+            isinstance(real, Tensor)
+            and not is_traced(real)
+            and trace.questions.has_hooks(real)
+            and real._backward_hooks
+        ):
             raise MutationError(
-                f"the function asks for the gradient of a tensor {type_text(real)} it was given (torch.autograd.grad), and hooks of it "
+                f"the function asks for the gradient of a tensor {type_text(real)} it was given "
+                "(torch.autograd.grad), and hooks of it "
                 "would have to run",
                 where=user_line(),
                 fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
@@ -98,7 +109,8 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
             raise _switched_too_late()
         if not on and any(other._base is real for other in trace.reals.values()):
             raise MutationError(
-                "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view of",
+                "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view "
+                "of",
                 where=user_line(),
                 fix="do it outside, before the view is taken",
             )
