@@ -45,7 +45,7 @@ from .runtime.program import Program
 from .stages import StageEvent, watch_compile
 from .transforms.callbacks import opaque, pure_callback
 from .transforms.checkpoint import checkpoint, checkpoint_name
-from .transforms.compiled import Compiled, no_retrace
+from .transforms.compiled import Compiled
 from .transforms.custom import custom_jvp, custom_vjp
 from .transforms.functional import (
     hessian_compiled,
@@ -57,6 +57,7 @@ from .transforms.functional import (
     vmap_compiled,
 )
 from .transforms.grad import grad_and_value_compiled, grad_compiled, jit, value_and_grad_compiled
+from .transforms.programs import no_retrace
 from .trees import tree_map
 
 __version__ = "0.1.0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,10 @@ from torch import Tensor
 from ..errors import DataDependentControlFlowError, TraceError
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
-from .bodies import Body, closed_over
 from .control_flow import Choice, Scan, While, apply
 from .source_location import user_line
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .trace import Trace
+from .traced_bodies import Body, closed_over
 
 _operators = torch.ops.higher_order
 
@@ -45,7 +43,7 @@ def cond(trace: Trace, pred: Any, true_fn: Callable[..., Any], false_fn: Callabl
                 fix="return tensors from both: torch.tensor(n)",
             )
     flow = Choice(trace, Body(trace, first, more), Body(trace, second, more))
-    outs = apply(flow, [trace.lifting().stand_in(pred).reshape(()), *tensors, *more.tensors])
+    outs = apply(flow, [trace.operand(pred).reshape(()), *tensors, *more.tensors])
     return first.result(outs)
 
 
@@ -137,7 +135,7 @@ def associative_scan(
     """``associative_scan`` of a pointwise function: as torch's own, calls of it for all pairs at once, in as many
     rounds as halvings."""
     leaves = _tensors(trace, "xs of associative_scan", xs)
-    with trace.lifting():
+    with trace.lifter:
         return generic_associative_scan(
             lambda *values: flatten(combine_fn(*values))[0], leaves, additional_inputs=tuple(additional_inputs)
         )
@@ -147,7 +145,7 @@ def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Call
     """An operator that is no more than a call of its function."""
 
     def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
-        with trace.lifting():
+        with trace.lifter:
             return function(args, kwargs)
 
     return call
@@ -199,4 +197,4 @@ def _tensors(trace: Trace, what: str, values: Sequence[Any], instead: str = "tor
     odd = next((v for v in values if not isinstance(v, Tensor)), None)
     if odd is not None:
         raise TraceError(f"{what} is {odd!r}, which is no tensor", where=user_line(), fix=f"pass a tensor: {instead}")
-    return [trace.lifting().stand_in(v) for v in values]
+    return [trace.operand(v) for v in values]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from attrs import frozen
@@ -24,13 +24,12 @@ from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
-from .bodies import draws, functional, graph_of, no_subclass
+from .bodies import no_subclass
 from .derived import Function, Gradients, beside, in_batch, is_differentiable, or_zeros, pull, push, spread, vmapped
 from .floats import NotSymbolicError
 from .source_location import user_line
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .trace import Trace
+from .traced_bodies import draws, functional, graph_of
 
 
 class ControlFlow(Protocol):

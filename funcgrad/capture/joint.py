@@ -35,6 +35,7 @@ from ..subclasses import parts
 from ..tags import Tag, tag
 from ..torch_private.tensors import storage_id
 from .inner import Inner, Ran, inputs_of
+from .modes import with_modes
 from .regions import whole
 from .results import PLAIN
 from .trace import Trace
@@ -54,7 +55,9 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     has a history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only
     backward fails.
     """
-    trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng, path=inner.facts.path)
+    trace = with_modes(
+        Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng, path=inner.facts.path)
+    )
     trace.watch = watch
     trace.draws.expect(inner.facts.generators)
     trace.regions = () if inner.policy is None else (whole(inner.policy),)
@@ -64,8 +67,7 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
             with lengths_in(watch.measuring if trace.symbols.may_be_sizes() else ()):
-                # one program is no part of a graph
-                with torch.set_grad_enabled(grad and inner.splits), trace.lifting():
+                with torch.set_grad_enabled(grad and inner.splits), trace.lifter:  # one program is no part of a graph
                     ran = inner.run(*ins)
                 return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         except BaseException:

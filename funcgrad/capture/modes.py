@@ -1,30 +1,41 @@
-"""The two modes of a trace: one above autograd that replaces outside tensors, one below functionalisation that
-records."""
+"""The modes of a trace, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the
+function closes over is replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op)
+· fake tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars
+as expressions instead of nodes.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
-from ..errors import CapturedTransformError, MutationError, TraceError
+from ..autograd_state import renew_history
 from ..graphs import tensors_in, type_text
 from ..state.lengths import asking_globals
-from ..subclasses import inner_tensors, is_traced
-from ..torch_private.autograd import creation_meta, running_node_name, set_creation_meta
-from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional
-from ..torch_private.functional import TRACER_SLOT, FunctionalTensor, NoReplays, from_functional, functionalising
+from ..subclasses import is_traced
+from ..torch_private.autograd import running_node_name
+from ..torch_private.fakes import FakeTensor
+from ..torch_private.functional import (
+    TRACER_SLOT,
+    FunctionalTensor,
+    NoReplays,
+    from_functional,
+    functionalising,
+    make_functional_mode,
+    view_kind,
+)
 from ..torch_private.levels import CUSTOM_FUNCTION, custom_function_at_level
-from ..torch_private.modes import TorchDispatchMode, TorchFunctionMode, without_function_modes
-from ..torch_private.operators import method_of
-from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, unwrap_transform
+from ..torch_private.modes import TorchDispatchMode, TorchFunctionMode
+from ..torch_private.operators import method_of, writes_inputs
+from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
 from ..trees import flatten
-from .captures import GradientsMatter, RestartTrace, require_dense_results
+from .captures import GradientsMatter, require_dense_results
 from .control_calls import CALLS
+from .gradients import ask_for_gradient, gradient_kept, require_no_hooks, require_own, switch
 from .ints import without_ints
 from .math_functions import quotient_of
 from .outside import (
@@ -37,25 +48,15 @@ from .outside import (
 )
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
+from .replacements import replacements_of
 from .sized_calls import OF_SIZES
 from .source_location import asked_by_us, user_line
-from .storage_mutation import GIVES, call_with_out, give_data
+from .storage_mutation import GIVES, RESTRIDES, call_with_out, give_data, restride
 from .storages import STORAGES, require_memory_in_place, storage_of
 from .torch_patches import set_
+from .trace import Trace
 from .traced_sizes import seen
-
-if TYPE_CHECKING:
-    from .trace import Trace
-
-
-RESTRIDES = {
-    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
-    for owner in (torch.Tensor, torch)
-    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
-    if hasattr(owner, name)
-}
-"""Functions that change how their argument looks, and the views that look so."""
-
+from .unfunctional import unfunctional
 
 _SWITCHES = {Tensor.requires_grad_, Tensor.retain_grad}
 """Methods that change how autograd treats a tensor."""
@@ -177,7 +178,7 @@ class Lifter(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is CUSTOM_FUNCTION:
             with self:  # the caller's code again: what it calls is lifted, and so is what its backward calls
-                return custom_function_at_level(func, tuple(map(self.stand_in, args)), kwargs or {})
+                return custom_function_at_level(func, tuple(map(self._trace.operand, args)), kwargs or {})
         method = method_of(func)
         if method is Tensor.set_:
             method = set_  # while any trace runs, what stands there asks first which thread it is in
@@ -190,16 +191,16 @@ class Lifter(TorchFunctionMode):
         original = args[0] if args else None
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
-            self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
+            ask_for_gradient(self._trace, original, func.__name__ == "__get__", func is Tensor.retain_grad)
             if isinstance(original, Tensor) and is_traced(original):
-                found = self._gradient_kept(original, func.__name__)
+                found = gradient_kept(self._trace, original, func.__name__)
                 if found is not None:
                     return found
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
-            self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
-        args = [self.stand_in(a) for a in args]
-        kwargs = {k: self.stand_in(v) for k, v in given.items()}
+            require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])
+        args = [self._trace.operand(a) for a in args]
+        kwargs = {k: self._trace.operand(v) for k, v in given.items()}
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if (
@@ -217,22 +218,22 @@ class Lifter(TorchFunctionMode):
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
         if func is Tensor.register_post_accumulate_grad_hook:
-            self._require_own(args[0])
-        if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._given():
+            require_own(self._trace, args[0])
+        if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._trace.stand_ins():
             self._trace.hooked[id(self._trace.lineage.named(args[0]))] = user_line()
         require_memory_in_place(func)
         if func in CALLS:
             return CALLS[func](self._trace, *args, **kwargs)
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
-            return self.restride(func, original, args, kwargs)
+            return restride(self._trace, func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (
             getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"
         ):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             if self._trace.graph is not None and args[0].requires_grad == on:
                 return original  # the dry run found that it may be said; a leaf that is written to is none here
-            self._switch(original, args[0], on)
+            switch(self._trace, original, args[0], on)
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             return give_data(self._trace, original, *args)
         if func in GIVES and isinstance(args[0], FunctionalTensor):
@@ -283,228 +284,31 @@ class Lifter(TorchFunctionMode):
         if asks or (torch.is_grad_enabled() and not self._trace.tracks):
             raise GradientsMatter
 
-    def _ask_for_gradient(self, tensor: Any, reads: bool, retains: bool) -> None:
-        """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts
-        again."""
-        real = self._trace.reals.get(id(tensor), tensor)
-        if is_traced(real):
-            return
-        if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
-            raise MutationError(
-                f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has "
-                "it retained",
-                where=user_line(),
-                fix="do it outside: x.retain_grad() before the call",
-            )
-        if self._trace.current(tensor) is not tensor and not (reads and self._trace.lineage.is_given_alone(tensor)):
-            raise MutationError(
-                f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks "
-                "for its gradient",
-                where=user_line(),
-                fix="ask for the gradient before",
-            )
-        if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
-            self._trace.given_gradient.append(real)
-        else:
-            self._trace.asked_for_gradient.append(real)
-        if (
-            self._trace.graph is None
-            and real.is_leaf
-            and real.grad is not None
-            and id(real.grad) not in self._trace.captured
-        ):
-            raise RestartTrace(real.grad)
-
-    def _gradient_kept(self, tensor: Tensor, how: str) -> Tensor | None:
-        """The gradient that a result had before it came to look otherwise, which it still has; to set another takes
-        that away."""
-        now, others = self._trace.current(tensor), [tensor, *self._trace.lineage.looks(tensor)]
-        with without_function_modes():
-            for look in (look for look in others if look is not now):
-                if how == "__set__":
-                    look.grad = None
-                elif how == "__get__" and gradient_of(now) is None and (found := gradient_of(look)) is not None:
-                    return found
-        return None
-
-    def takes_gradient(self, tensor: Tensor) -> None:
-        """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires
-        grad."""
-        real = self._trace.reals.get(id(tensor))
-        with without_function_modes():
-            if real is not None and gradient_of(real) is None:
-                self._trace.asked_for_gradient.append(real)
-            elif real is not None:
-                self._ask_for_gradient(tensor, reads=True, retains=False)
-
-    def _require_no_hooks(self, inputs: Sequence[Any]) -> None:
-        """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
-        for tensor in inputs:
-            real = self._trace.reals.get(id(tensor), tensor)
-            if (
-                isinstance(real, Tensor)
-                and not is_traced(real)
-                and self._trace.questions.has_hooks(real)
-                and real._backward_hooks
-            ):
-                raise MutationError(
-                    f"the function asks for the gradient of a tensor {type_text(real)} it was given "
-                    "(torch.autograd.grad), and hooks of it "
-                    "would have to run",
-                    where=user_line(),
-                    fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
-                )
-
-    def _given(self) -> set[int]:
-        """The identities of what stands for inputs and captured tensors."""
-        return self._trace.inputs | {id(lifted.functional) for lifted in self._trace.captured.values()}
-
-    def _require_own(self, tensor: Tensor) -> None:
-        """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens
-        outside."""
-        if id(self._trace.lineage.named(tensor)) in self._given():
-            raise MutationError(
-                "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
-                where=user_line(),
-                fix="register it outside of the function",
-            )
-
     def _is_over_input(self, tensor: Tensor) -> bool:
         """Whether a tensor looks at the memory of an input, or of a captured tensor."""
-        lineage, known = self._trace.lineage, self._given()
+        lineage, known = self._trace.lineage, self._trace.stand_ins()
         root, _, _ = lineage.path(tensor, lambda t: id(lineage.named(t)) in known, True)
         return id(lineage.named(root)) in known
 
-    def _switch(self, original: Any, tensor: Any, on: bool) -> None:
-        """Note an input that is to require grad where it did not, or the other way round."""
-        real = original if not is_traced(original) else self._trace.reals.get(id(original))
-        named = self._trace.lineage.named(tensor)
-        if (
-            real is None
-            and named is not tensor
-            and self._trace.lineage.is_looked_at(named)
-            and tensor.requires_grad != on
-        ):
-            raise _switched_too_late()
-        if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
-            if named is not tensor:
-                raise _switched_too_late()
-            if not on and any(other._base is real for other in self._trace.reals.values()):
-                raise MutationError(
-                    "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a "
-                    "view of",
-                    where=user_line(),
-                    fix="do it outside, before the view is taken",
-                )
-            if on and real._is_view():
-                self._trace.lineage.switched_on(tensor)
-            if not on:
-                self._trace.lineage.switched_off(tensor)
-            self._trace.switched.append((tensor, on))
-        if not on and tensor.requires_grad and not tensor._is_view():
-            for view in self._trace.lineage.views_of(tensor):
-                renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
-        for view in self._trace.switched_with.get(id(tensor), ()):
-            view.requires_grad_()
 
-    def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
-
-        Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken
-        breaks it.
-        """
-        tensor = args[0]
-        if not isinstance(tensor, FunctionalTensor):
-            raise MutationError(
-                f"the function changes the sizes or the history of a {type(tensor).__name__} in place "
-                f"({func.__name__})",
-                where=user_line(),
-                fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
-            )
-        own = original if is_traced(original) else self._trace.lift(original)
-        if self._trace.lineage.is_switched_on(tensor):
-            raise MutationError(
-                "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and "
-                "changes its sizes",
-                where=user_line(),
-                fix="take the view instead, or change its sizes outside",
-            )
-        first = self._trace.graph is None  # in later runs, it may be changed
-        if first and func is Tensor.detach_:
-            if own._is_view():
-                return func(own)  # type: ignore[no-any-return] # raises
-        elif first and torch.is_grad_enabled():  # where not, autograd does not look
-            probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
-            if probe._is_view() and tensor._is_view():
-                set_creation_meta(probe, creation_meta(tensor))
-            func(probe, *args[1:], **kwargs)
-        # autograd lets nobody read it from now on
-        forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
-        with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
-            by = RESTRIDES[func](*args, **kwargs)
-        if by is not tensor:
-            if forbidden:
-                set_creation_meta(by, creation_meta(tensor))
-            if first and func is not Tensor.detach_:
-                real, views = self._trace.reals.get(id(own), own), functools.partial(self._trace.lineage.views_of, own)
-                self._trace.forgotten.restrided(func, real, own, tensor, by, views)
-            self._trace.lineage.replace(own, by, torch.is_grad_enabled())
-        if func is not Tensor.detach_:
-            bump_version(tensor)
-            self._trace.writes.spread_versions()
-        return original  # type: ignore[no-any-return]
-
-    def stand_in(self, value: Any) -> Any:
-        """What the call is made with: the tensors of the trace for real ones."""
-        if isinstance(value, Tensor):
-            known, traced = value, is_traced(value)
-            if traced:
-                value = self._trace.lineage.current(value)
-            if traced and any(fake_mode_of(inner) not in (None, self._trace.fakes) for inner in inner_tensors(value)):
-                raise TraceError(
-                    f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
-                    where=user_line(),
-                    fix="do not keep tensors computed in the function in a cache, a global or an attribute; return "
-                    "them (has_aux=True)",
-                )
-            if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
-                value = self._current(value)
-            elif is_transform_wrapper(value) and id(value) not in self._trace.captured:
-                value = self._own_level(value)
-            else:
-                value = self._current(self._trace.lineage.current(self._trace.lift(value)))
-            return self._trace.bodies.met(known, value)
-        if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
-            items = [self.stand_in(v) for v in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        return value
-
-    def _current(self, value: Tensor) -> Tensor:
-        self._trace.forgotten.require_whole([value])
-        if self._trace.rereads and self._trace.current_pass == "backward" and is_traced(value):
-            self._trace.reread(value)
-        return value
-
-    def _own_level(self, wrapper: Tensor) -> Tensor:
-        """A wrapper made by a transform inside the function wraps our tensors, or zeros of forward mode; one from
-        outside a real one."""
-        inner = unwrap_transform(wrapper)
-        if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
-            return wrapper
-        if self._trace.at_level and level_of(wrapper) <= self._trace.at_level:
-            return self._current(self._trace.lineage.current(self._trace.lift(wrapper)))
-        error = CapturedTransformError(
-            f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
-            where=user_line(),
-            fix="let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
-        )
-        error.wrapper = wrapper
-        raise error
+def with_modes(trace: Trace) -> Trace:
+    """The trace, with the modes under which it runs, and what functions of torch are in it."""
+    rules = functools.partial(unfunctional, trace), trace.writes.before, trace.lineage.note, trace.writes.after
+    trace.functional = make_functional_mode(*rules, functools.partial(_of_wrappers, trace))
+    trace.tracer, trace.lifter, trace.replacements = Tracer(trace), Lifter(trace), replacements_of(trace)
+    return trace
 
 
-def _switched_too_late() -> MutationError:
-    return MutationError(
-        "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
-        where=user_line(),
-        fix="call requires_grad_() before",
-    )
+def _of_wrappers(trace: Trace, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
+    """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer
+    tensor."""
+    inside, trace.inside_subclass = trace.inside_subclass, True
+    try:
+        out = call()
+    finally:
+        trace.inside_subclass = inside
+    if view_kind(op) is not None:
+        trace.lineage.note(op, args, kwargs, out)
+    elif writes_inputs(op):
+        trace.writes.note(op, args, kwargs)
+    return out

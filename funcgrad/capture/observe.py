@@ -48,6 +48,7 @@ from .floats import NotSymbolicError
 from .inner import kept_apart
 from .inputs import CapturedTensor, Inputs, Symbolic
 from .memory import history, neighbours, overlaps, same_objects
+from .modes import with_modes
 from .onward import Passes, calls_of
 from .outputs import look_at_outputs, results_by_slot
 from .questions import require_bare
@@ -111,7 +112,9 @@ class _DryRun:
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
-        self.trace = Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet, path=path)
+        self.trace = with_modes(
+            Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet, path=path)
+        )
         self.trace.heedless = not grad and (splits or replays)  # what a pullback runs again knows the answers
         self.trace.tracks = not splits
         self._passes = Passes()
@@ -150,7 +153,7 @@ class _DryRun:
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
         try:
-            with self.watch, torch.set_grad_enabled(self._grad), trace.lifting():
+            with self.watch, torch.set_grad_enabled(self._grad), trace.lifter:
                 result = function(*args, **kwargs)
             _require_same(given, paths_given, lambda: flatten_arguments(inputs.names, args, kwargs))
             trace.writes.spread_versions()

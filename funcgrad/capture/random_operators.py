@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from attrs import frozen
@@ -35,12 +35,11 @@ from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import argument_names, draws_random, generator_id, is_operator
 from .error_translation import own_generator
+from .reads import Reads
+from .recorder import Recorder
 from .source_location import user_line
 from .torch_patches import seeds_noted
 from .views import is_dense
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 aten = torch.ops.aten
 _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
@@ -54,8 +53,8 @@ _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 class Draws:
     """What becomes of the random operators of one run."""
 
-    def __init__(self, trace: Trace, rng: str, first_run: bool) -> None:
-        self._trace = trace
+    def __init__(self, trace: Recorder, reads: Reads, rng: str, first_run: bool) -> None:
+        self._trace, self._reads = trace, reads
         self._is_pure = rng == "philox"
         self._first_run = first_run
         self._key: Tensor | None = None
@@ -178,7 +177,7 @@ class Draws:
     def _call(self, op: Any, *args: Any) -> Tensor:
         with outside_transforms(), self._trace.functional:
             out: Tensor = op(*args)
-        self._trace.reads.tape.forget([out])
+        self._reads.tape.forget([out])
         return out
 
     def _refuse(self, what: str, fix: str) -> NoReturn:
@@ -275,7 +274,7 @@ def _require_accepted(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
 class Draw:
     """The numbers of one call: two for each element of ``like``, independent of each other."""
 
-    _trace: Trace
+    _trace: Recorder
     _key: Tensor
     _start: int
     like: Tensor

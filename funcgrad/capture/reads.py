@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +38,10 @@ from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import is_operator
 from ..torch_private.symbols import expression
 from .floats import Int, NotSymbolicError, fixed
+from .recorder import Recorder
 from .source_location import user_line
 from .tape import Tape, UnknownValue
 from .traced_sizes import seen
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 aten = torch.ops.aten
 
@@ -103,7 +101,7 @@ def _is_tagged(op: Any, tag: torch.Tag) -> bool:
 class Reads:
     """The reads of one run. ``known``: what is read first, in this order, whatever the values are now."""
 
-    def __init__(self, trace: Trace, known: Path | None) -> None:
+    def __init__(self, trace: Recorder, known: Path | None) -> None:
         self._trace = trace
         self.tape = Tape()
         self.allowed = known is not None

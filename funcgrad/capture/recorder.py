@@ -18,6 +18,7 @@ from ..opaque_calls import call_opaque
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
+from ..torch_private.modes import TorchDispatchMode
 from ..trees import flatten
 from .bodies import Bodies
 from .error_translation import not_an_operand
@@ -30,6 +31,11 @@ from .symbols import Symbols
 
 class Recorder:
     """A graph in the making. ``graph`` is None for a run that is only watched."""
+
+    functional: TorchDispatchMode
+    """Inside, operators are functionalised."""
+    tracer: TorchDispatchMode
+    """Inside, operators are recorded. It stands below ``functional``."""
 
     def __init__(self, *, record: bool, reads_symbols: bool = False) -> None:
         self.fakes = FakeTensorMode()
@@ -49,6 +55,8 @@ class Recorder:
         """What the names of nodes begin with."""
         self.regions: tuple[Region, ...] = ()
         self.bodies = Bodies()
+        self.refused: Exception | None = None
+        """What the run is refused with, though the function may catch it."""
 
     def _placeholder(self, slot: Slot, value: Any) -> fx.Node | None:
         if self.graph is None:

@@ -23,9 +23,10 @@ _PASSED_ON = tuple(
     os.path.join(*file)
     for file in (
         ("capture", "floats.py"), ("capture", "traced_sizes.py"), ("capture", "torch_patches.py"),
-        ("state", "hooks.py"),
-        ("capture", "modes.py"), ("capture", "reads.py"), ("capture", "sized_calls.py"),
-        ("capture", "math_functions.py"),
+        ("capture", "replacements.py"),
+        ("capture", "modes.py"), ("capture", "storage_mutation.py"), ("capture", "reads.py"),
+        ("capture", "sized_calls.py"),
+        ("capture", "math_functions.py"), ("state", "hooks.py"),
     )
 )  # fmt: skip
 """Where errors are raised that are the function's: what a float divided by 0.0 is, a symbolic one is, too; an

@@ -19,15 +19,13 @@ import operator
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.overrides
 import torch.utils.checkpoint
 
-from ..errors import UnsupportedTransformError
 from ..generators import initial_seed
-from ..graphs import tensors_in
 from ..torch_private.patches import (
     BACKWARD_ENGINE,
     CAUSAL_MASK,
@@ -38,17 +36,9 @@ from ..torch_private.patches import (
     graphs_made_alone,
     set_attribute,
 )
-from .captures import GradientsMatter
-from .control_calls import cond
-from .fast_paths import FORWARDS, fast_path_replacements
-from .math_functions import MATH, of_math
-from .optimiser_steps import PLACES, steps_of_optimisers
-from .questions import ABSENT
-from .regions import checkpointed
-from .source_location import user_line
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .fast_paths import FORWARDS
+from .math_functions import MATH
+from .optimiser_steps import PLACES
 
 Replacement = Callable[..., Any]
 """Called with the original, then with the arguments."""
@@ -222,81 +212,6 @@ def _alone(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 _ELSEWHERE: Mapping[str, Replacement] = {"cond": _alone}
 """In threads that trace nothing: eager ``torch.cond`` notes for the whole process that it traces, as that of a trace
 does."""
-
-
-def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Replacement]:
-    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
-    there."""
-    checkpoint, draws = checkpointed(trace.within), trace.draws
-
-    def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
-        value = trace.questions.attribute(tensor, name)
-        return original(tensor, name) if value is ABSENT else value
-
-    def apply_function(apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        def takes_gradient(tensor: torch.Tensor) -> None:
-            trace.lifting().takes_gradient(trace.lineage.named(tensor))
-
-        operands = [*map(operand, args)]
-        out = trace.writes.run_custom_function(apply, operands, kwargs, takes_gradient)
-        if trace.graph is None:
-            trace.forgotten.used(operands, out)
-        if trace.at_level:
-            trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
-        return out
-
-    def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
-            raise GradientsMatter
-        if trace.current_pass == "forward":
-            trace.forgotten.require_saved(args[0])
-            trace.differentiates = True
-        is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
-        if is_backward:
-            trace.backward_begins()
-        with trace.lifting():  # torch takes the mode off while a call it intercepts (autograd.grad) runs
-            found = original(*args, **kwargs)
-        if is_backward:
-            _, _, keeps_graph, create_graph, targets = args
-            trace.backward_is_done(keeps_graph, create_graph, targets)
-        return found
-
-    return {
-        # torch's own would be compiled by torch; so would others
-        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),
-        "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
-        # on a real tensor, torch's own would be carried out at once
-        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
-        "apply": apply_function,
-        # torch's own would run the function again in backward
-        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
-        "engine": run_engine,
-        # torch's own reads the values of the mask
-        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
-        "manual_seed": draws.manual_seed,
-        "linearize": _no_linearize,
-        "level": lambda original, tensor, *at: original(trace.lifting().stand_in(tensor), *at),
-        "seed": draws.seed,
-        "attribute": attribute,
-        **fast_path_replacements(),
-        **steps_of_optimisers(lambda count: trace.reads.real(count) is not None),
-        "generator seed": draws.seed_one,
-        "generator set": draws.seed,
-        "generator copy": draws.clone,
-        "initial seed": draws.initial_seed,
-        "get state": draws.get_state,
-        "set state": draws.set_state,
-        "math": functools.partial(of_math, trace.symbols.floats),
-    }
-
-
-def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedTransformError(
-        "the function calls torch.func.linearize, which starts a tracer of its own",
-        where=user_line(),
-        fix="fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the "
-        "compiled function",
-    )
 
 
 _original_set = torch.Tensor.set_

@@ -1,16 +1,9 @@
-"""One run of a function on functional fake tensors, recorded as an fx graph or only watched.
-
-The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function
-closes over is replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake
-tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as
-expressions instead of nodes.
-"""
+"""One run of a function on functional fake tensors, recorded as an fx graph or only watched."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -18,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from ..autograd_state import renew_history
-from ..errors import FuncgradError, GraphError, TraceError
+from ..errors import CapturedTransformError, FuncgradError, GraphError, TraceError
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
@@ -29,33 +22,23 @@ from ..state.hooks import listening
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
-from ..torch_private.fakes import FakeTensor, without_modes
-from ..torch_private.functional import (
-    FunctionalTensor,
-    from_functional,
-    make_functional_mode,
-    replace_value,
-    to_functional,
-    view_kind,
-)
+from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional, without_modes
+from ..torch_private.functional import FunctionalTensor, from_functional, replace_value, to_functional
 from ..torch_private.levels import outside_transforms
-from ..torch_private.modes import without_function_modes
-from ..torch_private.operators import writes_inputs
-from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, storage_id
+from ..torch_private.modes import TorchFunctionMode, without_function_modes
+from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor, level_of, storage_id, unwrap_transform
 from .autocast import backward_under
 from .captures import Lifted, detached, require_traceable
 from .error_translation import named_error
 from .floats import NotSymbolicError
 from .lineage import Lineage
-from .modes import Lifter, Tracer
 from .questions import Questions
 from .random_operators import Draws
 from .reads import Reads
 from .recorder import Recorder
 from .source_location import is_defect, user_line
 from .stale_grad_metadata import Forgotten
-from .torch_patches import replacements_of, replacing
-from .unfunctional import unfunctional
+from .torch_patches import Replacement, replacing
 from .writes import Writes
 
 _active: ContextVar[Trace | None] = ContextVar("funcgrad_trace", default=None)
@@ -69,8 +52,14 @@ def active_trace() -> Trace | None:
 class Trace(Recorder):
     """The inputs, the captured tensors and (if ``record``) the graph of one run.
 
-    Make one, ``input`` the arguments, ``run`` the function on them, then ask for ``result`` of each output.
+    Make one (``with_modes``), ``input`` the arguments, ``run`` the function on them, then ask for ``result`` of each
+    output.
     """
+
+    lifter: TorchFunctionMode
+    """Inside, a real tensor in a call is replaced by the input that stands for it."""
+    replacements: Mapping[str, Replacement]
+    """What functions of torch are while the function runs."""
 
     def __init__(
         self,
@@ -87,12 +76,8 @@ class Trace(Recorder):
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
         self.writes = Writes(self.lineage, first_run=stand_in_for is not None)
-        self.functional = make_functional_mode(
-            functools.partial(unfunctional, self), self.writes.before, self.lineage.note, self.writes.after, self._outer
-        )
-        self.tracer = Tracer(self)
         self.reads = Reads(self, path)
-        self.draws = Draws(self, rng, first_run=stand_in_for is not None)
+        self.draws = Draws(self, self.reads, rng, first_run=stand_in_for is not None)
         self._stand_in_for = stand_in_for
         self.captured: dict[int, Lifted] = {}
         self.wrappings: dict[Slot, Wrapping] = {}
@@ -116,7 +101,6 @@ class Trace(Recorder):
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals)
         self.checks: str | None = None
-        self.refused: Exception | None = None
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
@@ -305,6 +289,57 @@ class Trace(Recorder):
             self.bodies.entered(self.captured[id(real)].functional)
         return self.captured[id(real)].functional
 
+    def operand(self, value: Any) -> Any:
+        """What a call is made with: the tensors of the trace for real ones."""
+        if isinstance(value, Tensor):
+            known, traced = value, is_traced(value)
+            if traced:
+                value = self.lineage.current(value)
+            if traced and any(fake_mode_of(inner) not in (None, self.fakes) for inner in inner_tensors(value)):
+                raise TraceError(
+                    f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
+                    where=user_line(),
+                    fix="do not keep tensors computed in the function in a cache, a global or an attribute; return "
+                    "them (has_aux=True)",
+                )
+            if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
+                value = self._read_now(value)
+            elif is_transform_wrapper(value) and id(value) not in self.captured:
+                value = self._own_level(value)
+            else:
+                value = self._read_now(self.lineage.current(self.lift(value)))
+            return self.bodies.met(known, value)
+        if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):
+            items = [self.operand(v) for v in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
+
+    def _read_now(self, value: Tensor) -> Tensor:
+        self.forgotten.require_whole([value])
+        if self.rereads and self.current_pass == "backward" and is_traced(value):
+            self.reread(value)
+        return value
+
+    def _own_level(self, wrapper: Tensor) -> Tensor:
+        """A wrapper made by a transform inside the function wraps our tensors, or zeros of forward mode; one from
+        outside a real one."""
+        inner = unwrap_transform(wrapper)
+        if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
+            return wrapper
+        if self.at_level and level_of(wrapper) <= self.at_level:
+            return self._read_now(self.lineage.current(self.lift(wrapper)))
+        error = CapturedTransformError(
+            f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
+            where=user_line(),
+            fix="let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
+        )
+        error.wrapper = wrapper
+        raise error
+
+    def stand_ins(self) -> set[int]:
+        """The identities of what stands for inputs and captured tensors."""
+        return self.inputs | {id(lifted.functional) for lifted in self.captured.values()}
+
     def stand_in(self, value: Tensor) -> Tensor:
         """A tensor of the function's result as one of the trace: it may have returned a real one, or made a subclass
         of one."""
@@ -319,7 +354,7 @@ class Trace(Recorder):
         """A leaf of the result as the tensor the function knows it by."""
         return self.lineage.named(self.stand_in(value)) if isinstance(value, Tensor) else value
 
-    def _operand(self, value: Any) -> Any:
+    def function_operand(self, value: Any) -> Any:
         """An argument of ``autograd.Function.apply``, which no torch-function mode sees."""
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or is_transform_wrapper(value):
             return value
@@ -339,8 +374,8 @@ class Trace(Recorder):
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function under the modes; errors that come from tracing get their funcgrad name.
 
-        What it runs of the caller's, it runs inside ``lifting()``; and in a copy of the context, as no variable of it
-        can be unset.
+        What it runs of the caller's, it runs inside ``lifter``; and in a copy of the context, as no variable of it can
+        be unset.
         """
         return copy_context().run(self._run, function, args, kwargs)
 
@@ -348,7 +383,7 @@ class Trace(Recorder):
         token = _active.set(self)
         try:
             with (
-                replacing(replacements_of(self, self._operand)),
+                replacing(self.replacements),
                 torch.autograd.set_multithreading_enabled(False),
                 self.symbols.followed(),
                 self.fakes,
@@ -383,10 +418,6 @@ class Trace(Recorder):
         """The inputs that are read again in backward, each with its node."""
         return {slot.of: self.placeholder_of[slot] for slot in self.late if isinstance(slot, Late)}
 
-    def lifting(self) -> Lifter:
-        """Inside, a real tensor in a call is replaced by the input that stands for it."""
-        return Lifter(self)
-
     @contextlib.contextmanager
     def backward_pass(self) -> Iterator[None]:
         """What is recorded inside belongs to a backward pass."""
@@ -419,19 +450,3 @@ class Trace(Recorder):
         tensor = self.stand_in(value)
         self._note_wrapping(slot, tensor)
         return {own: self.result(inner) for own, inner in parts(slot, tensor)}
-
-    # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _outer(self, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
-        """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the
-        outer tensor."""
-        inside, self.inside_subclass = self.inside_subclass, True
-        try:
-            out = call()
-        finally:
-            self.inside_subclass = inside
-        if view_kind(op) is not None:
-            self.lineage.note(op, args, kwargs, out)
-        elif writes_inputs(op):
-            self.writes.note(op, args, kwargs)
-        return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,7 @@ from .captures import require_dense
 from .scattered import strided
 from .source_location import user_line
 from .storages import require_data_alone
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .trace import Trace
 
 
 def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

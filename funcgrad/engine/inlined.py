@@ -212,13 +212,14 @@ class Copy:
         trace = self._trace
         if node.op == "get_attr":
             constant = self._graph.constants[node.target]  # type: ignore[index]
-            return trace.tracer.__torch_dispatch__(torch.ops.aten.lift_fresh_copy.default, (), (constant,), {})
+            lift_fresh: Any = torch.ops.aten.lift_fresh_copy.default
+            return trace.tracer.__torch_dispatch__(lift_fresh, (), (constant,), {})  # type: ignore[no-untyped-call]
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         target: Any = node.target
         if target in (getitem, again, scalar, size):
             return args[0] if target is again else target(*args, **kwargs)
         if is_operator(target):
-            return trace.tracer.__torch_dispatch__(target, (), args, kwargs)
+            return trace.tracer.__torch_dispatch__(target, (), args, kwargs)  # type: ignore[no-untyped-call]
         value = value_of(node)
         if isinstance(target, Opaque):
             like = [self._like(v) for v in value[: len(target.returns)]]

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
+from ..capture.modes import with_modes
 from ..capture.trace import Trace
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
@@ -77,7 +78,7 @@ class _Lowering:
         looks: Mapping[int, tuple[Look | None, ...]],
     ) -> None:  # fmt: skip
         self._statements, self._names, self._run, self._symbolic, self._looks = statements, names, run, symbolic, looks
-        self._trace = Trace(record=True, backward_autocast=None, rng="eager")
+        self._trace = with_modes(Trace(record=True, backward_autocast=None, rng="eager"))
         self._made: dict[Ref, Any] = {}
         self._slots: list[Slot] = []
         self._stores: list[tuple[Tensor, Tensor, bool]] = []

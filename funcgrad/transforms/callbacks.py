@@ -159,7 +159,7 @@ class _Opaque:
             self.method,
         )  # fmt: skip
         trace = active_trace()
-        outs = apply(call, tensors if trace is None else [trace.lifting().stand_in(t) for t in tensors])
+        outs = apply(call, tensors if trace is None else [trace.operand(t) for t in tensors])
         for i, now in zip(written, outs[len(looks) :], strict=True):
             tensors[i].copy_(now)
         return unflatten(list(outs[: len(looks)]), tree)
@@ -224,7 +224,7 @@ def _is_filled(cell: Any) -> bool:
 def _memory(tensor: Tensor) -> object:
     trace, below = active_trace(), unwrap_transform(tensor)
     if trace is not None:
-        below = from_functional(unwrap_transform(trace.lifting().stand_in(tensor)))
+        below = from_functional(unwrap_transform(trace.operand(tensor)))
     return storage_id(below)
 
 

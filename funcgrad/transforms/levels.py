@@ -10,7 +10,7 @@ compiled, cached and peeled like any other, and so every order and every nesting
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -39,16 +39,13 @@ from ..trees import Node, Tree, flatten, unflatten
 from .definition import Definition
 from .nodes import batch_of, pure_call, randomness_at
 from .peel import AT_MOST, Peel, print_peel, with_batch_dimensions
+from .programs import Programs
 from .pure import PURE, AtLevel, Batched, Given
-
-if TYPE_CHECKING:
-    from .compiled import Compiled
-
 
 # ── the call ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def call_under_transforms(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_under_transforms(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of a compiled function while a transform of torch.func runs, or a dual level is open."""
     if active_trace() is not None or foreign_trace_active(()):
         return compiled.definition(*args, **kwargs)  # inside another trace a compiled function is inlined
@@ -61,7 +58,7 @@ def call_under_transforms(compiled: Compiled, args: tuple[Any, ...], kwargs: dic
     return found if found is not MISS else _met_first(compiled, args, kwargs, kind, level)
 
 
-def _found(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
+def _found(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
     """The result of what was made for such a call before, or ``MISS``."""
     if kind == "functionalize":
         return MISS
@@ -77,7 +74,7 @@ def _found(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], ki
     return MISS
 
 
-def _met_first(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
+def _met_first(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str | None, level: int) -> Any:
     leaves, tree, _ = flatten((args, kwargs))
     leaves = [unwrap_dead(v) if isinstance(v, Tensor) else v for v in leaves]
     if foreign_trace_active([unwrap_transform(v) for v in leaves if isinstance(v, Tensor)]):
@@ -92,14 +89,14 @@ def _met_first(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]
     )
 
 
-def _at_level(compiled: Compiled) -> Compiled:
+def _at_level(compiled: Programs) -> Programs:
     if compiled.at_level is None:
         definition = compiled.definition
         compiled.at_level = compiled.derived("level", lambda: AtLevel(definition, definition.root), at_level=True)
     return compiled.at_level
 
 
-def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_under_legacy_vmap(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call with tensors of autograd's own vmap: as under that of torch.func."""
     leaves, tree, _ = flatten((args, kwargs))
     at = legacy_level()
@@ -124,7 +121,7 @@ def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: di
 # ── vmap ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int) -> Any:
+def _batched(compiled: Programs, leaves: list[Any], tree: Tree, level: int) -> Any:
     """Under vmap. What the function closes over of an outer level is found when it is traced, and given by value
     from then on."""
     while True:
@@ -148,7 +145,7 @@ def _given(of: Definition, origins: tuple[Origin, ...]) -> Given:
     return Given(of, origins, of.root)
 
 
-def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, caller: Compiled | None) -> Any:
+def _peeled(compiled: Programs, leaves: list[Any], tree: Tree, level: int, caller: Programs | None) -> Any:
     """A call under vmap. The next one of ``caller`` with such arguments is printed."""
     of, (own, dims, size, randomness) = compiled.definition, batch_of(leaves, level)
     target = compiled.derived(
@@ -166,7 +163,7 @@ def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, calle
     return with_batch_dimensions(result, out_dims, given, level)
 
 
-def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: int) -> Any:
+def _functionalised(compiled: Programs, leaves: list[Any], tree: Tree, level: int) -> Any:
     """Under ``torch.func.functionalize``: what a program writes to, the transform gives back to its caller when it
     ends."""
     own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]

@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import Collection, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -49,11 +49,8 @@ from ..torch_private.tensors import (
     unwrap_transform,
     wrapped_value,
 )
+from .programs import Programs
 from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
-
-if TYPE_CHECKING:
-    from .compiled import Compiled
-
 
 _drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize)
 """The level at which a function ran that runs again now: a vmap at it (it has ended), or inside of it, did not run
@@ -73,12 +70,12 @@ def randomness_at(level: int) -> str:
     return "same" if level >= _drawn_at.get() else innermost_randomness()
 
 
-def called_at_level(compiled: Compiled, *values: Any) -> Any:
+def called_at_level(compiled: Programs, *values: Any) -> Any:
     """A call of a pure function by the program around it, which runs at a level."""
     return pure_call(compiled, values, *innermost_transform())
 
 
-def pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
+def pure_call(compiled: Programs, values: Sequence[Any], kind: str | None, level: int) -> Any:
     """A call of a pure function at a level (``kind`` None: below all levels, where a dual level is open)."""
     if kind == "vmap":
         return _mapped_call(compiled, values, level)
@@ -141,13 +138,13 @@ class Passage:
     """How a pure function passes a level of reverse mode where some of its values are tracked: found once, for each
     choice of them."""
 
-    compiled: Compiled
+    compiled: Programs
     tracked: tuple[int, ...]
     n: int
     """How many values it has."""
-    forward: Compiled
+    forward: Programs
     """What runs below the level."""
-    backward: Compiled | None
+    backward: Programs | None
     """The backward half, of all values and what ``forward`` saves; None: there is none, and ``of`` is pulled back."""
     of: Any
     places: tuple[int, ...] | None
@@ -159,15 +156,15 @@ class Passage:
     active: tuple[int, ...] | None
     """The outputs that depend on them; None: all may."""
 
-    def pulled(self, active: tuple[int, ...]) -> Compiled:
+    def pulled(self, active: tuple[int, ...]) -> Programs:
         """The vector-Jacobian product, of a cotangent for each of these outputs."""
         n = self.n if self.places is None else len(self.places)
         key = "pull", self.wrt, active, self.places
-        found: Compiled = self.compiled.derived(key, lambda: pulled_back(self.of, n, self.wrt, active))
+        found: Programs = self.compiled.derived(key, lambda: pulled_back(self.of, n, self.wrt, active))
         return found
 
 
-def _passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
+def _passage(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
     """``opaque``: whether no level below knows any of the values."""
     found: Passage | None = compiled.passages.get((tracked, opaque))
     if found is None:
@@ -175,7 +172,7 @@ def _passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: bool)
     return found
 
 
-def _new_passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
+def _new_passage(compiled: Programs, tracked: tuple[int, ...], n: int, opaque: bool) -> Passage:
     definition: Any = compiled.definition
     of, places, wrt = definition, None, tracked
     if definition.exact is not None and not definition.is_itself_for(tracked):
@@ -273,7 +270,7 @@ def _in_memory(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) and is_zero_tensor(value) else value
 
 
-def _called(compiled: Compiled, values: Sequence[Any]) -> Any:
+def _called(compiled: Programs, values: Sequence[Any]) -> Any:
     """A call with values of which some may be symbolic zeros: programs take those in memory."""
     if not transforms_or_duals():
         if (found := compiled.find(tuple(values), {})) is not MISS:
@@ -320,7 +317,7 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Te
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def _one_below(compiled: Compiled, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
+def _one_below(compiled: Programs, level: int, own: Sequence[Any]) -> tuple[Any, ...]:
     """A pure function of values below a level; its tensors wrapped for it."""
     return _wrapped(level, _run_below(compiled, level, own))
 
@@ -332,7 +329,7 @@ def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _run_below(compiled: Compiled, level: int, own: Sequence[Any]) -> Sequence[Any]:
+def _run_below(compiled: Programs, level: int, own: Sequence[Any]) -> Sequence[Any]:
     """A pure function of values below a level. What is linear in symbolic zeros is zeros."""
     if level < 0:  # autograd's own
         with torch.enable_grad():
@@ -344,7 +341,7 @@ def _run_below(compiled: Compiled, level: int, own: Sequence[Any]) -> Sequence[A
         return _called(compiled, own)  # type: ignore[no-any-return]
 
 
-def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: int) -> Any:
+def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: int) -> Any:
     """Forward mode: of a level of torch.func, or (``kind`` None) of ``torch.autograd.forward_ad`` below all of them."""
     pairs = [dual_parts(v) if isinstance(v, Tensor) else (v, None) for v in values]
     wrt = tuple(i for i, (_, tangent) in enumerate(pairs) if tangent is not None)
@@ -380,7 +377,7 @@ def _dual(value: Tensor, tangent: Tensor) -> Tensor:
     return make_dual(value, tangent)
 
 
-def _mapped_call(compiled: Compiled, values: Sequence[Any], level: int) -> tuple[Any, ...]:
+def _mapped_call(compiled: Programs, values: Sequence[Any], level: int) -> tuple[Any, ...]:
     """A pure function under vmap."""
     of: Any = compiled.definition
     own, dims, size, randomness = batch_of(values, level)

@@ -27,7 +27,7 @@ from funcgrad.runtime.call import print_call
 from funcgrad.slots import Arg, Base, Final, Out, Signature
 from funcgrad.source import compile_function
 from funcgrad.torch_private.tensors import is_wrapper_subclass, storage_id
-from funcgrad.transforms import compiled
+from funcgrad.transforms import programs as programs_of_functions
 
 from .programs import Case, Count, difference, generate, run
 from .refusals import reason_of
@@ -219,7 +219,7 @@ def rebuilt(f, args):
         return print_call(captured, statements, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "print_call", kept)
+        patch.setattr(programs_of_functions, "print_call", kept)
         program = fg.jit(f).program(*args)
     (captured, statements, *more), objects = printed_of[-1], []
     found = from_data(json.loads(json.dumps(to_data(statements, objects))), objects)

@@ -1,0 +1,134 @@
+"""What a function asks of gradients of the caller's tensors, and says of them (``x.grad``, hooks,
+``requires_grad_``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..autograd_state import gradient_of, is_leaf, renew_history
+from ..errors import MutationError
+from ..graphs import type_text
+from ..subclasses import is_traced
+from ..torch_private.modes import without_function_modes
+from .captures import RestartTrace
+from .source_location import user_line
+from .trace import Trace
+
+
+def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> None:
+    """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts
+    again."""
+    real = trace.reals.get(id(tensor), tensor)
+    if is_traced(real):
+        return
+    if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
+        raise MutationError(
+            f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has it "
+            "retained",
+            where=user_line(),
+            fix="do it outside: x.retain_grad() before the call",
+        )
+    if trace.current(tensor) is not tensor and not (reads and trace.lineage.is_given_alone(tensor)):
+        raise MutationError(
+            f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for "
+            "its gradient",
+            where=user_line(),
+            fix="ask for the gradient before",
+        )
+    if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
+        trace.given_gradient.append(real)
+    else:
+        trace.asked_for_gradient.append(real)
+    if trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in trace.captured:
+        raise RestartTrace(real.grad)
+
+
+def gradient_kept(trace: Trace, tensor: Tensor, how: str) -> Tensor | None:
+    """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that
+    away."""
+    now, others = trace.current(tensor), [tensor, *trace.lineage.looks(tensor)]
+    with without_function_modes():
+        for look in (look for look in others if look is not now):
+            if how == "__set__":
+                look.grad = None
+            elif how == "__get__" and gradient_of(now) is None and (found := gradient_of(look)) is not None:
+                return found
+    return None
+
+
+def takes_gradient(trace: Trace, tensor: Tensor) -> None:
+    """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires grad."""
+    real = trace.reals.get(id(tensor))
+    with without_function_modes():
+        if real is not None and gradient_of(real) is None:
+            trace.asked_for_gradient.append(real)
+        elif real is not None:
+            ask_for_gradient(trace, tensor, reads=True, retains=False)
+
+
+def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
+    """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
+    for tensor in inputs:
+        real = trace.reals.get(id(tensor), tensor)
+        if (
+            isinstance(real, Tensor)
+            and not is_traced(real)
+            and trace.questions.has_hooks(real)
+            and real._backward_hooks
+        ):
+            raise MutationError(
+                f"the function asks for the gradient of a tensor {type_text(real)} it was given "
+                "(torch.autograd.grad), and hooks of it "
+                "would have to run",
+                where=user_line(),
+                fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
+            )
+
+
+def require_own(trace: Trace, tensor: Tensor) -> None:
+    """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens outside."""
+    if id(trace.lineage.named(tensor)) in trace.stand_ins():
+        raise MutationError(
+            "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
+            where=user_line(),
+            fix="register it outside of the function",
+        )
+
+
+def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
+    """Note an input that is to require grad where it did not, or the other way round."""
+    real = original if not is_traced(original) else trace.reals.get(id(original))
+    named = trace.lineage.named(tensor)
+    if real is None and named is not tensor and trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
+        raise _switched_too_late()
+    if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
+        if named is not tensor:
+            raise _switched_too_late()
+        if not on and any(other._base is real for other in trace.reals.values()):
+            raise MutationError(
+                "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view "
+                "of",
+                where=user_line(),
+                fix="do it outside, before the view is taken",
+            )
+        if on and real._is_view():
+            trace.lineage.switched_on(tensor)
+        if not on:
+            trace.lineage.switched_off(tensor)
+        trace.switched.append((tensor, on))
+    if not on and tensor.requires_grad and not tensor._is_view():
+        for view in trace.lineage.views_of(tensor):
+            renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
+    for view in trace.switched_with.get(id(tensor), ()):
+        view.requires_grad_()
+
+
+def _switched_too_late() -> MutationError:
+    return MutationError(
+        "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
+        where=user_line(),
+        fix="call requires_grad_() before",
+    )

@@ -1,0 +1,98 @@
+"""What functions of torch, and of ``math``, are in a trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedTransformError
+from ..graphs import tensors_in
+from .captures import GradientsMatter
+from .control_calls import cond
+from .fast_paths import fast_path_replacements
+from .gradients import takes_gradient
+from .math_functions import of_math
+from .optimiser_steps import steps_of_optimisers
+from .questions import ABSENT
+from .regions import checkpointed
+from .source_location import user_line
+from .torch_patches import Replacement, set_
+from .trace import Trace
+
+
+def replacements_of(trace: Trace) -> dict[str, Replacement]:
+    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
+    there."""
+    checkpoint, draws = checkpointed(trace.within), trace.draws
+
+    def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
+        value = trace.questions.attribute(tensor, name)
+        return original(tensor, name) if value is ABSENT else value
+
+    def apply_function(apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def takes(tensor: torch.Tensor) -> None:
+            takes_gradient(trace, trace.lineage.named(tensor))
+
+        operands = [*map(trace.function_operand, args)]
+        out = trace.writes.run_custom_function(apply, operands, kwargs, takes)
+        if trace.graph is None:
+            trace.forgotten.used(operands, out)
+        if trace.at_level:
+            trace.lineage.ruled([t for t in tensors_in(out) if all(t is not operand for operand in operands)])
+        return out
+
+    def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
+            raise GradientsMatter
+        if trace.current_pass == "forward":
+            trace.forgotten.require_saved(args[0])
+            trace.differentiates = True
+        is_backward = kwargs.get("accumulate_grad") and trace.current_pass == "forward"
+        if is_backward:
+            trace.backward_begins()
+        with trace.lifter:  # torch takes the mode off while a call it intercepts (autograd.grad) runs
+            found = original(*args, **kwargs)
+        if is_backward:
+            _, _, keeps_graph, create_graph, targets = args
+            trace.backward_is_done(keeps_graph, create_graph, targets)
+        return found
+
+    return {
+        # torch's own would be compiled by torch; so would others
+        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),
+        "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
+        # on a real tensor, torch's own would be carried out at once
+        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
+        "apply": apply_function,
+        # torch's own would run the function again in backward
+        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
+        "engine": run_engine,
+        # torch's own reads the values of the mask
+        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
+        "manual_seed": draws.manual_seed,
+        "linearize": _no_linearize,
+        "level": lambda original, tensor, *at: original(trace.operand(tensor), *at),
+        "seed": draws.seed,
+        "attribute": attribute,
+        **fast_path_replacements(),
+        **steps_of_optimisers(lambda count: trace.reads.real(count) is not None),
+        "generator seed": draws.seed_one,
+        "generator set": draws.seed,
+        "generator copy": draws.clone,
+        "initial seed": draws.initial_seed,
+        "get state": draws.get_state,
+        "set state": draws.set_state,
+        "math": functools.partial(of_math, trace.symbols.floats),
+    }
+
+
+def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedTransformError(
+        "the function calls torch.func.linearize, which starts a tracer of its own",
+        where=user_line(),
+        fix="fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the "
+        "compiled function",
+    )
