@@ -1,4 +1,4 @@
-"""The second half of the spine: from a joint graph, whatever it was captured from, to what runs.
+"""The second half of the pipeline: from a joint graph, whatever it was captured from, to what runs.
 
 It knows graphs only: no function, no arguments, no facts about a call. passes → tag → partition → lower → schedule →
 emit → build.
@@ -92,7 +92,8 @@ def partition_joint(joint: Joint, options: Options, stages: Stages, where: str |
     with stages("passes"):
         joint = rewritten(joint, backend, options)
     with stages("tag"):
-        verify(tag_joint(joint).graph)
+        tag_joint(joint)  # in the nodes' meta
+        verify(joint.graph)
     with stages("partition"):
         kernels_of = functools.lru_cache(_LOWERED)(backend.lower)
         schedule_of = functools.lru_cache(_LOWERED)(lambda graph: backend.schedule(kernels_of(graph)))

@@ -198,7 +198,8 @@ def test_contradicting_tags_name_both_reasons():
 
 
 def test_a_forward_value_that_needs_backward_is_an_error():
-    joint = tag_joint(fg.value_and_grad_compiled(lambda x: x.exp().sum()).program(torch.randn(3)).joint)
+    joint = fg.value_and_grad_compiled(lambda x: x.exp().sum()).program(torch.randn(3)).joint
+    tag_joint(joint)
     node = next(n for n in joint.graph.fx.nodes if n.name == "exp")
     tag(node, Tag.MUST_BE_IN_BACKWARD, "a test says so")
     with pytest.raises(fg.PartitionError, match=r"an output of the function needs it.*a test says so"):

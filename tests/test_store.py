@@ -78,7 +78,7 @@ def test_fingerprints():
     assert fingerprint(j, {}) != fingerprint(joint(f, x[:3]), {})
     assert fingerprint(j, {}) != fingerprint(joint(lambda x: (x.exp() * 3).sum(), x), {})
     assert fingerprint(j, {}) != fingerprint(j, {exp: 8.0})
-    assert fingerprint(j, {}) != fingerprint(j, {}, apart=False)
+    assert fingerprint(j, {}) != fingerprint(j, {}, is_split=False)
 
 
 PROGRAM = """

@@ -67,7 +67,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
             with lengths_in(watch.measuring if trace.symbols.may_be_sizes() else ()):
-                with torch.set_grad_enabled(grad and inner.splits), trace.lifter:  # one program is no part of a graph
+                # a gradient enables grad mode itself, and is off outside; jit is traced in the caller's grad mode
+                with torch.set_grad_enabled(grad and inner.splits), trace.lifter:
                     ran = inner.run(*ins)
                 return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         except BaseException:
@@ -147,8 +148,8 @@ def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
 
 
 def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
-    """Outputs, gradients, and what backward writes to. Outputs are read off now: backward may write to what they
-    look at."""
+    """For ``jit``, whose backward is a second program: outputs, gradients, and what backward writes to. Outputs are
+    read off now: backward may write to what they look at."""
     outs: dict[Slot, Any] = {own: node for slot, value in ran.outs for own, node in trace.results(slot, value).items()}
     memory = [part for slot, value in ran.memory.items() for part in parts(slot, value)]
     before = {slot: trace.result(value) for slot, value in memory}

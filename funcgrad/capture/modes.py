@@ -186,7 +186,7 @@ class Lifter(TorchFunctionMode):
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
             return f"traced {type_text(args[0])}"
-        if self._trace.heedless:
+        if self._trace.ignores_requires_grad:
             self._require_no_gradients(func)
         original = args[0] if args else None
         self._hear_of(func)
@@ -281,7 +281,7 @@ class Lifter(TorchFunctionMode):
         """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches
         grad mode on."""
         asks = func in _ABOUT_GRADIENTS and not asked_by_us(3)
-        if asks or (torch.is_grad_enabled() and not self._trace.tracks):
+        if asks or (torch.is_grad_enabled() and not self._trace.enables_grad_itself):
             raise GradientsMatter
 
     def _is_over_input(self, tensor: Tensor) -> bool:

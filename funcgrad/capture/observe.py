@@ -115,8 +115,10 @@ class _DryRun:
         self.trace = with_modes(
             Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet, path=path)
         )
-        self.trace.heedless = not grad and (splits or replays)  # what a pullback runs again knows the answers
-        self.trace.tracks = not splits
+        self.trace.ignores_requires_grad = not grad and (
+            splits or replays
+        )  # what a pullback runs again knows the answers
+        self.trace.enables_grad_itself = not splits
         self._passes = Passes()
         if splits:
             self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)

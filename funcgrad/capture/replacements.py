@@ -45,7 +45,7 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         return out
 
     def run_engine(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if trace.heedless and trace.current_pass == "forward":  # the function's own backward pass
+        if trace.ignores_requires_grad and trace.current_pass == "forward":  # the function's own backward pass
             raise GradientsMatter
         if trace.current_pass == "forward":
             trace.forgotten.require_saved(args[0])

@@ -162,7 +162,7 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
         and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
     )
     if (
-        trace.tracks
+        trace.enables_grad_itself
         or trace.lineage.given(own) is not None
         or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs)
     ):

@@ -104,9 +104,9 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
-        self.heedless = False
+        self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
-        self.tracks = False  # whether it is a gradient that is traced, which switches grad mode on itself
+        self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
         self.at_level = 0
         """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those
         it lies in."""

@@ -43,7 +43,7 @@ def within(
     joint: Joint,
     budget: int | float,
     start: Partition,
-    apart: bool,
+    is_split: bool,
     fuses: bool,
     peak_of: Callable[[Partition], int],
     where: str | None,
@@ -55,14 +55,14 @@ def within(
     Raises ``PartitionError`` with the smallest peak on the frontier where none keeps the budget.
     """
     graph = joint.graph
-    roles = Roles(graph, apart)
+    roles = Roles(graph, is_split)
     costs, fused = costs_again(graph, fuses)
     model = Model(graph, roles, costs, fused, start.kept)
     allowed = budget if isinstance(budget, int) else _as_autograd(joint, model, roles, peak_of) * budget
     total = max(sum(costs.values()), 1.0)
 
     def limited(chosen: Partition, peak: int, timeline: Timeline) -> Partition:
-        bound = _least_cost(joint, apart, costs, fused, allowed)
+        bound = _least_cost(joint, is_split, costs, fused, allowed)
         return evolve(chosen, limit=Limit(int(allowed), peak, timeline.cost / total, bound / total))
 
     fastest = model.run(model.start(start.kept))
@@ -101,14 +101,14 @@ def _as_autograd(joint: Joint, model: Model, roles: Roles, peak_of: Callable[[Pa
 
 
 def _least_cost(
-    joint: Joint, apart: bool, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], allowed: float
+    joint: Joint, is_split: bool, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], allowed: float
 ) -> float:
     """A cost that no choice within the budget goes below: what is saved for the first library call of backward and
     for all after it is alive by then, and must fit. (What kernels read before, they write over, or never have in
     memory.) The bound is the largest of its Lagrangian relaxations, each a minimum cut between bytes at one price
     and costs."""
     graph = joint.graph
-    roles = Roles(graph, apart)
+    roles = Roles(graph, is_split)
     late = [n for n in graph.fx.nodes if roles.is_late(n)]
     roles.incoming.update(late)
     calls = [n for n in late if n in roles.backward and n.op == "call_function"]

@@ -27,20 +27,21 @@ def choose_partition(
 ) -> Partition:
     """``fuses``: the backend can compute a value in the kernel that reads it. ``peak_of``: the most bytes alive at a
     time, by the schedules of a partition. ``where``: the line of the function, for errors."""
-    costs, apart = fused_costs(joint.graph) if fuses and joint.is_split else {}, joint.is_split
-    text = fingerprint(joint, costs, apart)
+    is_split = joint.is_split
+    costs = fused_costs(joint.graph) if fuses and is_split else {}
+    text = fingerprint(joint, costs, is_split)
     name = digest(text) if budget is None else digest(text, backend, repr(budget))
     known = _STORE.get(name)
     if known is not None:
-        split = partition(joint, costs, known["kept"], apart)
+        split = partition(joint, costs, known["kept"], is_split)
         if budget is None:
             return split
         split = evolve(split, limit=Limit(**known["limit"]) if known["limit"] else None)
         # it may be of a version that schedules otherwise
         if split.limit is not None and peak_of(split) <= split.limit.nbytes:
             return split
-    split = partition(joint, costs, None, apart)
+    split = partition(joint, costs, None, is_split)
     if budget is not None:
-        split = within(joint, budget, split, apart, fuses, peak_of, where)
+        split = within(joint, budget, split, is_split, fuses, peak_of, where)
     _STORE.put(name, {"kept": sorted(split.kept), "limit": asdict(split.limit) if split.limit else None})
     return split

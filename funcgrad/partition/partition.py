@@ -105,19 +105,26 @@ class Partition(Shown):
     kept: frozenset[str]
     """The names of the nodes the cut goes through."""
     limit: Limit | None = None
+    is_split: bool = True
+    """Whether the two run apart. Else the joint graph runs, and the cut says what is computed again in it, if
+    anything."""
 
     @property
     def saved_bytes(self) -> int:
         return sum(k.nbytes for k in self.saved)
 
     def headline(self) -> str:
-        return f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}"
+        if self.is_split:
+            return f"partition: {len(self.saved)} values saved, {in_bytes(self.saved_bytes)}"
+        return f"partition: runs as one program, {len(self.again) or 'no'} values are computed again"
 
     def doc(self) -> Doc:
-        return Doc(self.headline(), (*self.listed(), self.forward.doc(), self.backward.doc()))
+        return Doc(self.headline(), (*self.listed(), *((self.forward.doc(), self.backward.doc()) * self.is_split)))
 
     def listed(self) -> tuple[Text | Table | Chart, ...]:
         """The parts of its ``doc`` without the two graphs."""
+        if not self.is_split and not self.again:
+            return (Text("the joint graph runs as it was recorded"),)
         rows = tuple((str(k.slot), k.type, in_bytes(k.nbytes), k.where or "", k.why) for k in self.saved)
         again = tuple((a.name, a.type, a.where or "", a.why) for a in self.again)
         return (
@@ -129,23 +136,26 @@ class Partition(Shown):
 
 
 def partition(
-    joint: Joint, costs: Mapping[fx.Node, float] | None = None, known: Sequence[str] | None = None, apart: bool = True
+    joint: Joint,
+    costs: Mapping[fx.Node, float] | None = None,
+    known: Sequence[str] | None = None,
+    is_split: bool = True,
 ) -> Partition:
     """Split at the cut of fewest bytes. Raises ``PartitionError`` where the tags leave no split.
 
     ``costs``: the forward values that may be computed again, each with the bytes that saving it must save for that to
     be worth it. ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint``
-    chose to keep. ``apart``: the halves run apart, and the caller may write to tensors in between.
+    chose to keep. ``is_split``: the halves run apart, and the caller may write to tensors in between.
     """
     graph = joint.graph
-    roles = Roles(graph, apart)
+    roles = Roles(graph, is_split)
     by_name = {n.name: n for n in graph.fx.nodes}
     reuse = known is not None and by_name.keys() >= set(known)
     kept = {by_name[name] for name in known or ()} if reuse else _choose(graph, roles, costs or {})
     return split(graph, roles, kept)
 
 
-def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True) -> str:
+def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], is_split: bool = True) -> str:
     """All a partition depends on, as text: calls, types, tags, costs, what is returned, and the rules themselves."""
     lines: list[str] = []
     for node in joint.graph.fx.nodes:
@@ -153,7 +163,7 @@ def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True
         lines.append(
             f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value} {costs.get(node, '')}"
         )
-    return "\n".join([_RULES, str(joint.signature), f"apart: {apart}", *lines])
+    return "\n".join([_RULES, str(joint.signature), f"is_split: {is_split}", *lines])
 
 
 def _choose(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
@@ -235,6 +245,7 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
         tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),
+        is_split=roles.is_split,
     )
 
 

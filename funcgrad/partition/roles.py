@@ -19,7 +19,7 @@ RECOMPUTED = Tag.PREFER_RECOMPUTE | Tag.MUST_RECOMPUTE
 class Roles:
     """Which nodes depend on incoming gradients, which the function's outputs need, and which the gradients need."""
 
-    def __init__(self, graph: Graph, apart: bool) -> None:
+    def __init__(self, graph: Graph, is_split: bool) -> None:
         outs = list(zip(graph.signature.outs, graph.results, strict=True))
         nodes = list(graph.fx.nodes)
         self.incoming: set[fx.Node] = set()
@@ -36,11 +36,11 @@ class Roles:
         self.written = {
             n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs
         }
-        self._apart = apart
+        self.is_split = is_split
         self._callers = {
             place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)
         }
-        self.drawn = made_of_seeds(graph) if apart else set()
+        self.drawn = made_of_seeds(graph) if is_split else set()
         for node in self.forward & self.incoming:
             because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
             root = next((n for n in ancestors([node]) if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags), node)
@@ -62,7 +62,7 @@ class Roles:
 
     def is_callers(self, node: fx.Node) -> bool:
         """Whether the caller may write to the value before backward runs: an input, or in the memory of an output."""
-        if not self._apart or not isinstance(value_of(node), Tensor):
+        if not self.is_split or not isinstance(value_of(node), Tensor):
             return False
         return (node.op == "placeholder" and node not in self.drawn) or storages(node) <= self._callers
 

@@ -29,7 +29,7 @@ def _tag_write(slot: Final, source: fx.Node) -> None:
         tag(source, Tag.MUST_BE_IN_BACKWARD, f"{slot.of} holds it when backward is done")
 
 
-def tag_joint(joint: Joint) -> Joint:
+def tag_joint(joint: Joint) -> None:
     """Tag incoming gradients, writes, random draws, other effects, and what checkpoint policies say. Raises
     ``PartitionError`` on a contradiction; a mere preference to compute again yields to what must be saved."""
     graph = joint.graph
@@ -58,7 +58,6 @@ def tag_joint(joint: Joint) -> Joint:
     for node, flag, why in judgements(graph):
         if flag is not Tag.PREFER_RECOMPUTE or Tag.MUST_SAVE not in tags_of(node).flags:
             tag(node, flag, why)
-    return joint
 
 
 def _effect(node: fx.Node) -> str:

@@ -1,4 +1,4 @@
-"""What the first half of the spine gives: a call as a key, layers, and a joint graph."""
+"""What the first half of the pipeline gives: a call as a key, layers, and a joint graph."""
 
 from __future__ import annotations
 

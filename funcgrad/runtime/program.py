@@ -53,7 +53,7 @@ class Program(Shown):
         call: Source,
         seconds: Mapping[str, float],
     ) -> Program:
-        """What the two halves of the spine gave, and the call that was printed of them."""
+        """What the two halves of the pipeline gave, and the call that was printed of them."""
         return Program(
             name, found.key, found.facts.released(), layers, made.joint, made.partition, made.kernels, made.schedules,
             made.sources,

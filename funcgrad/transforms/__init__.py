@@ -1,1 +1,1 @@
-"""The transforms: what each means (a definition in plain PyTorch), and the spine that compiles it."""
+"""The transforms: what each means (a definition in plain PyTorch), and the pipeline that compiles it."""

@@ -1,4 +1,4 @@
-"""The first half of the spine: a call becomes what stands around its kernel, and a joint graph.
+"""The first half of the pipeline: a call becomes what stands around its kernel, and a joint graph.
 
 observe (a dry run says what the function does) → layers (what must happen around the kernel for that) → capture (the
 recorded run).
@@ -50,7 +50,8 @@ def capture_call(
     while True:
         try:
             return _captured(definition, inputs, options, at_level, stages, path, varying)
-        # the dry run knows sizes as numbers: it is told which results are computed of them
+        # the dry run sees concrete sizes: if the recorded run returns a number that depends on a symbolic one, both
+        # run again, with those results marked as varying
         except VaryingNumbersError as found:
             if found.names <= varying:
                 raise

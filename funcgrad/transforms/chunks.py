@@ -76,7 +76,7 @@ class Fitting(Compiled):
         chunk: int | None = None
         while True:
             own = Compiled(self._make(chunk), self._options)
-            own._effects = self._effects
+            own._effects_lock = self._effects_lock
             try:
                 program = own._compile(inputs, path)
                 peak = predicted_peak(program.schedule)

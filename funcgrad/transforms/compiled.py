@@ -84,7 +84,7 @@ class Compiled(Programs):
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """The program for a call with these arguments; compiles it if needed, runs nothing."""
-        with self._lock:
+        with self._compile_lock:
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
             for program in self._cache.programs:
                 if not why_not(program, inputs):

@@ -1,7 +1,7 @@
 """Definitions: what each transform means, in plain differentiable PyTorch over pytrees.
 
-A definition can be called as it is: that is what a compiled function does inside another trace, and what it is checked
-against. The spine traces a definition like any function; all it asks besides is how results are named, and whose
+A definition can be called as it is: that is what a compiled function does inside another trace, and where a call must
+be eager. The pipeline traces a definition like any function; all it asks besides is how results are named, and whose
 closure to search for captured tensors.
 """
 
@@ -38,7 +38,7 @@ from ..trees import Tree, flatten, unflatten
 
 
 class Definition(Protocol):
-    """What the spine needs to know of a transform."""
+    """What the pipeline needs to know of a transform."""
 
     @property
     def root(self) -> Callable[..., Any]:

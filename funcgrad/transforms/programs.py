@@ -1,4 +1,4 @@
-"""The spine: from a call of a compiled function to its result, stage by stage.
+"""The pipeline: from a call of a compiled function to its result, stage by stage.
 
 A call runs the first program that fits (``ProgramCache.find``, one printed function each); ``Programs._compile`` is the
 table of contents of everything that happens when none does.
@@ -100,8 +100,8 @@ class Programs:
         self.of_outer_levels: tuple[Origin, ...] = ()
         """Where what the function closes over of an outer transform lives: under vmap, it is given by value."""
         self._cache = ProgramCache()
-        self._lock = threading.RLock()
-        self._effects = threading.RLock()
+        self._compile_lock = threading.RLock()
+        self._effects_lock = threading.RLock()
         self._recompiles = Recompiles()
         self._why_static = ""
         self._is_warned_of_paths = False
@@ -159,7 +159,7 @@ class Programs:
             result = self._cache.find(args, kwargs, met)
             if result is MISS:
                 # it is held while a program is made, and not while one runs: that may wait for other threads
-                with self._lock:
+                with self._compile_lock:
                     if self._cache.misses != known:
                         continue  # another thread has made one
                     path = with_numbers(met[0], read)
@@ -167,7 +167,7 @@ class Programs:
                 if made is None:
                     return self._definition(*args, **kwargs)
                 if isinstance(made, Exception):
-                    return self._raise(made, args, kwargs, path)
+                    return self._rerun_eagerly(made, args, kwargs, path)
                 program = made
                 try:
                     result = program.run(args, kwargs)
@@ -195,10 +195,10 @@ class Programs:
                     return error
                 raise
 
-    def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
-        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a
-        path that kernels found, which round otherwise, it may raise what it raises in no call: then this call is
-        that of eager PyTorch."""
+    def _rerun_eagerly(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
+        """The function raised while it was traced: run it in eager PyTorch, which raises the caller's own error and
+        leaves what was written, and drawn, before. If it raises none, return the result on a path that kernels
+        found, which round otherwise; else raise ``TraceError``."""
         result = self._definition(*args, **kwargs)
         if path:
             self._lost_paths += 1
@@ -241,7 +241,7 @@ class Programs:
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
         # what programs write meanwhile would be taken for what the function does
-        with self._effects, modes_entered(), outside_own_draws(), flops_uncounted(), saved_as_they_are():
+        with self._effects_lock, modes_entered(), outside_own_draws(), flops_uncounted(), saved_as_they_are():
             program = self._compile_on_path(inputs, path)
         self._cache.add(program, kept_by_module(inputs.leaves))
         log(2, program.key)
@@ -298,8 +298,8 @@ class Programs:
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compile(self, inputs: Inputs, path: Path) -> Program:
-        """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels;
-        both, a flat function."""
+        """Trace the call to a joint graph and plan the layers around it (``capture_call``); compile the graph
+        (``partition_joint``, ``build_all``); print the one function that checks, runs and repacks (``print_call``)."""
         stages = Stages(self.__name__)
         with stages.progress():
             found = capture_call(self._definition, inputs, self._options, self._at_level, stages, path)
@@ -311,7 +311,7 @@ class Programs:
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
                 call = print_call(
-                    found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects
+                    found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects_lock
                 )
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
