@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..autograd_state import bump_version, gradient_of, is_leaf, renew_history
+from ..autograd_state import gradient_of, is_leaf, renew_history
 from ..errors import CapturedTransformError, MutationError, TraceError
 from ..graphs import tensors_in, type_text
 from ..state.lengths import asking_globals
 from ..subclasses import inner_tensors, is_traced
-from ..torch_private.autograd import creation_meta, running_node_name, set_creation_meta
+from ..torch_private.autograd import running_node_name
 from ..torch_private.fakes import FakeTensor, fake_mode_of, is_bare_functional
 from ..torch_private.functional import TRACER_SLOT, FunctionalTensor, NoReplays, from_functional, functionalising
 from ..torch_private.levels import CUSTOM_FUNCTION, custom_function_at_level
@@ -31,22 +30,13 @@ from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .sized_calls import OF_SIZES
 from .source_location import asked_by_us, user_line
-from .storage_mutation import GIVES, call_with_out, give_data
+from .storage_mutation import GIVES, RESTRIDES, call_with_out, give_data, restride
 from .storages import STORAGES, require_memory_in_place, storage_of
 from .torch_patches import set_
 from .traced_sizes import seen
 
 if TYPE_CHECKING:
     from .trace import Trace
-
-
-RESTRIDES = {
-    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
-    for owner in (torch.Tensor, torch)
-    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
-    if hasattr(owner, name)
-}
-"""Functions that change how their argument looks, and the views that look so."""
 
 
 _SWITCHES = {Tensor.requires_grad_, Tensor.retain_grad}
@@ -200,7 +190,7 @@ class Lifter(TorchFunctionMode):
             return CALLS[func](self._trace, *args, **kwargs)
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
-            return self.restride(func, original, args, kwargs)
+            return restride(self._trace, func, original, args, kwargs)
         if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             if self._trace.graph is not None and args[0].requires_grad == on:
@@ -349,49 +339,6 @@ class Lifter(TorchFunctionMode):
                 renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
         for view in self._trace.switched_with.get(id(tensor), ()):
             view.requires_grad_()
-
-    def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
-
-        Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.
-        """
-        tensor = args[0]
-        if not isinstance(tensor, FunctionalTensor):
-            raise MutationError(
-                f"the function changes the sizes or the history of a {type(tensor).__name__} in place ({func.__name__})",
-                where=user_line(),
-                fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
-            )
-        own = original if is_traced(original) else self._trace.lift(original)
-        if self._trace.lineage.is_switched_on(tensor):
-            raise MutationError(
-                "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its sizes",
-                where=user_line(),
-                fix="take the view instead, or change its sizes outside",
-            )
-        first = self._trace.graph is None  # in later runs, it may be changed
-        if first and func is Tensor.detach_:
-            if own._is_view():
-                return func(own)  # type: ignore[no-any-return] # raises
-        elif first and torch.is_grad_enabled():  # where not, autograd does not look
-            probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
-            if probe._is_view() and tensor._is_view():
-                set_creation_meta(probe, creation_meta(tensor))
-            func(probe, *args[1:], **kwargs)
-        forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"  # autograd lets nobody read it from now on
-        with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
-            by = RESTRIDES[func](*args, **kwargs)
-        if by is not tensor:
-            if forbidden:
-                set_creation_meta(by, creation_meta(tensor))
-            if first and func is not Tensor.detach_:
-                real, views = self._trace.reals.get(id(own), own), functools.partial(self._trace.lineage.views_of, own)
-                self._trace.forgotten.restrided(func, real, own, tensor, by, views)
-            self._trace.lineage.replace(own, by, torch.is_grad_enabled())
-        if func is not Tensor.detach_:
-            bump_version(tensor)
-            self._trace.writes.spread_versions()
-        return original  # type: ignore[no-any-return]
 
     def stand_in(self, value: Any) -> Any:
         """What the call is made with: the tensors of the trace for real ones."""
