@@ -644,7 +644,7 @@ def written_to_what_backward_reads(x, y):
 def restrided_then_switched(x, y):
     z = y.detach() * 1
     view = z.view_as(z)
-    z.squeeze_()
+    z.unsqueeze_(0)
     z.requires_grad_()
     return view
 

@@ -379,7 +379,10 @@ def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():
         return x.view_as(x)
 
     with pytest.raises(fg.MutationError, match="and changes its sizes"):
-        fg.jit(f)(torch.arange(8.0)[:3])
+        fg.jit(f)(torch.arange(8.0).view(4, 2)[:3])
+    case = Case(lambda: (torch.arange(8.0)[:3],), f)  # of one dimension, nothing changes
+    assert difference(run(case, lambda f: f), found := run(case, fg.jit)) is None
+    assert found.error is None
 
 
 def test_a_leaf_is_returned_with_its_gradient():
@@ -390,3 +393,57 @@ def test_a_leaf_is_returned_with_its_gradient():
     for _ in range(2):
         assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
         assert found.error is None, found.error
+
+
+NOTHING_CHANGES = {"transpose_": (0, -1), "t_": (), "squeeze_": (), "swapaxes_": (0, 0)}
+
+
+@pytest.mark.parametrize("name", NOTHING_CHANGES)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (torch.arange(3.0),),
+        lambda: (torch.arange(3.0).requires_grad_(),),
+        lambda: (torch.arange(3.0).requires_grad_() * 2,),
+        lambda: (torch.arange(8.0).requires_grad_()[2:5],),
+        lambda: (torch.arange(8.0)[2:5],),
+    ],
+    ids=["untracked", "leaf", "computed", "view", "untracked view"],
+)
+def test_a_change_that_leaves_sizes_and_strides_as_they_are_is_a_write_and_nothing_else(name, make):
+    def f(x):
+        used = x * 2
+        restride(name, *NOTHING_CHANGES[name])(x)
+        x.grad = None
+        return used, x.sin(), x[1:]
+
+    case = Case(make, f)
+    assert difference(expected := run(case, lambda f: f), found := run(case, fg.jit)) is None
+    assert expected.error is found.error is None
+    (x,), (y,) = make(), make()
+    f(x)
+    fg.jit(f)(y)
+    assert x._version == y._version
+
+
+def test_a_change_that_leaves_sizes_as_they_are_lets_them_vary():
+    compiled = fg.jit(lambda x: x.squeeze_() * 2)
+    for n in (3, 4, 5, 6):
+        assert compiled(torch.ones(2, n)).shape == (2, n)
+    assert compiled(torch.ones(2, 1)).shape == (2,)
+    assert compiled.cache_info().misses == 3
+
+
+def test_what_was_saved_is_out_of_date_all_the_same():
+    def f(x):
+        y = x.exp()
+        out = y * y
+        with torch.no_grad():
+            y.t_()
+        return out
+
+    x = torch.arange(3.0).requires_grad_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        f(x).sum().backward()
+    with pytest.raises(RuntimeError):
+        fg.jit(f)(x).sum().backward()

@@ -1,8 +1,8 @@
-"""Other memory: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do to a tensor of the
-trace.
+"""Other memory, and other sizes: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do
+to a tensor of the trace; and ``x.t_()``, ``x.unsqueeze_(0)`` and their like.
 
 A functional tensor is not told of it: its sizes would change, and what it computes would not. From then on another
-tensor stands for it (``Lineage.give``).
+tensor stands for it (``Lineage.give``, ``Lineage.replace``).
 """
 
 from __future__ import annotations
@@ -29,61 +29,6 @@ from .torch_patches import set_
 from .trace import Trace
 from .views import HowGiven, is_dense
 from .writes import refuse_overlap
-
-RESTRIDES = {
-    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
-    for owner in (torch.Tensor, torch)
-    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
-    if hasattr(owner, name)
-}
-"""Functions that change how their argument looks, and the views that look so."""
-
-
-def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-    """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
-
-    Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks
-    it.
-    """
-    tensor = args[0]
-    if not isinstance(tensor, FunctionalTensor):
-        raise MutationError(
-            f"the function changes the sizes or the history of a {type(tensor).__name__} in place ({func.__name__})",
-            where=user_line(),
-            fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
-        )
-    own = original if is_traced(original) else trace.lift(original)
-    if trace.lineage.is_switched_on(tensor):
-        raise MutationError(
-            "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and "
-            "changes its sizes",
-            where=user_line(),
-            fix="take the view instead, or change its sizes outside",
-        )
-    first = trace.graph is None  # in later runs, it may be changed
-    if first and func is Tensor.detach_:
-        if own._is_view():
-            return func(own)  # type: ignore[no-any-return] # raises
-    elif first and torch.is_grad_enabled():  # where not, autograd does not look
-        probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
-        if probe._is_view() and tensor._is_view():
-            set_creation_meta(probe, creation_meta(tensor))
-        func(probe, *args[1:], **kwargs)
-    # autograd lets nobody read it from now on
-    forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
-    with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
-        by = RESTRIDES[func](*args, **kwargs)
-    if by is not tensor:
-        if forbidden:
-            set_creation_meta(by, creation_meta(tensor))
-        if first and func is not Tensor.detach_:
-            real, views = trace.reals.get(id(own), own), functools.partial(trace.lineage.views_of, own)
-            trace.forgotten.restrided(func, real, own, tensor, by, views)
-        trace.lineage.replace(own, by, torch.is_grad_enabled())
-    if func is not Tensor.detach_:
-        bump_version(tensor)
-        trace.writes.spread_versions()
-    return original  # type: ignore[no-any-return]
 
 
 def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowGiven = "data") -> None:
@@ -231,6 +176,77 @@ def _contiguous(shape: Sequence[int]) -> list[int]:
 
 def _resize_as(trace: Trace, original: Any, tensor: Tensor, like: Tensor, **more: Any) -> Any:
     return _resize(trace, original, tensor, *like.shape, **more)
+
+
+RESTRIDES = {
+    getattr(owner, name): getattr(torch.Tensor, name.removesuffix("_"))
+    for owner in (torch.Tensor, torch)
+    for name in ("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_", "detach_")
+    if hasattr(owner, name)
+}
+"""Functions that change how their argument looks, and the views that look so."""
+
+
+def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
+
+    Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks
+    it.
+    """
+    tensor = args[0]
+    if not isinstance(tensor, FunctionalTensor):
+        raise MutationError(
+            f"the function changes the sizes or the history of a {type(tensor).__name__} in place ({func.__name__})",
+            where=user_line(),
+            fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
+        )
+    own = original if is_traced(original) else trace.lift(original)
+    if _looks_as_it_did(func, *args, **kwargs):
+        bump_version(tensor)
+        trace.writes.spread_versions()
+        return original  # type: ignore[no-any-return]
+    if trace.lineage.is_switched_on(tensor):
+        raise MutationError(
+            "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and "
+            "changes its sizes",
+            where=user_line(),
+            fix="take the view instead, or change its sizes outside",
+        )
+    first = trace.graph is None  # in later runs, it may be changed
+    if first and func is Tensor.detach_:
+        if own._is_view():
+            return func(own)  # type: ignore[no-any-return] # raises
+    elif first and torch.is_grad_enabled():  # where not, autograd does not look
+        probe = tensor.view_as(tensor)  # raises where the tensor itself may not be changed
+        if probe._is_view() and tensor._is_view():
+            set_creation_meta(probe, creation_meta(tensor))
+        func(probe, *args[1:], **kwargs)
+    # autograd lets nobody read it from now on
+    forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
+    with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
+        by = RESTRIDES[func](*args, **kwargs)
+    if by is not tensor:
+        if forbidden:
+            set_creation_meta(by, creation_meta(tensor))
+        if first and func is not Tensor.detach_:
+            real, views = trace.reals.get(id(own), own), functools.partial(trace.lineage.views_of, own)
+            trace.forgotten.restrided(func, real, own, tensor, by, views)
+        trace.lineage.replace(own, by, torch.is_grad_enabled())
+    if func is not Tensor.detach_:
+        bump_version(tensor)
+        trace.writes.spread_versions()
+    return original  # type: ignore[no-any-return]
+
+
+def _looks_as_it_did(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
+    """Whether a call leaves the sizes and strides of a tensor as they are (``x.t_()`` of one dimension) and autograd
+    does not follow it: it counts as a write, and changes nothing."""
+    if func is Tensor.detach_ or (torch.is_grad_enabled() and tensor.requires_grad):
+        return False
+    own = from_functional(tensor)
+    with without_modes(), without_function_modes(), torch.no_grad():
+        by = RESTRIDES[func](own, *args, **kwargs)
+    return bool((by.shape, by.stride(), by.storage_offset()) == (own.shape, own.stride(), own.storage_offset()))
 
 
 GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Tensor.resize_as_: _resize_as}
