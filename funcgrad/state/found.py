@@ -78,6 +78,10 @@ class Found:
         for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched, self.assigned):
             more.clear()
 
+    def _meet(self, value: Any, name: str) -> None:
+        self._known[id(value)] = value
+        self._names[id(value)] = [name]
+
     def _name(self, value: Any) -> str:
         return self._names[id(value)][0]
 
