@@ -17,6 +17,7 @@ from .code import Mentions, Use, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
+from .mentioned import Mentioned
 from .names import (
     CONSTRUCTORS,
     assigned_by,
@@ -28,13 +29,13 @@ from .names import (
     joined,
     taken_apart,
 )
-from .reached import CONTAINERS, Reached
+from .reached import CONTAINERS
 
 _MOST_KEPT = 64
 """Results of a ``functools.lru_cache`` that are watched."""
 
 
-class Assumed(Reached):
+class Assumed(Mentioned):
     """What was reached, and what code may have read or written of it."""
 
     def __init__(self) -> None:

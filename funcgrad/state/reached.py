@@ -1,19 +1,13 @@
-"""What can be reached from a function: the code, objects and containers a value brings along, each with a copy of what
-it held.
-
-Globals, cells and the items of builtin containers are read without any hook; they are found by the names that the code
-mentions (``code``), functions by following these names.
-"""
+"""What can be reached from a value: the objects, classes and containers it brings along, each with a copy of what it
+held."""
 
 from __future__ import annotations
 
-import builtins
 import collections
 import contextvars
 import enum
 import functools
 import inspect
-import sys
 import threading
 import types
 import weakref
@@ -25,20 +19,16 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 
 from .caches import entries_of, results_of
-from .code import Mentions, mentions, together
 from .found import Found
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
 from .hooks import can_be_hooked, hook
 from .impure import GENERATORS, Generator, is_iterator, levels_of, refuse_iterator
-from .lengths import length, own_names
 from .names import (
     CONSTRUCTORS,
     HOOK_TABLES,
-    LIBRARIES,
     TABLES,
     attributes_of,
     is_installed,
-    is_installed_file,
     is_library,
     item_name,
     joined,
@@ -52,8 +42,7 @@ from .names import (
 AT_MOST = 20_000
 """Items of a container that is watched."""
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_C_FUNCTIONS = (
+C_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodWrapperType,
     types.MethodDescriptorType,
@@ -102,25 +91,15 @@ class Reached(Found):
         """A value can be reached: whatever is read of it is to be noticed."""
         if isinstance(value, (*PLAIN, *TORCH_PLAIN, Tensor, enum.Enum, np.generic, SymFloat, SymInt, Found)):
             return
-        if isinstance(value, types.ModuleType):
-            return self._own_module(value, name)
         if id(value) in self._known:
             if name not in self._names[id(value)]:
                 self._names[id(value)].append(name)
                 if isinstance(value, type):
                     self._made(value)
             return
-        self._known[id(value)] = value
-        self._names[id(value)] = [name]
+        self._meet(value, name)
         if isinstance(value, GENERATORS):
             self._generators.append(Generator.of(value, name))
-            return
-        if isinstance(value, types.FunctionType):  # one after the other: code that mentions code goes deep
-            self._pending.append((value, name))
-            if len(self._pending) == 1:
-                for function, called in self._pending:
-                    self._function(function, called)
-                self._pending.clear()
             return
         for kinds, follow in _FOLLOW:
             if isinstance(value, kinds):
@@ -132,7 +111,7 @@ class Reached(Found):
             self._namespace(value, name)
         elif hasattr(value, "__wrapped__"):
             self.see(value.__wrapped__, name)
-        elif not isinstance(value, _C_FUNCTIONS) and not _is_inert(type(value)):
+        elif not isinstance(value, C_FUNCTIONS) and not _is_inert(type(value)):
             self.unwatched[id(value)] = value, name
 
     def _argument(self, value: Any, name: str) -> None:
@@ -246,135 +225,6 @@ class Reached(Found):
         self._container(container, name)
         if type(container).__module__ not in ("builtins", "collections"):
             self._instance(container, name)
-
-    def _function(self, function: types.FunctionType, name: str) -> None:
-        code = function.__code__
-        said, is_library_code = mentions(code), package(function.__globals__.get("__name__")) in LIBRARIES
-        if not is_library_code:
-            self._used |= said.used
-            self._looked_at |= said.uses.keys()
-        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            place = Place("cell", cell, None, variable)
-            value = place.read()
-            self.cells.setdefault(id(cell), (place, value))
-            if value is not MISSING and variable != "__class__":
-                self._value(place, value)
-        if hasattr(function, "__wrapped__"):
-            self.see(function.__wrapped__, name)
-            self._namespace(function, name)
-        if is_library_code:
-            return
-        if function.__defaults__:
-            self._defaults(function, function.__defaults__)
-        own = not is_installed_file(code.co_filename)
-        if code.co_kwonlyargcount:
-            given = function.__kwdefaults__
-            self._guard(
-                Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given)
-            )
-            self.whole.add(id(given))
-            if given:
-                self.met.setdefault(id(given), Met(given, dict(given), joined(name, "__kwdefaults__")))
-        for key, default in (function.__kwdefaults__ or {}).items():
-            self._value(Place("item", function.__kwdefaults__, key, key), default)
-        if own:
-            self._guard(Guard.of(Place("slot", function, "__code__", f"code of {function.__name__}"), code))
-            self._namespace(function, name)
-        self._codes[code] = function
-        new = (said.attributes | said.strings | said.assigned) - self._said  # setters and deleters run, too
-        self._said |= new
-        for kind in list(self.classes):
-            self._members_of(kind, new)
-        for kind in list(self.classes if self._makes_by_type else self._direct):
-            self._made(kind)
-        by_name = (
-            said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
-        )
-        for variable in sorted(said.stored.union(s for s in by_name if s.isidentifier() and not s.startswith("__"))):
-            place = Place("item", function.__globals__, variable, variable)
-            self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
-        for variable in sorted(said.globals):
-            place = Place("item", function.__globals__, variable, variable)
-            if function.__globals__.get(variable, length) is not length:
-                self._mentioned(place, said, own)
-            elif not hasattr(builtins, variable):
-                self._guard(Guard.absent(place))
-        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if isinstance(held := Place("cell", cell, None, variable).read(), types.ModuleType):
-                self._module(held, said, variable, own)
-        for module in sorted(said.imports):
-            if module in sys.modules:
-                if package(module) not in LIBRARIES:
-                    self._guard(Guard.of(Place("item", sys.modules, module, module), sys.modules[module]))
-                self._module(sys.modules[module], said, module, own)
-
-    def _defaults(self, function: types.FunctionType, defaults: tuple[Any, ...]) -> None:
-        """Defaults may be exchanged; those that are tensors are read from where they live."""
-        names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
-        if any(map(holds_tensors, defaults)) or any(map(is_iterator, defaults)):
-            for i, (name, value) in enumerate(zip(names, defaults, strict=True)):
-                self._value(Place("default", function, i, name), value)
-            return
-        self._guard(Guard.of(Place("slot", function, "__defaults__", f"defaults of {function.__name__}"), defaults))
-        for name, value in zip(names, defaults, strict=True):
-            self.see(value, name)
-
-    def _mentioned(self, place: Place, said: Mentions, own: bool) -> None:
-        """A name that code mentions: of installed packages data is guarded, not functions."""
-        value = place.read()
-        if isinstance(value, types.ModuleType):
-            self._module(value, said, place.name, own)
-        elif isinstance(value, type):
-            if own and not is_library(value):
-                self._guard(Guard.of(place, value))
-            self.see(value, place.name)
-        elif not own and is_iterator(value):  # it numbers what the package makes
-            self.unwatched[id(value)] = value, place.name
-        elif own or not isinstance(value, (*_FUNCTIONS, *_C_FUNCTIONS)):
-            self._value(place, value)
-        else:
-            self.see(value, place.name)
-
-    def _loaded(self, said: Mentions, own: bool) -> None:
-        """``sys.modules``: of these, those that are named."""
-        for name in sorted(said.strings & sys.modules.keys()):
-            self._guard(Guard.of(Place("item", sys.modules, name, f"sys.modules[{name!r}]"), sys.modules[name]))
-            self._module(sys.modules[name], said, name, own)
-        if any(not use.keys for use in said.uses.get("modules", ())):
-            self.unwatched[id(sys.modules)] = sys.modules, "sys.modules"
-
-    def _module(self, module: types.ModuleType, said: Mentions, name: str, own: bool) -> None:
-        if module is sys and "modules" in said.attributes:
-            self._loaded(said, own)
-        if package(module.__name__) not in LIBRARIES:
-            self._own_module(module, name)
-            if said.by_name:
-                for attribute in sorted(filter(str.isidentifier, said.strings - vars(module).keys())):
-                    self._guard(Guard.absent(Place("item", vars(module), attribute, f"{name}.{attribute}")))
-                said = together([said, Mentions(attributes=said.strings)])
-            names = said.attributes | said.globals
-            if (id(module), names, own) in self._looked_into:
-                return
-            self._looked_into.add((id(module), names, own))
-            for attribute in sorted(names & vars(module).keys()):
-                if not attribute.startswith("__"):
-                    self._mentioned(Place("item", vars(module), attribute, f"{name}.{attribute}"), said, own)
-
-    def _own_module(self, module: types.ModuleType, name: str) -> None:
-        """A module of the caller's own, which may be written to."""
-        if (
-            package(module.__name__) in LIBRARIES
-            or is_installed_file(str(getattr(module, "__file__", "")))
-            or id(vars(module)) in self.met
-        ):
-            return
-        self._known[id(vars(module))] = vars(module)
-        self._names[id(vars(module))] = [name]
-        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(
-            vars(module), own_names(vars(module)), name, module
-        )
-        for attribute in sorted(self._said & vars(module).keys()):
-            self.see(vars(module)[attribute], joined(name, attribute))
 
     def _instance(self, value: Any, name: str) -> None:
         kind = type(value)
