@@ -91,7 +91,7 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
 def expect(value: Any, read: int, expected: Any) -> None:
     """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it
     was."""
-    now = value.tolist() if isinstance(value, Tensor) else value
+    now = value if not isinstance(value, Tensor) else value.tolist() if isinstance(expected, list) else value.item()
     if not is_same_value(now, expected):
         raise PathMiss(read, now)
 

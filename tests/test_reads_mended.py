@@ -167,3 +167,51 @@ def test_a_number_that_kernels_round_otherwise_takes_two_programs():
         found, exact = compiled(x), f(x)
         assert (found - exact).abs().max() < 6  # the length of a text
         assert compiled.cache_info().misses - before <= 3
+
+
+@BACKENDS
+@pytest.mark.filterwarnings("error::funcgrad.ReadsWarning")
+def test_the_one_element_of_a_tensor_with_dimensions_is_a_number(backend):
+    """A check compared the number with the list of it: its program was for no call."""
+    f = lambda x: x * 2 if x.argmax(0, keepdim=True).item() == 1 else x * (3 if x[:1] > 0 else 4)  # noqa: E731
+    compiled = fg.jit(f, backend=backend)
+    for x in [[0.0, 1.0, 2.0], [0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 2.0, 1.0], [0.0, 1.0, 2.0], [-1.0, 1.0, 2.0]]:
+        assert torch.equal(compiled(torch.tensor(x)), f(torch.tensor(x)))
+    assert compiled.cache_info().misses <= 4
+
+
+@BACKENDS
+def test_what_was_written_into_a_part_of_memory_is_read(backend):
+    """The run that finds out what is read, and written, had memory there that nobody had written to."""
+    seen = []
+
+    def f(x):
+        a, b, _ = torch.unsafe_split(x * 2, 2, 1)
+        b.exp_().add_(a)
+        seen.append(b.sum().item())
+        if 5 < b.sum() < 7:
+            x.mul_(3)
+        return x * round(b.sum().item())
+
+    compiled = fg.jit(f, backend=backend)
+    for _ in range(2):
+        x, own = torch.arange(6.0).view(1, 6) / 5, torch.arange(6.0).view(1, 6) / 5
+        assert_rounded((compiled(own), own), (f(x), x))
+        assert_rounded(seen[-1], seen[-2])
+
+
+@BACKENDS
+def test_what_is_computed_with_a_number_that_was_read_comes_after_the_read(backend):
+    """A kernel with the same loops computed it before, and there was no symbol for the number then."""
+    table = torch.randn(8, 6)
+
+    def f(x):
+        row = table[torch.tensor([1])] * x
+        n = (x > 0).sum().item()
+        return table[torch.tensor([n])] + row + torch.ones(n, 6).sum(0)
+
+    compiled = fg.jit(f, backend=backend)
+    for n in (2, 3, 4, 5):
+        x = (torch.arange(6.0) < n) * 2.0 - 1
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses == 2

@@ -27,6 +27,8 @@ from .scattered import is_not_undone, root_of, write
 from .source_location import user_line
 from .views import Geometry, is_dense
 
+aten = torch.ops.aten
+
 
 class Writes:
     """The writes of one run. ``before`` and ``after`` are called around each op of it."""
@@ -78,13 +80,15 @@ class Writes:
             in_place = value.is_contiguous() if place.is_contiguous else value.stride() == place.stride
             if self.first_run and not (in_place and value.storage_offset() == place.offset):
                 last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True)) if value.numel() else -1
-                room = torch.ops.aten.new_empty.default(value, [place.offset + last + 1])
-                replace_value(
-                    tensor, torch.ops.aten.as_strided.default(room, list(value.shape), list(place.stride), place.offset)
+                room, at = (
+                    aten.new_empty.default(value, [place.offset + last + 1]),
+                    (list(value.shape), list(place.stride), place.offset),
                 )
+                room = aten.as_strided_scatter.default(room, value, *at)  # its values are what Python reads
+                replace_value(tensor, aten.as_strided.default(room, *at))
             elif not self.first_run and not in_place:
-                room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(place.stride))
-                replace_value(tensor, torch.ops.aten.copy.default(room, value))
+                room = aten.new_empty_strided.default(value, list(value.shape), list(place.stride))
+                replace_value(tensor, aten.copy.default(room, value))
 
     def note(self, op: Any, args: Any, kwargs: Any) -> None:
         """Write down what a call writes to."""
@@ -245,7 +249,7 @@ def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
     what it overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
     first = op._schema.arguments[0].alias_info
     is_method = first is not None and first.is_write
-    if not (op is torch.ops.aten.index_put_.default and _is_masked_fill(*args[1:])):
+    if not (op is aten.index_put_.default and _is_masked_fill(*args[1:])):
         adds_in_place = _name(op) in _ADDING and (args[0] is target or Geometry.of(args[0]) == Geometry.of(target))
         refuse_overlap(op, target, args[1:] if is_method or adds_in_place else args)
     if op in _PRODUCTS and not target.is_complex():
@@ -267,7 +271,7 @@ def _shell(tensor: Tensor) -> Tensor:
     return torch.empty([0] * tensor.dim(), dtype=tensor.dtype, device="meta")
 
 
-_PRODUCTS = {torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar}
+_PRODUCTS = {aten.mul_.Tensor, aten.mul_.Scalar}
 
 
 def _partly_overlap(a: Tensor, b: Tensor) -> bool:

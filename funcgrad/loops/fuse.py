@@ -18,10 +18,11 @@ from ..graphs import is_getitem
 from ..symbolic.sizes import hint
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
-from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Task
+from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Order, Task
 from .index import Axis, Index, innermost, substitute
 from .lower import Lowering
 from .order import in_turn, totals_first
+from .read_sizes import ReadSizes
 from .rematerialize import compute_again
 from .scan import Scan
 from .scatter import Scatter
@@ -75,7 +76,7 @@ class _Fusion:
         self._strides = {value: lowering.strides[node] for node, value in lowering.buffers.items()}
         self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
-        self._order = _Order()
+        self._order, self._sizes = Order(), ReadSizes()
         self._node_position = {node: i for i, node in enumerate(lowering.nodes)}
         self._position = {value: self._node_position[node] for node, value in reversed([*lowering.values.items()])}
         self._now = -1  # where in the graph what is placed is needed
@@ -89,6 +90,7 @@ class _Fusion:
         task = ExternTask(len(self._tasks), node, set())
         self._order.require(task, before if self._last_effect is None else before | {self._last_effect})
         self._last_effect = task
+        self._sizes.note(task)
         self._maker[node.name] = task
         for user in node.users:
             if is_getitem(user):
@@ -133,6 +135,7 @@ class _Fusion:
             return
         sources = self._read_by(value)
         before = {task for source, _ in sources if (task := self._task_of(source)) is not None}
+        before |= self._sizes.read_before(value, self._group_of.__contains__)
         together = self._together((value.arg if isinstance(value, Reduce) else value).shape, sources)
         if not isinstance(value, (Reduce, Scan, Scatter)):
             self._inner[value] = together
@@ -320,42 +323,6 @@ class _Fusion:
         tasks = _in_order(self._tasks, {t for t in self._tasks if isinstance(t, Group) and self._shrinks(t, stored)})
         compute_again(tasks, stored, self._wanted, self._group_of, self._task_of)
         return Fused(tuple(tasks), stored, self._group_of)
-
-
-class _Order:
-    """What must be done before what. Each task has a level above those it comes after, so that a question looks only
-    at those between."""
-
-    def __init__(self) -> None:
-        self._level: dict[Task, int] = {}
-        self._later: dict[Task, list[Task]] = {}
-
-    def require(self, task: Task, before: set[Task]) -> None:
-        """``task`` comes after these."""
-        for other in before - task.after:
-            self._later.setdefault(other, []).append(task)
-        task.after.update(before)
-        pending = [task]
-        while pending:
-            current = pending.pop()
-            level = 1 + max((self._level.get(t, 0) for t in current.after), default=-1)
-            if level > self._level.get(current, 0):
-                self._level[current] = level
-                pending += self._later.get(current, ())
-
-    def depends(self, task: Task, on: Task) -> bool:
-        """Whether ``task`` cannot run before ``on`` has."""
-        least = self._level.get(on, 0)
-        pending, seen = [task], {task}
-        while pending:
-            current = pending.pop()
-            if current is on:
-                return True
-            for other in current.after - seen:
-                if self._level.get(other, 0) >= least:
-                    seen.add(other)
-                    pending.append(other)
-        return False
 
 
 def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:

@@ -84,3 +84,39 @@ class Fused:
     tasks: tuple[Task, ...]
     stored: Mapping[Value, Group]
     group_of: Mapping[Value, Group]
+
+
+class Order:
+    """What must be done before what. Each task has a level above those it comes after, so that a question looks only
+    at those between."""
+
+    def __init__(self) -> None:
+        self._level: dict[Task, int] = {}
+        self._later: dict[Task, list[Task]] = {}
+
+    def require(self, task: Task, before: set[Task]) -> None:
+        """``task`` comes after these."""
+        for other in before - task.after:
+            self._later.setdefault(other, []).append(task)
+        task.after.update(before)
+        pending = [task]
+        while pending:
+            current = pending.pop()
+            level = 1 + max((self._level.get(t, 0) for t in current.after), default=-1)
+            if level > self._level.get(current, 0):
+                self._level[current] = level
+                pending += self._later.get(current, ())
+
+    def depends(self, task: Task, on: Task) -> bool:
+        """Whether ``task`` cannot run before ``on`` has."""
+        least = self._level.get(on, 0)
+        pending, seen = [task], {task}
+        while pending:
+            current = pending.pop()
+            if current is on:
+                return True
+            for other in current.after - seen:
+                if self._level.get(other, 0) >= least:
+                    seen.add(other)
+                    pending.append(other)
+        return False
