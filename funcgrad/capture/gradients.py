@@ -1,4 +1,5 @@
-"""What a function asks of gradients of the caller's tensors, and says of them (``x.grad``, hooks, ``requires_grad_``)."""
+"""What a function asks of gradients of the caller's tensors, and says of them (``x.grad``, hooks,
+``requires_grad_``)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .trace import Trace
 
 
 def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> None:
-    """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
+    """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts
+    again."""
     real = trace.reals.get(id(tensor), tensor)
     if is_traced(real):
         return
@@ -35,7 +37,8 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
 
 
 def gradient_kept(trace: Trace, tensor: Tensor, how: str) -> Tensor | None:
-    """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that away."""
+    """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that
+    away."""
     now, others = trace.current(tensor), [tensor, *trace.lineage.looks(tensor)]
     with without_function_modes():
         for look in (look for look in others if look is not now):

@@ -1,6 +1,7 @@
-"""The modes of a trace, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function closes over is
-replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake tensors. The tracer is our own, not
-``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as expressions instead of nodes.
+"""The modes of a trace, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the
+function closes over is replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op)
+· fake tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars
+as expressions instead of nodes.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ _ABOUT_GRADIENTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
 
-    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever stands there.
+    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever
+    stands there.
     """
 
     supports_higher_order_operators = True
@@ -245,7 +247,8 @@ class Lifter(TorchFunctionMode):
             watch.measuring.append(space)
 
     def _require_no_gradients(self, func: Any) -> None:
-        """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""
+        """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches
+        grad mode on."""
         asks = func in _ABOUT_GRADIENTS and not asked_by_us(3)
         if asks or (torch.is_grad_enabled() and not self._trace.tracks):
             raise GradientsMatter
@@ -266,7 +269,8 @@ def with_modes(trace: Trace) -> Trace:
 
 
 def _of_wrappers(trace: Trace, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
-    """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer tensor."""
+    """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer
+    tensor."""
     inside, trace.inside_subclass = trace.inside_subclass, True
     try:
         out = call()

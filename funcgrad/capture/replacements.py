@@ -24,7 +24,8 @@ from .trace import Trace
 
 
 def replacements_of(trace: Trace) -> dict[str, Replacement]:
-    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)`` there."""
+    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
+    there."""
     checkpoint, draws = checkpointed(trace.within), trace.draws
 
     def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:

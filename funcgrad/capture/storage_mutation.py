@@ -1,7 +1,8 @@
-"""Other memory: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do to a tensor of the trace.
+"""Other memory: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do to a tensor of the
+trace.
 
-A functional tensor is not told of it: its sizes would change, and what it computes would not. From then on another tensor stands
-for it (``Lineage.give``).
+A functional tensor is not told of it: its sizes would change, and what it computes would not. From then on another
+tensor stands for it (``Lineage.give``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ RESTRIDES = {
 def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
 
-    Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.
+    Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks
+    it.
     """
     tensor = args[0]
     if not isinstance(tensor, FunctionalTensor):
@@ -189,7 +191,8 @@ GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Ten
 
 
 def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or another dtype.
+    """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or
+    another dtype.
 
     Raises where eager PyTorch does not cast what is computed.
     """

@@ -1,4 +1,5 @@
-"""What a trace refuses of memory and of what autograd knows of the caller's tensors: writes, aliases, leaves, histories."""
+"""What a trace refuses of memory and of what autograd knows of the caller's tensors: writes, aliases, leaves,
+histories."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ WRITES_IN_BACKWARD_OF_OWN_LEAF = Refusal(
     "make the leaf outside and pass it as an argument",
 )
 STORAGE_SET = Refusal(MutationError, "the function gives {0} other memory (set_ of a storage)", "x.set_(y) of a tensor")
-METADATA_OF_SUBCLASS = Refusal(MutationError, "the function changes the metadata of {0}, a {1}", "return a tensor with the new metadata")
+METADATA_OF_SUBCLASS = Refusal(
+    MutationError,
+    "the function changes the metadata of {0}, a {1}",
+    "return a tensor with the new metadata",
+)
 IN_PLACE_ON_LEAF = Refusal(
     MutationError,
     "{0} that requires grad is being used in an in-place operation: {1}",
@@ -39,7 +44,11 @@ RESIZED_UNFOLLOWED = Refusal(
     "the function changes the sizes of {0} where the trace does not follow it (resize_, or in a custom autograd.Function)",
     "return a view instead",
 )
-DETACHED_AND_WRITTEN = Refusal(MutationError, "the function detaches {0} in place and writes to it in grad mode", "return it")
+DETACHED_AND_WRITTEN = Refusal(
+    MutationError,
+    "the function detaches {0} in place and writes to it in grad mode",
+    "return it",
+)
 INFERENCE_TENSOR = Refusal(
     MutationError,
     "Inplace update to inference tensor outside InferenceMode is not allowed: {0}",
@@ -51,7 +60,9 @@ TRACKED_ONTO_ITSELF = Refusal(
     "write to what it is a view of, or to a clone",
 )
 SHARED_AT_ODDS = Refusal(
-    AliasContractError, "the function writes to memory that {0} share, but {1}", "pass views of one tensor, or a clone"
+    AliasContractError,
+    "the function writes to memory that {0} share, but {1}",
+    "pass views of one tensor, or a clone",
 )
 ONWARD = Refusal(
     MutationError,
@@ -63,7 +74,10 @@ GRADIENT_OF_INPUT = Refusal(
     "the function {0} {1} (.backward() inside, .grad =, requires_grad_()), and {2}",
     "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
 )
-HOOKED_GRADIENT_OF_INPUT = evolve(GRADIENT_OF_INPUT, fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does")
+HOOKED_GRADIENT_OF_INPUT = evolve(
+    GRADIENT_OF_INPUT,
+    fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
+)
 GRADIENT_RESTRIDED = Refusal(
     MutationError,
     "the function changes the sizes of the {0} that it made the gradient of {1} (.grad =), or of {1}",
@@ -85,23 +99,35 @@ SUBCLASS_SHARES_MEMORY = Refusal(
     "pass tensors that share no memory: a clone",
 )
 SUBCLASS_IS_VIEW = Refusal(
-    AliasContractError, "the function writes to {0}, a tensor subclass that is a view", "pass what it is a view of, or a clone"
+    AliasContractError,
+    "the function writes to {0}, a tensor subclass that is a view",
+    "pass what it is a view of, or a clone",
 )
 RETURNS_OVER_INNER = Refusal(
-    AliasContractError, "the function writes to {0} and returns a tensor over its inner memory (out{1})", "return a clone of it"
+    AliasContractError,
+    "the function writes to {0} and returns a tensor over its inner memory (out{1})",
+    "return a clone of it",
 )
 VIEW_OF_AS_STRIDED = Refusal(
-    AliasContractError, "the function writes to a view of an as_strided view", "take the view by slices, transposes and reshapes"
+    AliasContractError,
+    "the function writes to a view of an as_strided view",
+    "take the view by slices, transposes and reshapes",
 )
 RESIZED_AROUND = Refusal(
-    MutationError, "the function resizes a tensor in place to memory that lies around it (resize_)", "return a new tensor"
+    MutationError,
+    "the function resizes a tensor in place to memory that lies around it (resize_)",
+    "return a new tensor",
 )
 SWITCHED_OFF_WITH_VIEW = Refusal(
     MutationError,
     "the function switches requires_grad off (requires_grad_()) of a leaf, writes to it, and uses a view that it took before",
     "take the view after requires_grad_(False), or of x.detach()",
 )
-WRITES_INTO_LEAF = Refusal(MutationError, "the function writes into a tensor it was given", "write into a copy: x = x.clone()")
+WRITES_INTO_LEAF = Refusal(
+    MutationError,
+    "the function writes into a tensor it was given",
+    "write into a copy: x = x.clone()",
+)
 SWITCHED_TOO_LATE = Refusal(
     MutationError,
     "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
@@ -140,8 +166,8 @@ VIEW_BEFORE_SWITCH = Refusal(
 STORES_INTO_ARGUMENT = Refusal(
     MutationError,
     "the function stores into a container it was given, at {0}",
-    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it "
-    "stores in an object that is captured",
+    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores"
+    " in an object that is captured",
 )
 WRITES_STATE_IN_BACKWARD = Refusal(
     MutationError,
@@ -184,7 +210,9 @@ RETURNS_NO_GRAD_VIEW = Refusal(
     "take the view in grad mode, or after the write",
 )
 SETS_ATTRIBUTE = Refusal(
-    MutationError, "the function sets an attribute of a tensor it was given: {0}.{1}", "set it outside, or return what it is set to"
+    MutationError,
+    "the function sets an attribute of a tensor it was given: {0}.{1}",
+    "set it outside, or return what it is set to",
 )
 HOOK_ON_RESULT = Refusal(
     MutationError,
@@ -237,7 +265,9 @@ MEMORY_OF_STALE_VIEW = Refusal(
     "use the other tensor itself",
 )
 RESTRIDES_NO_PLAIN = Refusal(
-    MutationError, "the function changes the sizes or the history of a {0} in place ({1})", "take the view instead: x.{2}()"
+    MutationError,
+    "the function changes the sizes or the history of a {0} in place ({1})",
+    "take the view instead: x.{2}()",
 )
 VIEW_SWITCHED_AND_RESTRIDED = Refusal(
     MutationError,
@@ -250,25 +280,47 @@ MEMORY_OF_OTHER_CLASS = Refusal(
     "give it a plain tensor on its own device, or use the other tensor itself",
 )
 MEMORY_IN_TWO_WAYS = Refusal(MutationError, "the function gives a tensor other memory in two ways", "one of the two")
-STORAGE_GIVEN = Refusal(MutationError, "the function gives a tensor the memory of a storage (set_)", "x.set_(y) of a tensor")
+STORAGE_GIVEN = Refusal(
+    MutationError,
+    "the function gives a tensor the memory of a storage (set_)",
+    "x.set_(y) of a tensor",
+)
 HISTORY_GIVEN = Refusal(
     MutationError,
     "the function gives a tensor with a history other memory, or one to it (set_), in a gradient transform, a "
     "second time, or through a view it takes of an input",
     "x.data = y",
 )
-RESIZES_GIVEN = Refusal(MutationError, "the function resizes other memory that it gave a tensor", "give it what it is to hold")
-OUT_REQUIRES_GRAD = Refusal(MutationError, "the function gives a tensor that requires grad other memory (out=)", "out.copy_(value)")
-OUT_TRANSPOSED = Refusal(MutationError, "the function resizes what out= names to a transposed layout", "return a new tensor")
+RESIZES_GIVEN = Refusal(
+    MutationError,
+    "the function resizes other memory that it gave a tensor",
+    "give it what it is to hold",
+)
+OUT_REQUIRES_GRAD = Refusal(
+    MutationError,
+    "the function gives a tensor that requires grad other memory (out=)",
+    "out.copy_(value)",
+)
+OUT_TRANSPOSED = Refusal(
+    MutationError,
+    "the function resizes what out= names to a transposed layout",
+    "return a new tensor",
+)
 STORAGE_CHANGED = Refusal(
     MutationError,
     "the function changes the storage of a tensor ({0})",
     "write to the tensor (x.copy_(y), x.zero_()), or do it outside of the function",
 )
-MEMORY_MOVED = Refusal(MutationError, "the function moves the memory of a tensor ({0}())", "do it outside of the function")
+MEMORY_MOVED = Refusal(
+    MutationError,
+    "the function moves the memory of a tensor ({0}())",
+    "do it outside of the function",
+)
 MORE_THAN_DATA = Refusal(MutationError, "{0} {1}", "call it outside of the function")
 BODY_WRITES = Refusal(
-    MutationError, "{0} writes to a tensor {1} that it is given, or closes over", "write to a copy, x = x.clone(), and return it"
+    MutationError,
+    "{0} writes to a tensor {1} that it is given, or closes over",
+    "write to a copy, x = x.clone(), and return it",
 )
 WRITES_WHAT_IT_READS = Refusal(
     MutationError,
@@ -282,8 +334,8 @@ SHARED_BY_SAMPLES = Refusal(
 )
 HOOKS_LEFT_OUT = Refusal(
     MutationError,
-    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them "
-    "would not run in this backward pass: the results that they made have no gradient here",
+    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them would "
+    "not run in this backward pass: the results that they made have no gradient here",
     "call backward from all results at once, or compile the parts as functions of their own",
 )
 STORES_OBJECT = Refusal(
@@ -292,5 +344,7 @@ STORES_OBJECT = Refusal(
     "store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for a gradient)",
 )
 OPAQUE_ALIASED_WRITE = Refusal(
-    AliasContractError, "{0} writes to an argument that shares memory with another one", "pass it once, or a clone() of what is only read"
+    AliasContractError,
+    "{0} writes to an argument that shares memory with another one",
+    "pass it once, or a clone() of what is only read",
 )

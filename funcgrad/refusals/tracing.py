@@ -28,9 +28,14 @@ OPAQUE_WITHOUT_DERIVATIVE = Refusal(
     "{2}, with def rule(args, out, {3}) that returns {4}; or pass x.detach()",
 )
 OPAQUE_WRITES_WITHOUT_DERIVATIVE = evolve(
-    OPAQUE_WITHOUT_DERIVATIVE, fix="call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{2}"
+    OPAQUE_WITHOUT_DERIVATIVE,
+    fix="call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{2}",
 )
-OPAQUE_OF_SUBCLASS = Refusal(UnsupportedTensorError, "an opaque call takes no tensor subclass: this is a {0}", "pass its inner tensors")
+OPAQUE_OF_SUBCLASS = Refusal(
+    UnsupportedTensorError,
+    "an opaque call takes no tensor subclass: this is a {0}",
+    "pass its inner tensors",
+)
 OPAQUE_WITHOUT_BATCH = Refusal(
     UnsupportedTransformError,
     "{0} is Python that no trace sees, and nothing says how it is called for a batch (vmap)",
@@ -38,7 +43,9 @@ OPAQUE_WITHOUT_BATCH = Refusal(
 )
 NOT_DENSE = Refusal(UnsupportedTensorError, "a {0} cannot be traced", "pass dense floating-point tensors: x.{1}()")
 SYMBOLIC_ZEROS = Refusal(
-    UnsupportedTensorError, "a tensor of symbolic zeros, with no memory behind it, cannot be an input", "pass zeros: torch.zeros_like(x)"
+    UnsupportedTensorError,
+    "a tensor of symbolic zeros, with no memory behind it, cannot be an input",
+    "pass zeros: torch.zeros_like(x)",
 )
 MAKES_SPARSE = Refusal(UnsupportedTensorError, "the function makes {0} ({1}), which is not compiled", "{2}")
 FLATTENS_WRONGLY = Refusal(
@@ -62,23 +69,31 @@ GRADIENT_INTO_INNER = Refusal(
     "compute with the subclass, or pass its inner tensors as arguments",
 )
 BODY_RETURNS_NO_TENSOR = Refusal(
-    TraceError, "{0} returns {1!r}, which is no tensor", "return tensors: torch.tensor(n), torch.full_like(x, n)"
+    TraceError,
+    "{0} returns {1!r}, which is no tensor",
+    "return tensors: torch.tensor(n), torch.full_like(x, n)",
 )
 CONDITION_IS_CONSTANT = Refusal(
     DataDependentControlFlowError,
     "the condition of while_loop returns {0!r}, which is the same after each step",
     "compute it of the carried tensors: lambda i, x: i < n, with i = torch.tensor(0)",
 )
-LOOP_RETURNS_NO_TENSOR = Refusal(TraceError, "the body of a while_loop returns what is no tensor", "return tensors: torch.tensor(n)")
+LOOP_RETURNS_NO_TENSOR = Refusal(
+    TraceError,
+    "the body of a while_loop returns what is no tensor",
+    "return tensors: torch.tensor(n)",
+)
 NO_TENSOR = Refusal(TraceError, "{0} is {1!r}, which is no tensor", "pass a tensor: {2}")
 BRANCHES_DISAGREE = Refusal(
-    TraceError, "one branch of torch.cond returns {0}, where the other returns {1}", "return tensors from both: torch.tensor(n)"
+    TraceError,
+    "one branch of torch.cond returns {0}, where the other returns {1}",
+    "return tensors from both: torch.tensor(n)",
 )
 WHILE_IN_REVERSE = Refusal(
     UnsupportedTransformError,
     "a while_loop is differentiated in reverse mode, which would have to keep something of every step",
-    "write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old)"
-    " in its body; differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
+    "write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old) "
+    "in its body; differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
 )
 CARRY_CHANGES = Refusal(
     TraceError,
@@ -101,7 +116,9 @@ BODY_DRAWS_PHILOX = Refusal(
     'draw all of them before the loop and slice them in it, or compile with rng="eager"',
 )
 BRANCH_TYPES = Refusal(
-    TraceError, "the branches of torch.cond return different types: {0} and {1}", "return tensors of the same sizes and dtypes from both"
+    TraceError,
+    "the branches of torch.cond return different types: {0} and {1}",
+    "return tensors of the same sizes and dtypes from both",
 )
 CONDITION_TYPE = Refusal(TraceError, "the condition of while_loop returns {0}", "return one bool, as a tensor: .any()")
 NOT_AN_OPERAND = Refusal(
@@ -109,12 +126,16 @@ NOT_AN_OPERAND = Refusal(
     "a branch of torch.cond, or the body of a loop, uses a tensor that is not one of its operands, in a call that is not traced",
     "name it among the operands: torch.cond(condition, f, g, (x, w))",
 )
-NOT_COMPILED = Refusal(UnsupportedOperatorError, "{0}, which is not compiled yet", "write {1}, or call it outside of the function")
+NOT_COMPILED = Refusal(
+    UnsupportedOperatorError,
+    "{0}, which is not compiled yet",
+    "write {1}, or call it outside of the function",
+)
 ASKED_FOR_VALUE = Refusal(
     DataDependentControlFlowError,
     "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
-    "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for "
-    'a choice between computations, or pass the value as a Python argument; or leave out reads="error"',
+    "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for a "
+    'choice between computations, or pass the value as a Python argument; or leave out reads="error"',
 )
 ASKED_FOR_ARRAY = Refusal(
     DataDependentControlFlowError,
@@ -127,7 +148,10 @@ SIZE_OF_VALUES = Refusal(
     "the size of the result of {0} depends on tensor values, which are not known while tracing",
     "use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
 )
-SIZE_OF_SOLUTION = evolve(SIZE_OF_VALUES, fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular")
+SIZE_OF_SOLUTION = evolve(
+    SIZE_OF_VALUES,
+    fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular",
+)
 VALUES_ON_THE_WAY = Refusal(
     DataDependentControlFlowError,
     "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is traced",
@@ -185,7 +209,9 @@ RETURNS_OWN_LEAF = Refusal(
     "make the leaf outside and pass it as an argument",
 )
 ATTRIBUTE_OF_RESULT = Refusal(
-    ResultError, "the function returns a tensor with an attribute that holds a tensor it computed: result{0}.{1}", "return both"
+    ResultError,
+    "the function returns a tensor with an attribute that holds a tensor it computed: result{0}.{1}",
+    "return both",
 )
 CUDNN_STATISTICS = Refusal(
     UnsupportedTensorError,
@@ -193,10 +219,16 @@ CUDNN_STATISTICS = Refusal(
     "run it with torch.backends.cudnn.flags(enabled=False)",
 )
 HISTORY_OF_INPUT = Refusal(
-    UnsupportedTensorError, "the function looks into the history of an input (grad_fn.{0})", "look at it outside of the function"
+    UnsupportedTensorError,
+    "the function looks into the history of an input (grad_fn.{0})",
+    "look at it outside of the function",
 )
 ASKS_WHAT_CHANGES = Refusal(UnsupportedTensorError, "the function asks {0}, which is another one in each call", "{1}")
-BASE_OF_INPUT = Refusal(UnsupportedTensorError, "the function uses the tensor that an input is a view of (_base)", "pass it as an argument")
+BASE_OF_INPUT = Refusal(
+    UnsupportedTensorError,
+    "the function uses the tensor that an input is a view of (_base)",
+    "pass it as an argument",
+)
 DRAW_TOO_WIDE = Refusal(UnsupportedTransformError, "a draw of whole numbers from {0} to {1}", 'rng="eager"')
 NORMAL_WITH_GAPS = Refusal(
     UnsupportedTransformError,
@@ -204,7 +236,9 @@ NORMAL_WITH_GAPS = Refusal(
     'draw first, and copy (x[:, ::2].copy_(torch.randn(n, m))), or compile with rng="philox"',
 )
 NO_PHILOX_RULE = Refusal(
-    UnsupportedTransformError, '{0} is not made of counter-based numbers: rng="philox" has no rule for it', 'rng="eager"'
+    UnsupportedTransformError,
+    '{0} is not made of counter-based numbers: rng="philox" has no rule for it',
+    'rng="eager"',
 )
 DRAW_IN_TWO_RUNS = Refusal(
     TraceError,
@@ -237,7 +271,9 @@ CONSTANT_OF_PYTREE = Refusal(
     "let the flatten function of {0} return the tensor among the children, not in the context",
 )
 RESULT_HIDES_TENSOR = Refusal(
-    ResultError, "the function returns a {0}, which is no pytree, and a tensor it computed is in it: result{1}{2}", "{3}"
+    ResultError,
+    "the function returns a {0}, which is no pytree, and a tensor it computed is in it: result{1}{2}",
+    "{3}",
 )
 VALUE_IN_TWO_RUNS = Refusal(
     TraceError,
@@ -246,8 +282,8 @@ VALUE_IN_TWO_RUNS = Refusal(
 )
 RETURNS_NEW_OBJECT = Refusal(
     ResultError,
-    "the function makes a {0} and returns it: eager PyTorch returns a new one from each call, a compiled "
-    "function would return this one from all of them",
+    "the function makes a {0} and returns it: eager PyTorch returns a new one from each call, a compiled function"
+    " would return this one from all of them",
     "{1}",
 )
 ASKED_FOR_MEMORY = Refusal(
@@ -317,7 +353,9 @@ REBOUND_BEFORE_BACKWARD = Refusal(
     "pass it as an argument, or rebind it after the backward pass",
 )
 OPAQUE_CLOSES_OVER = Refusal(
-    TraceError, "{0} runs when the program does, and closes over a tensor, or a number, of the trace", "pass it as an argument: {1}"
+    TraceError,
+    "{0} runs when the program does, and closes over a tensor, or a number, of the trace",
+    "pass it as an argument: {1}",
 )
 FORWARD_OVER_WRITES = Refusal(
     UnsupportedTransformError,
@@ -375,5 +413,7 @@ STATE_OF_PHILOX = Refusal(
     'rng="eager"',
 )
 SEEDED_BY_OLD_METHOD = Refusal(
-    UnsupportedTransformError, "the function sets the state of the random generator by a method it took before", "torch.manual_seed"
+    UnsupportedTransformError,
+    "the function sets the state of the random generator by a method it took before",
+    "torch.manual_seed",
 )
