@@ -10,7 +10,14 @@ from torch import Tensor
 
 from ..autograd_state import gradient_of, is_leaf, renew_history
 from ..graphs import type_text
-from ..refusals.memory import ACCUMULATE_HOOK, HOOKS_OF_INPUT, RESTRIDED_AND_ASKED, RETAINED_OUTSIDE, SWITCHED_OFF_BASE, SWITCHED_TOO_LATE
+from ..refusals.memory import (
+    ACCUMULATE_HOOK,
+    HOOKS_OF_INPUT,
+    RESTRIDED_AND_ASKED,
+    RETAINED_OUTSIDE,
+    SWITCHED_OFF_BASE,
+    SWITCHED_TOO_LATE,
+)
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 from .captures import RestartTrace
@@ -63,7 +70,12 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
     """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
     for tensor in inputs:
         real = trace.reals.get(id(tensor), tensor)
-        if isinstance(real, Tensor) and not is_traced(real) and trace.questions.has_hooks(real) and real._backward_hooks:
+        if (
+            isinstance(real, Tensor)
+            and not is_traced(real)
+            and trace.questions.has_hooks(real)
+            and real._backward_hooks
+        ):
             raise HOOKS_OF_INPUT(type_text(real), where=user_line())
 
 

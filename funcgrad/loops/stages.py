@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .costs import cost_of
-from .groups import TURNS
+from .groups import EXPENSIVE, TURNS, operations
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
 _STREAMS = 12
@@ -49,8 +48,11 @@ def _cut(
     return tuple(reversed(stages)), list(kept)
 
 
-def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect], parts: _Parts) -> list[Stage]:
-    """A walk for each part of the work that has elements in common, the small ones together: a loop over few arrays is the fast one."""
+def _apart(
+    reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect], parts: _Parts
+) -> list[Stage]:
+    """A walk for each part of the work that has elements in common, the small ones together: a loop over few arrays
+    is the fast one."""
     found: dict[Expr | None, list[Reduced | Expr | Effect]] = {}
     for item, root in [*((r, r.body) for r in reductions), *((k, k) for k in keeps), *((e, e.value) for e in effects)]:
         found.setdefault(parts.of(root), []).append(item)
@@ -74,8 +76,8 @@ def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequen
 
 
 class _Parts:
-    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one of its reads. The
-    counters of a row, and scans of what is the same in all of it, are arrays, too."""
+    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one
+    of its reads. The counters of a row, and scans of what is the same in all of it, are arrays, too."""
 
     def __init__(self, roots: Sequence[Expr]) -> None:
         self._above: dict[Expr, Expr] = {}
@@ -125,7 +127,7 @@ def _origin(expr: Expr) -> Expr | None:
         current = pending.pop()
         if not current.full or current in dear:
             continue
-        if isinstance(current, Op) and cost_of(current.name).is_dear and current is not expr:
+        if isinstance(current, Op) and current.name in EXPENSIVE and current is not expr:
             dear.add(current)
             continue
         cost += _cost(current)
@@ -136,8 +138,8 @@ def _origin(expr: Expr) -> Expr | None:
 
 
 def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
-    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once; nor with a scan,
-    whose walk is not vectorised."""
+    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once;
+    nor with a scan, whose walk is not vectorised."""
     numbers: dict[Expr, int] = {}
     spent: dict[int, int] = {}
     in_order: set[int] = set()
@@ -149,7 +151,7 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
         number = max((numbers[a] for a in expr.args), default=0)
         if isinstance(expr, Op) and expr.name in TURNS and turned.get(expr.operands[0], -1) >= number:
             number = turned[expr.operands[0]]
-        elif expr.full and isinstance(expr, Op) and cost_of(expr.name).is_dear:
+        elif expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
             while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
@@ -163,7 +165,9 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
     return numbers
 
 
-def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]) -> list[Expr]:
+def _from_before(
+    roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]
+) -> list[Expr]:
     """What walk ``n`` takes from an earlier one, because it would be dear to compute it again."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()
@@ -194,5 +198,5 @@ def _again(expr: Expr) -> float:
 def _cost(expr: Expr) -> float:
     """What an element costs, given those it is made of."""
     if isinstance(expr, Op):
-        return cost_of(expr.name).alone
+        return operations(expr.name)
     return _KEPT_FROM if isinstance(expr, Scanned) else 0.5 if isinstance(expr, Load) else 0.0

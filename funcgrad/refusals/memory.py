@@ -15,12 +15,14 @@ WRITES_OUTSIDE_IN_BACKWARD = Refusal(
 )
 ONWARD_TO_OWN_GRADIENT = Refusal(
     MutationError,
-    "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets or reads",
+    "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets "
+    "or reads",
     "compute the one from the other inside of the function, or call .backward() outside",
 )
 BACKWARD_OF_OWN_LEAF = Refusal(
     MutationError,
-    "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward pass would fail",
+    "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward pass "
+    "would fail",
     "make the leaf outside and pass it as an argument",
 )
 WRITES_IN_BACKWARD_OF_OWN_LEAF = Refusal(
@@ -30,9 +32,7 @@ WRITES_IN_BACKWARD_OF_OWN_LEAF = Refusal(
 )
 STORAGE_SET = Refusal(MutationError, "the function gives {0} other memory (set_ of a storage)", "x.set_(y) of a tensor")
 METADATA_OF_SUBCLASS = Refusal(
-    MutationError,
-    "the function changes the metadata of {0}, a {1}",
-    "return a tensor with the new metadata",
+    MutationError, "the function changes the metadata of {0}, a {1}", "return a tensor with the new metadata"
 )
 IN_PLACE_ON_LEAF = Refusal(
     MutationError,
@@ -41,13 +41,12 @@ IN_PLACE_ON_LEAF = Refusal(
 )
 RESIZED_UNFOLLOWED = Refusal(
     MutationError,
-    "the function changes the sizes of {0} where the trace does not follow it (resize_, or in a custom autograd.Function)",
+    "the function changes the sizes of {0} where the trace does not follow it (resize_, or in a custom "
+    "autograd.Function)",
     "return a view instead",
 )
 DETACHED_AND_WRITTEN = Refusal(
-    MutationError,
-    "the function detaches {0} in place and writes to it in grad mode",
-    "return it",
+    MutationError, "the function detaches {0} in place and writes to it in grad mode", "return it"
 )
 INFERENCE_TENSOR = Refusal(
     MutationError,
@@ -60,9 +59,7 @@ TRACKED_ONTO_ITSELF = Refusal(
     "write to what it is a view of, or to a clone",
 )
 SHARED_AT_ODDS = Refusal(
-    AliasContractError,
-    "the function writes to memory that {0} share, but {1}",
-    "pass views of one tensor, or a clone",
+    AliasContractError, "the function writes to memory that {0} share, but {1}", "pass views of one tensor, or a clone"
 )
 ONWARD = Refusal(
     MutationError,
@@ -72,11 +69,11 @@ ONWARD = Refusal(
 GRADIENT_OF_INPUT = Refusal(
     MutationError,
     "the function {0} {1} (.backward() inside, .grad =, requires_grad_()), and {2}",
-    "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
+    "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves "
+    "need",
 )
 HOOKED_GRADIENT_OF_INPUT = evolve(
-    GRADIENT_OF_INPUT,
-    fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
+    GRADIENT_OF_INPUT, fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does"
 )
 GRADIENT_RESTRIDED = Refusal(
     MutationError,
@@ -120,13 +117,12 @@ RESIZED_AROUND = Refusal(
 )
 SWITCHED_OFF_WITH_VIEW = Refusal(
     MutationError,
-    "the function switches requires_grad off (requires_grad_()) of a leaf, writes to it, and uses a view that it took before",
+    "the function switches requires_grad off (requires_grad_()) of a leaf, writes to it, and uses a view that it took "
+    "before",
     "take the view after requires_grad_(False), or of x.detach()",
 )
 WRITES_INTO_LEAF = Refusal(
-    MutationError,
-    "the function writes into a tensor it was given",
-    "write into a copy: x = x.clone()",
+    MutationError, "the function writes into a tensor it was given", "write into a copy: x = x.clone()"
 )
 SWITCHED_TOO_LATE = Refusal(
     MutationError,
@@ -150,7 +146,8 @@ ACCUMULATE_HOOK = Refusal(
 )
 HOOKS_OF_INPUT = Refusal(
     MutationError,
-    "the function asks for the gradient of a tensor {0} it was given (torch.autograd.grad), and hooks of it would have to run",
+    "the function asks for the gradient of a tensor {0} it was given (torch.autograd.grad), and hooks of it would "
+    "have to run",
     "pass x.detach().requires_grad_(), and do to its gradient what the hook does",
 )
 SWITCHED_OFF_BASE = Refusal(
@@ -166,8 +163,8 @@ VIEW_BEFORE_SWITCH = Refusal(
 STORES_INTO_ARGUMENT = Refusal(
     MutationError,
     "the function stores into a container it was given, at {0}",
-    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores"
-    " in an object that is captured",
+    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it "
+    "stores in an object that is captured",
 )
 WRITES_STATE_IN_BACKWARD = Refusal(
     MutationError,
@@ -181,7 +178,8 @@ ONWARD_CREATE_GRAPH = Refusal(
 )
 ONWARD_TO_BASE = Refusal(
     MutationError,
-    "the function calls .backward(), which would go on through the history of {0}, to another input, a leaf that it is a view of",
+    "the function calls .backward(), which would go on through the history of {0}, to another input, a leaf that it "
+    "is a view of",
     "call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside",
 )
 BACKWARD_INPUTS = Refusal(
@@ -226,7 +224,8 @@ OVERLAPS_ITSELF = Refusal(
 )
 OVERLAPS_ITSELF_TRACKED = Refusal(
     MutationError,
-    "{0} writes to memory that overlaps itself what requires grad: in the backward pass, the result depends on the order in which it goes",
+    "{0} writes to memory that overlaps itself what requires grad: in the backward pass, the result depends on the "
+    "order in which it goes",
     "write to what it is a view of, or to a clone",
 )
 AROUND_A_VIEW = Refusal(
@@ -261,7 +260,8 @@ RESTRIDED_AFTER_USE = Refusal(
 )
 MEMORY_OF_STALE_VIEW = Refusal(
     MutationError,
-    "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was written to",
+    "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was "
+    "written to",
     "use the other tensor itself",
 )
 RESTRIDES_NO_PLAIN = Refusal(
@@ -271,7 +271,8 @@ RESTRIDES_NO_PLAIN = Refusal(
 )
 VIEW_SWITCHED_AND_RESTRIDED = Refusal(
     MutationError,
-    "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its sizes",
+    "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its "
+    "sizes",
     "take the view instead, or change its sizes outside",
 )
 MEMORY_OF_OTHER_CLASS = Refusal(
@@ -281,9 +282,7 @@ MEMORY_OF_OTHER_CLASS = Refusal(
 )
 MEMORY_IN_TWO_WAYS = Refusal(MutationError, "the function gives a tensor other memory in two ways", "one of the two")
 STORAGE_GIVEN = Refusal(
-    MutationError,
-    "the function gives a tensor the memory of a storage (set_)",
-    "x.set_(y) of a tensor",
+    MutationError, "the function gives a tensor the memory of a storage (set_)", "x.set_(y) of a tensor"
 )
 HISTORY_GIVEN = Refusal(
     MutationError,
@@ -292,19 +291,13 @@ HISTORY_GIVEN = Refusal(
     "x.data = y",
 )
 RESIZES_GIVEN = Refusal(
-    MutationError,
-    "the function resizes other memory that it gave a tensor",
-    "give it what it is to hold",
+    MutationError, "the function resizes other memory that it gave a tensor", "give it what it is to hold"
 )
 OUT_REQUIRES_GRAD = Refusal(
-    MutationError,
-    "the function gives a tensor that requires grad other memory (out=)",
-    "out.copy_(value)",
+    MutationError, "the function gives a tensor that requires grad other memory (out=)", "out.copy_(value)"
 )
 OUT_TRANSPOSED = Refusal(
-    MutationError,
-    "the function resizes what out= names to a transposed layout",
-    "return a new tensor",
+    MutationError, "the function resizes what out= names to a transposed layout", "return a new tensor"
 )
 STORAGE_CHANGED = Refusal(
     MutationError,
@@ -312,9 +305,7 @@ STORAGE_CHANGED = Refusal(
     "write to the tensor (x.copy_(y), x.zero_()), or do it outside of the function",
 )
 MEMORY_MOVED = Refusal(
-    MutationError,
-    "the function moves the memory of a tensor ({0}())",
-    "do it outside of the function",
+    MutationError, "the function moves the memory of a tensor ({0}())", "do it outside of the function"
 )
 MORE_THAN_DATA = Refusal(MutationError, "{0} {1}", "call it outside of the function")
 BODY_WRITES = Refusal(
@@ -334,8 +325,8 @@ SHARED_BY_SAMPLES = Refusal(
 )
 HOOKS_LEFT_OUT = Refusal(
     MutationError,
-    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them would "
-    "not run in this backward pass: the results that they made have no gradient here",
+    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them "
+    "would not run in this backward pass: the results that they made have no gradient here",
     "call backward from all results at once, or compile the parts as functions of their own",
 )
 STORES_OBJECT = Refusal(

@@ -32,9 +32,7 @@ OPAQUE_WRITES_WITHOUT_DERIVATIVE = evolve(
     fix="call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{2}",
 )
 OPAQUE_OF_SUBCLASS = Refusal(
-    UnsupportedTensorError,
-    "an opaque call takes no tensor subclass: this is a {0}",
-    "pass its inner tensors",
+    UnsupportedTensorError, "an opaque call takes no tensor subclass: this is a {0}", "pass its inner tensors"
 )
 OPAQUE_WITHOUT_BATCH = Refusal(
     UnsupportedTransformError,
@@ -69,9 +67,7 @@ GRADIENT_INTO_INNER = Refusal(
     "compute with the subclass, or pass its inner tensors as arguments",
 )
 BODY_RETURNS_NO_TENSOR = Refusal(
-    TraceError,
-    "{0} returns {1!r}, which is no tensor",
-    "return tensors: torch.tensor(n), torch.full_like(x, n)",
+    TraceError, "{0} returns {1!r}, which is no tensor", "return tensors: torch.tensor(n), torch.full_like(x, n)"
 )
 CONDITION_IS_CONSTANT = Refusal(
     DataDependentControlFlowError,
@@ -79,9 +75,7 @@ CONDITION_IS_CONSTANT = Refusal(
     "compute it of the carried tensors: lambda i, x: i < n, with i = torch.tensor(0)",
 )
 LOOP_RETURNS_NO_TENSOR = Refusal(
-    TraceError,
-    "the body of a while_loop returns what is no tensor",
-    "return tensors: torch.tensor(n)",
+    TraceError, "the body of a while_loop returns what is no tensor", "return tensors: torch.tensor(n)"
 )
 NO_TENSOR = Refusal(TraceError, "{0} is {1!r}, which is no tensor", "pass a tensor: {2}")
 BRANCHES_DISAGREE = Refusal(
@@ -92,8 +86,8 @@ BRANCHES_DISAGREE = Refusal(
 WHILE_IN_REVERSE = Refusal(
     UnsupportedTransformError,
     "a while_loop is differentiated in reverse mode, which would have to keep something of every step",
-    "write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old) "
-    "in its body; differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
+    "write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old)"
+    " in its body; differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
 )
 CARRY_CHANGES = Refusal(
     TraceError,
@@ -123,19 +117,19 @@ BRANCH_TYPES = Refusal(
 CONDITION_TYPE = Refusal(TraceError, "the condition of while_loop returns {0}", "return one bool, as a tensor: .any()")
 NOT_AN_OPERAND = Refusal(
     UnsupportedTensorError,
-    "a branch of torch.cond, or the body of a loop, uses a tensor that is not one of its operands, in a call that is not traced",
+    "a branch of torch.cond, or the body of a loop, uses a tensor that is not one of its operands, in a call that is "
+    "not traced",
     "name it among the operands: torch.cond(condition, f, g, (x, w))",
 )
 NOT_COMPILED = Refusal(
-    UnsupportedOperatorError,
-    "{0}, which is not compiled yet",
-    "write {1}, or call it outside of the function",
+    UnsupportedOperatorError, "{0}, which is not compiled yet", "write {1}, or call it outside of the function"
 )
 ASKED_FOR_VALUE = Refusal(
     DataDependentControlFlowError,
-    "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
-    "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for a "
-    'choice between computations, or pass the value as a Python argument; or leave out reads="error"',
+    "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it "
+    "is traced",
+    "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for "
+    'a choice between computations, or pass the value as a Python argument; or leave out reads="error"',
 )
 ASKED_FOR_ARRAY = Refusal(
     DataDependentControlFlowError,
@@ -148,14 +142,13 @@ SIZE_OF_VALUES = Refusal(
     "the size of the result of {0} depends on tensor values, which are not known while tracing",
     "use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
 )
-SIZE_OF_SOLUTION = evolve(
-    SIZE_OF_VALUES,
-    fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular",
-)
+SIZE_OF_SOLUTION = evolve(SIZE_OF_VALUES, fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular")
 VALUES_ON_THE_WAY = Refusal(
     DataDependentControlFlowError,
-    "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is traced",
-    "pass the values as Python numbers, compute what depends on them outside, or wrap what reads memory in a torch.library.custom_op",
+    "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is "
+    "traced",
+    "pass the values as Python numbers, compute what depends on them outside, or wrap what reads memory in a "
+    "torch.library.custom_op",
 )
 VIEW_WILL_NOT_DO = Refusal(TraceError, "{0}", "use reshape(), which copies where a view will not do")
 RESULT_IN_TWO_RUNS = Refusal(
@@ -225,9 +218,7 @@ HISTORY_OF_INPUT = Refusal(
 )
 ASKS_WHAT_CHANGES = Refusal(UnsupportedTensorError, "the function asks {0}, which is another one in each call", "{1}")
 BASE_OF_INPUT = Refusal(
-    UnsupportedTensorError,
-    "the function uses the tensor that an input is a view of (_base)",
-    "pass it as an argument",
+    UnsupportedTensorError, "the function uses the tensor that an input is a view of (_base)", "pass it as an argument"
 )
 DRAW_TOO_WIDE = Refusal(UnsupportedTransformError, "a draw of whole numbers from {0} to {1}", 'rng="eager"')
 NORMAL_WITH_GAPS = Refusal(
@@ -263,7 +254,8 @@ POLICY_ANSWER = Refusal(
 CALLS_LINEARIZE = Refusal(
     UnsupportedTransformError,
     "the function calls torch.func.linearize, which starts a tracer of its own",
-    "fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the compiled function",
+    "fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the compiled "
+    "function",
 )
 CONSTANT_OF_PYTREE = Refusal(
     ResultError,
@@ -282,14 +274,15 @@ VALUE_IN_TWO_RUNS = Refusal(
 )
 RETURNS_NEW_OBJECT = Refusal(
     ResultError,
-    "the function makes a {0} and returns it: eager PyTorch returns a new one from each call, a compiled function"
-    " would return this one from all of them",
+    "the function makes a {0} and returns it: eager PyTorch returns a new one from each call, a compiled "
+    "function would return this one from all of them",
     "{1}",
 )
 ASKED_FOR_MEMORY = Refusal(
     DataDependentControlFlowError,
     "the function asked for {0}: there is no memory behind a tensor while it is traced",
-    "compute with torch functions, do it outside of the function, or wrap what reads memory in a torch.library.custom_op",
+    "compute with torch functions, do it outside of the function, or wrap what reads memory in a "
+    "torch.library.custom_op",
 )
 STORAGE_SIZE = Refusal(
     DataDependentControlFlowError,
@@ -319,7 +312,8 @@ COTANGENT_DIFFERS = Refusal(
 )
 DRAWN_BY_ANOTHER_THREAD = Refusal(
     UnsupportedTransformError,
-    "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a second derivative",
+    "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a second "
+    "derivative",
     'compile with rng="philox", or draw in one thread at a time',
 )
 DRAWS_ELSEWHERE = Refusal(
@@ -359,7 +353,8 @@ OPAQUE_CLOSES_OVER = Refusal(
 )
 FORWARD_OVER_WRITES = Refusal(
     UnsupportedTransformError,
-    "a gradient of a function that writes to memory that inputs share, or to more than values, is differentiated in forward mode",
+    "a gradient of a function that writes to memory that inputs share, or to more than values, is differentiated in "
+    "forward mode",
     "take the derivative by torch.func: torch.func.jvp(torch.func.grad(f), ...)",
 )
 LEGACY_VMAP_TWICE = Refusal(
@@ -409,7 +404,8 @@ SEED_ASKED_FOR = Refusal(
 )
 STATE_OF_PHILOX = Refusal(
     UnsupportedTransformError,
-    "the function sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made",
+    "the function sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not "
+    "made",
     'rng="eager"',
 )
 SEEDED_BY_OLD_METHOD = Refusal(
