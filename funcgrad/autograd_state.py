@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from .errors import MutationError
+from .refusals.memory import ONWARD_TO_OWN_GRADIENT, WRITES_OUTSIDE_IN_BACKWARD
 from .torch_private.autograd import custom_function_of, set_versions, versions_kept
 from .torch_private.levels import dual_parts
 
@@ -233,12 +233,7 @@ def go_on(
         set_versions(tuple(before), tuple(before.values()))
         apart = {id(leaf) for leaf in leaves}
         if apart and any(id(leaf) in apart for leaf in leaves_below(tensors)):
-            raise MutationError(
-                "the function calls .backward(), which goes on through the history of an input to a leaf whose "
-                "gradient it sets or reads",
-                where="the history of an input of which a leaf is an input, too",
-                fix="compute the one from the other inside of the function, or call .backward() outside",
-            )
+            raise ONWARD_TO_OWN_GRADIENT(where="the history of an input of which a leaf is an input, too")
         # what is written to may have no history to ask for, which it had when it was used
         edges = [get_gradient_edge(t) for t in tensors]
         for tensor in written:
@@ -247,10 +242,4 @@ def go_on(
         torch.autograd.backward(edges, [gradient for _, gradient in pairs], retain_graph=keeps_graph)
         is_written = then != versions_of(tuple(before))
     if is_written:
-        raise MutationError(
-            "the function calls .backward(), and what that runs outside of it (a hook, a custom autograd.Function, a "
-            "gradient that is "
-            "added to in place) writes to an input, which the function has read by then",
-            where="the history of an input",
-            fix="call .backward() outside",
-        )
+        raise WRITES_OUTSIDE_IN_BACKWARD(where="the history of an input")

@@ -6,6 +6,10 @@ A class also derives from the builtin a torch user would catch. ``docs/errors.md
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
+from attrs import frozen
+
 
 class FuncgradError(Exception):
     """Root of all errors raised by funcgrad.
@@ -13,6 +17,9 @@ class FuncgradError(Exception):
     ``what`` happened, ``where`` in the caller's code (``file:line in function``, or an argument's path),
     and ``fix``: what to do about it. The message is the three, in that order.
     """
+
+    refusal: Refusal[FuncgradError] | None = None
+    """The row of ``refusals`` that says it; None for what is wrong with a call, an option, or funcgrad itself."""
 
     def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.what, self.where, self.fix = what, where, fix
@@ -23,6 +30,25 @@ class FuncgradError(Exception):
             lines.append(f"  to fix: {fix}")
         lines.append(f"  more: docs/errors.md#{type(self).__name__.lower()}")
         super().__init__("\n".join(lines))
+
+
+Error_co = TypeVar("Error_co", bound=FuncgradError, covariant=True)
+
+
+@frozen(eq=False)
+class Refusal(Generic[Error_co]):
+    """Something that a trace refuses: the error, what it says, and what to do, with places for what differs
+    (``{0}``)."""
+
+    kind: type[Error_co]
+    what: str
+    fix: str
+
+    def __call__(self, *of: object, where: str | None = None) -> Error_co:
+        """The error of one case."""
+        error = self.kind(self.what.format(*of), where=where, fix=self.fix.format(*of))
+        error.refusal = self
+        return error
 
 
 class OptionError(FuncgradError, ValueError):

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
-from .errors import MutationError
+from .refusals.memory import SHARED_BY_SAMPLES
 from .torch_private.levels import innermost_transform, outside_transforms
 from .torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
@@ -49,11 +49,7 @@ def write_below(target: Tensor, value: Tensor) -> None:
         return
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
-            raise MutationError(
-                "the function writes to a tensor that all samples of a vmap share, and each sample would write other "
-                "values",
-                fix="pass the tensor as an argument with a batch dimension, or return what is to be written",
-            )
+            raise SHARED_BY_SAMPLES()
         value = wrapped_value(value)
     with outside_transforms():
         target.detach().copy_(value.detach())

@@ -32,19 +32,21 @@ from torch.utils.checkpoint import checkpoint
 from turns import in_turn
 
 import funcgrad as fg
+from funcgrad.errors import Refusal
+from funcgrad.refusals import memory, tracing
 
 Make = Callable[[], tuple[Any, ...]]
 
 
 @frozen
 class Row:
-    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``what``
+    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``says``
     stands, and whose ``where`` is a line of this file, unless another is named here. The fix is that call with what
     stands in the four last fields."""
 
     name: str
     kind: type[fg.FuncgradError]
-    what: str
+    says: str
     f: Any
     args: Make
     fixed: Any = None
@@ -59,6 +61,8 @@ class Row:
     """Arguments of a call that is not refused, and comes first."""
     calls: Callable[[Any, tuple[Any, ...]], Any] = lambda c, args: c(*args)
     """How the compiled function is called."""
+    refusal: Refusal[fg.FuncgradError] | None = None
+    """The row of the package's table; None for a mistake of the caller's."""
     anew: bool = False
     """Whether ``f`` makes the function: it behaves otherwise the second time it is called."""
 
@@ -114,8 +118,13 @@ def once(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 ROWS: list[Row] = []
 
 
-def row(name: str, kind: type[fg.FuncgradError], what: str, f: Any, args: Make, **more: Any) -> None:
-    ROWS.append(Row(name, kind, what, f, args, **more))
+def row(name: str, refusal: Refusal[fg.FuncgradError], f: Any, args: Make, says: str = "", **more: Any) -> None:
+    ROWS.append(Row(name, refusal.kind, says, f, args, refusal=refusal, **more))
+
+
+def mistake(name: str, kind: type[fg.FuncgradError], says: str, f: Any, args: Make, **more: Any) -> None:
+    """What is wrong with a call, or an option, itself."""
+    ROWS.append(Row(name, kind, says, f, args, **more))
 
 
 # ── arguments, and what is to be differentiated ──────────────────────────────────────────────────────────────────
@@ -143,7 +152,7 @@ def ring() -> tuple[Any]:
 
 
 ARGUMENT = fg.ArgumentError
-row(
+mistake(
     "argnums out of range",
     ARGUMENT,
     "1 positional argument",
@@ -153,7 +162,7 @@ row(
     options={"argnums": 1},
     fixed_options={"argnums": 0},
 )
-row(
+mistake(
     "argnums names one twice",
     ARGUMENT,
     "twice",
@@ -164,7 +173,7 @@ row(
     fixed_options={"argnums": (0, 1)},
     where=None,
 )
-row(
+mistake(
     "argnums is no position",
     ARGUMENT,
     "argnums=()",
@@ -175,7 +184,7 @@ row(
     fixed_options={"argnums": (0,)},
     where=None,
 )
-row(
+mistake(
     "static_argnums out of range",
     ARGUMENT,
     "position 2",
@@ -185,7 +194,7 @@ row(
     fixed_options={"static_argnums": 1},
     where=None,
 )
-row(
+mistake(
     "a NumPy array",
     ARGUMENT,
     "NumPy ndarray",
@@ -194,8 +203,8 @@ row(
     fixed_args=lambda: (torch.from_numpy(np.ones(3)),),
     where="x",
 )
-row("no function", ARGUMENT, "must be a function", torch.ones(3), ones(), fixed=total, where=None)
-row(
+mistake("no function", ARGUMENT, "must be a function", torch.ones(3), ones(), fixed=total, where=None)
+mistake(
     "a static value that does not compare",
     ARGUMENT,
     "cannot be compared",
@@ -205,7 +214,7 @@ row(
     fixed_args=lambda: (torch.ones(3), {"x": 2}),
     where=None,
 )
-row(
+mistake(
     "a name for a checkpoint that is none",
     ARGUMENT,
     "takes a name",
@@ -214,7 +223,7 @@ row(
     fixed=lambda x: fg.checkpoint_name(x * 2, "attention"),
     where=None,
 )
-row(
+mistake(
     "an integer to differentiate",
     fg.NonDifferentiableArgumentError,
     "has no gradient",
@@ -224,7 +233,7 @@ row(
     fixed_args=lambda: (torch.arange(3).float(),),
     where="x",
 )
-row(
+mistake(
     "an integer among others to differentiate",
     fg.NonDifferentiableArgumentError,
     "n is an int",
@@ -235,7 +244,7 @@ row(
     fixed_options={"argnums": (0,)},
     where="n",
 )
-row(
+mistake(
     "a loss that is no scalar",
     fg.NonScalarOutputError,
     "float32 tensor of shape [3]",
@@ -244,7 +253,7 @@ row(
     transform=fg.grad_compiled,
     fixed=lambda x: doubled(x).sum(),
 )
-row(
+mistake(
     "no pair where has_aux says so",
     fg.AuxError,
     "has_aux=True",
@@ -254,7 +263,7 @@ row(
     options={"has_aux": True},
     fixed=lambda x: (x.sum(), x * 2),
 )
-row(
+mistake(
     "a container that holds itself",
     fg.ContainerError,
     "holds itself",
@@ -263,7 +272,7 @@ row(
     fixed_args=lambda: ([torch.ones(3)],),
     where="a[1]",
 )
-row(
+mistake(
     "a result that holds itself",
     fg.ContainerError,
     "holds itself",
@@ -272,7 +281,7 @@ row(
     fixed=lambda x: ring()[0][:1],
     where="result[1]",
 )
-row(
+mistake(
     "an object that holds tensors",
     fg.ContainerError,
     "no pytree",
@@ -282,7 +291,7 @@ row(
     fixed_args=lambda: ({"x": torch.ones(3)},),
     where="box",
 )
-row(
+mistake(
     "a set of tensors",
     fg.ContainerError,
     "no pytree",
@@ -292,7 +301,7 @@ row(
     fixed_args=lambda: ([torch.ones(3)],),
     where="given",
 )
-row(
+mistake(
     "a static argument that holds tensors",
     fg.ContainerError,
     "static argument",
@@ -302,7 +311,7 @@ row(
     fixed_options={},
     where="ys",
 )
-row(
+mistake(
     "trees of other structure",
     fg.TreeMismatchError,
     "a dict of ['w']",
@@ -318,7 +327,7 @@ row(
 
 
 def option(name: str, wrong: Any, right: Any, what: str, **more: Any) -> None:
-    row(
+    mistake(
         f"the option {name}={wrong!r}",
         fg.OptionError,
         what,
@@ -339,7 +348,7 @@ option("memory_budget", "much", "512MiB", "memory_budget='much'")
 option("backward_autocast", [1], [{"device_type": "cpu", "dtype": torch.bfloat16}], "backward_autocast=")
 option("policy", "dots", "dots_saveable", "policy='dots'")
 option("static_argnums", "x", (), "names no positions")
-row(
+mistake(
     "an option that is none",
     fg.OptionError,
     "'bakend'",
@@ -349,7 +358,7 @@ row(
     fixed_options={"backend": "c"},
     where=None,
 )
-row(
+mistake(
     "options that exclude each other",
     fg.OptionError,
     "its own",
@@ -377,11 +386,10 @@ def chooses(x: Tensor) -> Tensor:
 CONTROL, SHAPE = fg.DataDependentControlFlowError, fg.DataDependentShapeError
 NO_READS = {"reads": "error"}
 OPAQUE = fg.opaque(lambda x: None, like=None)
-row("if", CONTROL, "asked for the value", branches, numbers, fixed=chooses, options=NO_READS)
+row("if", tracing.ASKED_FOR_VALUE, branches, numbers, fixed=chooses, options=NO_READS)
 row(
     "if, in a gradient",
-    CONTROL,
-    "asked for the value",
+    tracing.ASKED_FOR_VALUE,
     lambda x: branches(x).sum(),
     numbers,
     transform=fg.grad_compiled,
@@ -390,8 +398,7 @@ row(
 )
 row(
     "item()",
-    CONTROL,
-    "asked for the value",
+    tracing.ASKED_FOR_VALUE,
     lambda x: x * x.max().item(),
     numbers,
     fixed=lambda x, m: x * m,
@@ -400,8 +407,7 @@ row(
 )
 row(
     "tolist()",
-    CONTROL,
-    "asked for the value",
+    tracing.ASKED_FOR_VALUE,
     lambda x: x * x.tolist()[0],
     numbers,
     fixed=lambda x, m: x * m,
@@ -410,36 +416,40 @@ row(
 )
 row(
     "a number in a text",
-    CONTROL,
-    "asked for the value",
+    tracing.ASKED_FOR_VALUE,
     lambda x: (x * 2, f"{x.max():.2f}"),
     numbers,
     fixed=lambda x, text: (x * 2, text),
     fixed_args=lambda: (*numbers(), "2.50"),
     options=NO_READS,
 )
-row("numpy()", CONTROL, "NumPy", lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
+row("numpy()", tracing.ASKED_FOR_ARRAY, lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
 row(
     "the size of a storage",
-    CONTROL,
-    "how large the storage",
+    tracing.STORAGE_SIZE,
     lambda x: x * x.untyped_storage().nbytes(),
     numbers,
     fixed=lambda x: x * (x.numel() * x.element_size()),
 )
 row(
     "an element of a storage",
-    CONTROL,
-    "the storage of a tensor",
+    tracing.ASKED_FOR_MEMORY,
     lambda x: x * x.untyped_storage()[0],
     numbers,
     fixed=lambda x: x * x[0],
+    says="the storage of a tensor",
 )
-row("DLPack", CONTROL, "DLPack", lambda x: torch.from_dlpack(x) * 2, numbers, fixed=lambda x: x * 2)
+row(
+    "DLPack",
+    tracing.ASKED_FOR_MEMORY,
+    lambda x: torch.from_dlpack(x) * 2,
+    numbers,
+    fixed=lambda x: x * 2,
+    says="DLPack",
+)
 row(
     "a mask",
-    SHAPE,
-    "depends on tensor values",
+    tracing.SIZE_OF_VALUES,
     lambda x: x[x > 0].sum(),
     numbers,
     fixed=lambda x: torch.where(x > 0, x, 0).sum(),
@@ -447,8 +457,7 @@ row(
 )
 row(
     "nonzero",
-    SHAPE,
-    "depends on tensor values",
+    tracing.SIZE_OF_VALUES,
     lambda x: x[x.nonzero()[:, 0]].sum(),
     numbers,
     fixed=lambda x, at: x[at].sum(),
@@ -457,20 +466,19 @@ row(
 )
 row(
     "a draw that decides, after an opaque call",
-    CONTROL,
-    "the call has happened",
+    tracing.CALL_BEFORE_DRAWN_READ,
     lambda x: (OPAQUE(x), x * 2 if torch.rand(()) < 2 else x)[1],
     numbers,
     fixed=lambda x: [x * 2 if torch.rand(()) < 2 else x, OPAQUE(x)][0],
 )
 row(
     "least squares",
-    SHAPE,
-    "linalg_lstsq",
+    tracing.SIZE_OF_SOLUTION,
     lambda a, b: torch.linalg.lstsq(a, b).solution,
     lambda: (torch.eye(3), torch.ones(3, 1)),
     fixed=lambda a, b: torch.linalg.pinv(a) @ b,
     options=NO_READS,
+    says="linalg_lstsq",
 )
 
 
@@ -492,8 +500,7 @@ def counts_in(total: Tensor) -> Callable[[Tensor], Tensor]:
 
 row(
     "a captured tensor of vmap",
-    fg.CapturedTransformError,
-    "enclosing torch.func transform",
+    tracing.OF_OUTER_TRANSFORM,
     torch.vmap(scales_by_a_hidden),
     ones(2, 3),
     transform=undifferentiated,
@@ -501,8 +508,7 @@ row(
 )
 row(
     "a buffer that each sample writes to",
-    fg.MutationError,
-    "all samples of a vmap share",
+    memory.SHARED_BY_SAMPLES,
     lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x),
     ones(2, 3),
     transform=undifferentiated,
@@ -511,8 +517,7 @@ row(
 )
 row(
     "a seed that nobody knows",
-    TRANSFORM,
-    "with a number that it is told",
+    tracing.SEEDED_UNTOLD,
     lambda x: (torch.seed(), x + torch.rand(3))[1],
     numbers,
     fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1],
@@ -527,8 +532,7 @@ def forks(x: Tensor) -> Tensor:
 
 row(
     "a fork of the generator",
-    TRANSFORM,
-    "fork_rng",
+    tracing.STATE_OF_PHILOX,
     forks,
     numbers,
     options={"rng": "philox"},
@@ -536,16 +540,14 @@ row(
 )
 row(
     "normal_ with gaps",
-    TRANSFORM,
-    "side by side",
+    tracing.NORMAL_WITH_GAPS,
     lambda x: x[:, ::2].normal_(),
     ones(6, 8),
     fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)),
 )
 row(
     "a draw that philox has no rule for",
-    TRANSFORM,
-    "has no rule",
+    tracing.NO_PHILOX_RULE,
     lambda x: torch.poisson(x.abs()),
     numbers,
     options={"rng": "philox"},
@@ -553,8 +555,7 @@ row(
 )
 row(
     "whole numbers beyond philox",
-    TRANSFORM,
-    "a draw of whole numbers",
+    tracing.DRAW_TOO_WIDE,
     lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x,
     numbers,
     options={"rng": "philox"},
@@ -562,8 +563,7 @@ row(
 )
 row(
     "a context_fn of its own",
-    TRANSFORM,
-    "context_fn",
+    tracing.CHECKPOINT_CONTEXTS,
     lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (torch.no_grad(), torch.no_grad())),
     leaf,
     fixed=lambda x: checkpoint(
@@ -579,8 +579,7 @@ row(
 
 row(
     "linearize inside",
-    TRANSFORM,
-    "torch.func.linearize",
+    tracing.CALLS_LINEARIZE,
     lambda x: torch.func.linearize(torch.sin, x)[1](x),
     numbers,
     fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x),
@@ -597,12 +596,12 @@ def draws_outside_of_it(x: Tensor) -> Tensor:
 
 row(
     "a draw in a branch",
-    TRANSFORM,
-    "a branch of torch.cond draws",
+    tracing.BODY_DRAWS,
     draws_in_a_branch,
     leaf,
     fixed=draws_outside_of_it,
     calls=once,
+    says="a branch of torch.cond draws",
 )
 
 
@@ -613,8 +612,7 @@ def returns_its_own_leaf(x: Tensor) -> tuple[Tensor, Tensor]:
 
 row(
     "a leaf it made",
-    TRANSFORM,
-    "a leaf it made itself",
+    tracing.RETURNS_OWN_LEAF,
     returns_its_own_leaf,
     numbers,
     fixed=lambda x, made: (made, made * x),
@@ -630,8 +628,7 @@ def adds_to_the_gradient(x: Tensor, w: Tensor) -> Tensor:
 
 row(
     "a second derivative beside a gradient",
-    TRANSFORM,
-    "differentiated a second time",
+    tracing.SECOND_DERIVATIVE_OF_GRADIENT,
     adds_to_the_gradient,
     lambda: (*leaf(), torch.ones(3, requires_grad=True)),
     calls=twice,
@@ -658,17 +655,16 @@ def drawn_from() -> torch.Generator:
 
 row(
     "random.random()",
-    IMPURE,
-    "draws from random",
+    tracing.DRAWS_ELSEWHERE,
     lambda x: x * random.random(),
     numbers,
     fixed=lambda x: x * torch.rand(()),
     where="random",
+    says="draws from random",
 )
 row(
     "np.random",
-    IMPURE,
-    "draws from",
+    tracing.DRAWS_ELSEWHERE,
     lambda x: x * NUMPY.random(),
     numbers,
     fixed=lambda x, k: x * k,
@@ -677,8 +673,7 @@ row(
 )
 row(
     "an iterator",
-    IMPURE,
-    "an iterator",
+    tracing.ITERATES,
     lambda x: x * next(COUNT),
     numbers,
     fixed=lambda x, n: x * n,
@@ -687,8 +682,7 @@ row(
 )
 row(
     "an own generator",
-    fg.UnsupportedTensorError,
-    "other than the default one",
+    tracing.GENERATOR_OF_PHILOX,
     lambda x: x + torch.rand(3, generator=GENERATOR),
     numbers,
     options={"rng": "philox"},
@@ -697,8 +691,7 @@ row(
 )
 row(
     "a copy of a generator",
-    fg.UnsupportedTensorError,
-    "clone_state",
+    tracing.GENERATOR_COPIED,
     lambda x: x + torch.rand(3, generator=drawn_from().clone_state()),
     numbers,
     fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)),
@@ -711,13 +704,19 @@ def other_branches(x: Tensor) -> Tensor:
 
 row(
     "branches of other sizes",
-    TRACE,
-    "return different types",
+    tracing.BRANCH_TYPES,
     other_branches,
     numbers,
     fixed=lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x,)),
 )
-row("a view that would copy", TRACE, "view", lambda x: x.t().view(-1), ones(2, 3), fixed=lambda x: x.t().reshape(-1))
+row(
+    "a view that would copy",
+    tracing.VIEW_WILL_NOT_DO,
+    lambda x: x.t().view(-1),
+    ones(2, 3),
+    fixed=lambda x: x.t().reshape(-1),
+    says="view",
+)
 
 
 # ── writes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -864,142 +863,129 @@ def switches_and_transposes(x: Tensor) -> Tensor:
     return x.t() * 2
 
 
-row("a write to a leaf", MUTATION, "", writes, leaf, fixed=writes_a_clone)
-row("a write to a view of a leaf", MUTATION, "", writes, view, fixed=writes_a_clone)
+row("a write to a leaf", memory.WRITES_INTO_LEAF, writes, leaf, fixed=writes_a_clone)
+row("a write to a view of a leaf", memory.WRITES_INTO_LEAF, writes, view, fixed=writes_a_clone)
 row(
     "a write to a parameter",
-    MUTATION,
-    "",
+    memory.WRITES_INTO_LEAF,
     lambda x: (WEIGHT.mul_(2), x * WEIGHT)[1],
     numbers,
     fixed=lambda x: x * WEIGHT.clone().mul_(2),
 )
-row("a write in a gradient", MUTATION, "", writes, numbers, transform=fg.grad_compiled, fixed=writes_a_clone)
-row("a write to an inference tensor", MUTATION, "inference tensor", writes, inference, fixed_args=ones(), where="x")
+row("a write in a gradient", memory.WRITES_INTO_LEAF, writes, numbers, transform=fg.grad_compiled, fixed=writes_a_clone)
+row("a write to an inference tensor", memory.INFERENCE_TENSOR, writes, inference, fixed_args=ones(), where="x")
 row(
     "a write that requires grad, to memory that overlaps itself",
-    MUTATION,
-    "overlaps itself what requires grad",
+    memory.OVERLAPS_ITSELF_TRACKED,
     lambda x: x.mul_(WEIGHT[0]).sum(),
     lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),),
     fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum(),
 )
 row(
     "other memory of a view that requires grad, and other sizes",
-    MUTATION,
-    "writes to it, or changes its sizes, a view that requires grad",
+    memory.OTHER_MEMORY,
     restrides_and_gives,
     lambda: ((torch.ones(4, requires_grad=True) * 1)[1:],),
     fixed=lambda x: x.copy_(torch.ones(3)).sum(),
     where="x",
+    says="writes to it, or changes its sizes, a view that requires grad",
 )
 row(
     "other memory of other sizes, with a history",
-    MUTATION,
-    "goes back through it",
+    memory.MEMORY_OF_OTHER_KIND,
     lambda x, y: (setattr(x, "data", y), x * 2)[1],
     lambda: (*leaf(), torch.ones(4)),
     fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1],
 )
 row(
     "other memory of a subclass",
-    MUTATION,
-    "of another class or device",
+    memory.MEMORY_OF_OTHER_CLASS,
     lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
     lambda: (pair(), pair()),
     fixed=lambda x, y: y.a * 2,
 )
 row(
     "set_ that is tracked, twice",
-    MUTATION,
-    "a second time",
+    memory.HISTORY_GIVEN,
     lambda x: (x.set_(WEIGHT * 2), x.set_(WEIGHT * 3), 1)[2],
     ones(),
     fixed=lambda x: (setattr(x, "data", WEIGHT.detach() * 2), setattr(x, "data", WEIGHT.detach() * 3), 1)[2],
 )
 row(
     "set_ of what others share a history with",
-    MUTATION,
-    "and then uses another with that history",
+    memory.HISTORY_REUSED,
     lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2),
     leaf,
     fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2),
 )
 row(
     "set_ of a storage",
-    MUTATION,
-    "of a storage",
+    memory.STORAGE_GIVEN,
     lambda x: x.set_(torch.ones(4).untyped_storage()).sum(),
     ones(),
     fixed=lambda x: x.set_(torch.ones(4)).sum(),
 )
 row(
     "other memory in two ways",
-    MUTATION,
-    "in two ways",
+    memory.MEMORY_IN_TWO_WAYS,
     lambda x: (x.set_(torch.ones(3)), gives(x))[1],
     ones(),
     fixed=sets,
 )
 row(
     "detach_ and a write",
-    MUTATION,
-    "detaches x",
+    memory.DETACHED_AND_WRITTEN,
     detaches,
     ones(),
     fixed=lambda x: (x.detach() * WEIGHT).sum(),
     where="x",
+    says="detaches x",
 )
 row(
     "resize_ into what lies around",
-    MUTATION,
-    "memory that lies around it",
+    memory.RESIZED_AROUND,
     resizes,
     with_surroundings,
     fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1,
 )
 row(
     "resize_ of what was given",
-    MUTATION,
-    "resizes other memory",
+    memory.RESIZES_GIVEN,
     lambda x: (x.set_(torch.ones(3)), x.resize_(5).zero_(), x.sum())[2],
     ones(),
     fixed=lambda x: x.set_(torch.zeros(5)).sum(),
 )
 row(
     "backward to a leaf with a hook",
-    MUTATION,
-    "hooks of it would have to run",
+    memory.HOOKED_GRADIENT_OF_INPUT,
     runs_backward,
     hooked,
     fixed=hook_outside,
     fixed_args=leaf,
     where="x",
+    says="hooks of it would have to run",
 )
 row(
     "the gradient of a leaf with a hook",
-    MUTATION,
-    "hooks of it would have to run",
+    memory.HOOKS_OF_INPUT,
     asks_for_the_gradient,
     hooked,
     fixed=hook_outside,
     fixed_args=leaf,
 )
-row("a hook on a gradient", MUTATION, "register_post_accumulate_grad_hook", registers, leaf, fixed=doubled)
-row("retain_grad inside", MUTATION, "retained", keeps_its_gradient, computed, fixed=doubled, fixed_args=retained)
+row("a hook on a gradient", memory.ACCUMULATE_HOOK, registers, leaf, fixed=doubled)
+row("retain_grad inside", memory.RETAINED_OUTSIDE, keeps_its_gradient, computed, fixed=doubled, fixed_args=retained)
 row(
     "a write to windows",
-    MUTATION,
-    "depends on the order",
+    memory.OVERLAPS_ITSELF,
     fills_windows,
     ones(),
     fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum(),
 )
-row("a write that reads where it writes", MUTATION, "reads elsewhere", adds_shifted, numbers, fixed=adds_a_shifted_copy)
+row("a write that reads where it writes", memory.WRITES_WHAT_IT_READS, adds_shifted, numbers, fixed=adds_a_shifted_copy)
 row(
     "a store into an argument",
-    MUTATION,
-    "stores into a container",
+    memory.STORES_INTO_ARGUMENT,
     stores_in_the_container,
     lambda: ({"h": torch.ones(3)},),
     fixed=writes_into_the_container,
@@ -1007,8 +993,7 @@ row(
 )
 row(
     "an attribute of an argument",
-    MUTATION,
-    "sets an attribute",
+    memory.SETS_ATTRIBUTE,
     sets_an_attribute,
     numbers,
     fixed=lambda x: (x * 2, 3),
@@ -1016,8 +1001,7 @@ row(
 )
 row(
     "requires_grad off below a view",
-    MUTATION,
-    "another input is a view of",
+    memory.SWITCHED_OFF_BASE,
     switches_off,
     lambda: (lambda w: (w, w[1:]))(torch.ones(3, requires_grad=True)),
     fixed=lambda w, x: (w * 2).sum() + x.sum(),
@@ -1025,24 +1009,21 @@ row(
 )
 row(
     "requires_grad after t_",
-    MUTATION,
-    "switches requires_grad",
+    memory.SWITCHED_TOO_LATE,
     transposes_and_switches,
     ones(2, 3),
     fixed=switches_and_transposes,
 )
 row(
     "a write to a storage",
-    MUTATION,
-    "changes the storage",
+    memory.STORAGE_CHANGED,
     lambda x: (x.untyped_storage().fill_(0), x * 2)[1],
     numbers,
     fixed=lambda x: (x.zero_(), x * 2)[1],
 )
 row(
     "share_memory_",
-    MUTATION,
-    "moves the memory",
+    memory.MEMORY_MOVED,
     lambda x: x.share_memory_() * 2,
     numbers,
     fixed=doubled,
@@ -1050,8 +1031,7 @@ row(
 )
 row(
     "memory around a tensor",
-    ALIAS,
-    "around a tensor",
+    memory.AROUND_A_VIEW,
     writes_around,
     lambda: (torch.arange(4.0)[1:],),
     fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
@@ -1059,12 +1039,12 @@ row(
 )
 row(
     "memory of two dtypes",
-    ALIAS,
-    "different dtypes",
+    memory.SHARED_AT_ODDS,
     lambda a, b: (a.add_(1), (a.sum() + b.sum()))[1],
     lambda: (lambda base: (base[:4], base.view(torch.int32)[2:]))(torch.zeros(8)),
     where="a",
     fixed_args=lambda: (lambda base: (base[:4], base.view(torch.int32)[2:].clone()))(torch.zeros(8)),
+    says="different dtypes",
 )
 
 
@@ -1098,17 +1078,16 @@ def has_a_gradient(x: Tensor) -> nn.Parameter:
 
 row(
     "a lambda is stored",
-    MUTATION,
-    "stores a new function",
+    memory.STORES_OBJECT,
     stores(lambda x: lambda: x),
     numbers,
     fixed=stores(lambda x: x),
     where="STATE.made",
+    says="stores a new function",
 )
 row(
     "a parameter it makes is stored, and used",
-    MUTATION,
-    "stores a parameter that it makes",
+    memory.STORES_OWN_LEAF,
     uses_what_it_stores,
     numbers,
     fixed_around=torch.no_grad,
@@ -1116,8 +1095,7 @@ row(
 )
 row(
     "a gradient of a parameter it makes and stores",
-    MUTATION,
-    "gave a gradient",
+    memory.STORES_WITH_GRADIENT,
     stores(has_a_gradient),
     numbers,
     fixed=stores(lambda x: has_a_gradient(x).grad),
@@ -1125,12 +1103,12 @@ row(
 )
 row(
     "a ring is stored",
-    MUTATION,
-    "a container that holds itself",
+    memory.STORES_OBJECT,
     stores(lambda x: ring()[0]),
     numbers,
     fixed=stores(lambda x: ring()[0][:1]),
     where="STATE.made[1]",
+    says="a container that holds itself",
 )
 
 
@@ -1145,68 +1123,67 @@ SPARSE = torch.eye(3).to_sparse()
 TENSOR = fg.UnsupportedTensorError
 row(
     "a sparse argument",
-    TENSOR,
-    "torch.sparse_coo",
+    tracing.NOT_DENSE,
     total,
     lambda: (torch.eye(3).to_sparse(),),
     fixed_args=lambda: (torch.eye(3).to_sparse().to_dense(),),
     where="x",
+    says="torch.sparse_coo",
 )
 row(
     "a subclass that is no wrapper",
-    TENSOR,
-    "Tagged",
+    tracing.SUBCLASS_WITHOUT_FLATTEN,
     total,
     lambda: (torch.ones(3).as_subclass(Tagged),),
     fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),),
     where="x",
+    says="Tagged",
 )
 row(
     "a sparse tensor it closes over",
-    TENSOR,
-    "torch.sparse_coo",
+    tracing.NOT_DENSE,
     lambda x: (x * SPARSE).to_dense(),
     ones(3, 3),
     fixed=lambda x, s: x * s,
     fixed_args=lambda: (torch.ones(3, 3), SPARSE.to_dense()),
+    says="torch.sparse_coo",
 )
 row(
     "a sparse tensor it makes",
-    TENSOR,
-    "makes a sparse tensor",
+    tracing.MAKES_SPARSE,
     lambda x: x.to_sparse().to_dense() * 2,
     numbers,
     fixed=doubled,
+    says="makes a sparse tensor",
 )
 row(
     "a sparse gradient",
-    TENSOR,
-    "sparse",
+    tracing.MAKES_SPARSE,
     lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=True).sum(),
     ones(3, 2),
     transform=fg.grad_compiled,
     fixed=lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=False).sum(),
+    says="sparse",
 )
 row(
     "a quantized tensor it makes",
-    TENSOR,
-    "a quantized tensor",
+    tracing.MAKES_SPARSE,
     lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
     numbers,
     fixed=lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+    says="a quantized tensor",
 )
 row(
     "a nested tensor it makes",
-    TENSOR,
-    "a nested tensor",
+    tracing.MAKES_SPARSE,
     lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0),
     numbers,
     fixed=lambda x: nn.utils.rnn.pad_sequence([x, x[:2]], batch_first=True),
+    says="a nested tensor",
 )
 row(
     "the history of an argument",
-    TENSOR,
-    "history of an input",
+    tracing.HISTORY_OF_INPUT,
     lambda x: x * len(x.grad_fn.next_functions),
     computed,
     fixed=lambda x, n: x * n,
@@ -1214,8 +1191,7 @@ row(
 )
 row(
     "_base",
-    TENSOR,
-    "is a view of (_base)",
+    tracing.BASE_OF_INPUT,
     lambda x: x._base * 2,
     lambda: (torch.ones(4)[1:],),
     fixed=lambda x, base: base * 2,
@@ -1223,78 +1199,79 @@ row(
 )
 row(
     "the address of a tensor",
-    TENSOR,
-    "another one in each call",
+    tracing.ASKS_WHAT_CHANGES,
     lambda x: x * (x.data_ptr() % 2),
     numbers,
     fixed=lambda x, odd: x * odd,
     fixed_args=lambda: (*numbers(), 0),
 )
-row("a pickle", TENSOR, "", lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
+row(
+    "a pickle",
+    tracing.ASKS_WHAT_CHANGES,
+    lambda x: pickle.loads(pickle.dumps(x)) * 2,
+    numbers,
+    fixed=lambda x: x.clone() * 2,
+)
 row(
     "a hook on what it returns",
-    fg.MutationError,
-    "registers a hook on a tensor it was given, and returns",
+    memory.HOOK_ON_RESULT,
     lambda x: (x.register_hook(lambda g: g * 2), x)[1],
     leaf,
     fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1],
 )
 row(
     "while_loop_stack_output",
-    fg.UnsupportedOperatorError,
-    "while_loop_stack_output",
+    tracing.NOT_COMPILED,
     lambda x: torch.ops.higher_order.while_loop_stack_output(
         lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ()
     )[1],
     numbers,
     fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1],
+    says="while_loop_stack_output",
 )
 row(
     "a callback without a derivative",
-    TRANSFORM,
-    "differentiated in reverse mode, and nothing says",
+    tracing.OPAQUE_WITHOUT_DERIVATIVE,
     lambda x: fg.pure_callback(np.sin, x, x).sum(),
     numbers,
     transform=fg.grad_compiled,
     fixed=lambda x: fg.pure_callback(
         np.sin, x, x, vjp=lambda args, out, cotangents: (cotangents * args[0].cos(),)
     ).sum(),
+    says="differentiated in reverse mode, and nothing says",
 )
 row(
     "a callback without a tangent",
-    TRANSFORM,
-    "differentiated in forward mode, and nothing says",
+    tracing.OPAQUE_WITHOUT_DERIVATIVE,
     lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x), (x,), (x,)),
     numbers,
     fixed=lambda x: torch.func.jvp(
         lambda x: fg.pure_callback(np.sin, x, x, jvp=lambda args, out, t: t[0] * args[0].cos()), (x,), (x,)
     ),
+    says="differentiated in forward mode, and nothing says",
 )
 row(
     "a callback of samples",
-    TRANSFORM,
-    "how it is called for a batch",
+    tracing.OPAQUE_WITHOUT_BATCH,
     lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x))(x),
     numbers,
     fixed=lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x, vmap_method="sequential"))(x),
 )
 row(
     "a tensor that a callback closes over",
-    TRACE,
-    "closes over a tensor",
+    tracing.OPAQUE_CLOSES_OVER,
     lambda x: fg.pure_callback(lambda: x.numpy(), x),
     numbers,
     fixed=lambda x: fg.pure_callback(lambda a: a.numpy(), x, x),
 )
 row(
     "an opaque call that writes to shared memory",
-    fg.AliasContractError,
-    "shares memory with another one",
+    memory.OPAQUE_ALIASED_WRITE,
     lambda x: (y := x * 1, FILL(y, y[:1]), y)[2],
     numbers,
     fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2],
 )
-row(
+mistake(
     "an opaque call that says nothing of its result",
     ARGUMENT,
     "does not say how its result looks",
@@ -1302,7 +1279,7 @@ row(
     numbers,
     fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x),
 )
-row(
+mistake(
     "a result that is no tensor's like",
     ARGUMENT,
     "does not say how a result looks",
@@ -1310,7 +1287,7 @@ row(
     numbers,
     fixed=lambda x: fg.pure_callback(np.sin, x, x),
 )
-row(
+mistake(
     "a callback of another size",
     fg.OpaqueCallError,
     "and like says",
@@ -1320,8 +1297,7 @@ row(
 )
 row(
     "a while_loop in a gradient",
-    TRANSFORM,
-    "while_loop is differentiated in reverse",
+    tracing.WHILE_IN_REVERSE,
     lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(),
     numbers,
     transform=fg.grad_compiled,
@@ -1329,40 +1305,37 @@ row(
 )
 row(
     "a body that writes to what it is given",
-    fg.MutationError,
-    "writes to a tensor",
+    memory.BODY_WRITES,
     lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1],
     numbers,
     fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1],
 )
 row(
     "a carry of another type",
-    TRACE,
-    "given a carry of types",
+    tracing.CARRY_CHANGES,
     lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1],
     numbers,
     fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1],
 )
 row(
     "a number as a carry",
-    TRACE,
-    "a carried input of while_loop is 0",
+    tracing.NO_TENSOR,
     lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1],
     numbers,
     fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+    says="a carried input of while_loop is 0",
 )
 row(
     "a result of a body that is no tensor",
-    TRACE,
-    "returns 3.0, which is no tensor",
+    tracing.BODY_RETURNS_NO_TENSOR,
     lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1],
     numbers,
     fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1],
+    says="returns 3.0, which is no tensor",
 )
 row(
     "a number that while_loop is to carry",
-    TRACE,
-    "the body of a while_loop returns what is no tensor",
+    tracing.LOOP_RETURNS_NO_TENSOR,
     lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1],
     numbers,
     fixed=lambda x: torch.while_loop(
@@ -1371,24 +1344,21 @@ row(
 )
 row(
     "a condition that is the same after each step",
-    CONTROL,
-    "the same after each step",
+    tracing.CONDITION_IS_CONSTANT,
     lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
     numbers,
     fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
 )
 row(
     "a condition of many bools",
-    TRACE,
-    "the condition of while_loop returns",
+    tracing.CONDITION_TYPE,
     lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0],
     numbers,
     fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0],
 )
 row(
     "philox in a loop",
-    TRANSFORM,
-    "the same in each of its steps",
+    tracing.BODY_DRAWS_PHILOX,
     lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0],
     numbers,
     options={"rng": "philox"},
@@ -1396,13 +1366,13 @@ row(
 )
 row(
     "branches of other numbers",
-    TRACE,
-    "one branch of torch.cond returns 1",
+    tracing.BRANCHES_DISAGREE,
     lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)),
     numbers,
     fixed=lambda x: torch.cond(
         x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)
     ),
+    says="one branch of torch.cond returns 1",
 )
 
 
@@ -1419,8 +1389,7 @@ def with_a_note(x: Tensor) -> Tensor:
 
 row(
     "an object with a tensor in it",
-    RESULT,
-    "no pytree",
+    tracing.RESULT_HIDES_TENSOR,
     lambda x: Incomparable(x * 2),
     numbers,
     fixed=lambda x: {"x": x * 2},
@@ -1428,8 +1397,7 @@ row(
 )
 row(
     "a new object",
-    RESULT,
-    "returns a new one",
+    tracing.RETURNS_NEW_OBJECT,
     lambda x: (x * 2, {1, 2}),
     numbers,
     fixed=lambda x: (x * 2, [1, 2]),
@@ -1437,8 +1405,7 @@ row(
 )
 row(
     "a tensor with a tensor as its attribute",
-    RESULT,
-    "attribute that holds a tensor",
+    tracing.ATTRIBUTE_OF_RESULT,
     with_a_note,
     numbers,
     fixed=lambda x: (x * 2, x * 3),
@@ -1481,37 +1448,24 @@ LEFT: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
 
 
 def differs(
-    name: str,
-    kind: type[fg.FuncgradError],
-    what: str,
-    change: Callable[..., Any],
-    always: Callable[..., Any],
-    **more: Any,
+    name: str, refusal: Refusal[fg.FuncgradError], change: Callable[..., Any], always: Callable[..., Any], **more: Any
 ) -> None:
-    row(name, kind, what, lambda: in_one_run(change), more.pop("args", numbers), fixed=always, anew=True, **more)
+    row(name, refusal, lambda: in_one_run(change), more.pop("args", numbers), fixed=always, anew=True, **more)
 
 
 differs(
     "a write in one run",
-    TRACE,
-    "writes to x in its second run",
+    tracing.WRITE_IN_TWO_RUNS,
     lambda x: (x.add_(1), x * 2)[1],
     lambda x: (x.add_(1), x * 2)[1],
     where="x",
 )
 differs(
-    "other memory in one run",
-    TRACE,
-    "in one of two runs",
-    gives,
-    lambda x: (gives(x), x * 2)[1],
-    where="x",
-    args=ones(),
+    "other memory in one run", tracing.MEMORY_IN_TWO_RUNS, gives, lambda x: (gives(x), x * 2)[1], where="x", args=ones()
 )
 differs(
     "a gradient in one run",
-    TRACE,
-    "sets the gradient of x",
+    tracing.GRADIENT_IN_TWO_RUNS,
     lambda x: setattr(x, "grad", torch.ones(3)),
     lambda x: (setattr(x, "grad", torch.ones(3)), x * 2)[1],
     where="x",
@@ -1519,19 +1473,17 @@ differs(
 )
 differs(
     "a draw in one run",
-    TRACE,
-    "in its second run and did not in its first",
+    tracing.DRAW_IN_TWO_RUNS,
     lambda x: x + torch.rand(3),
     lambda x: x + torch.rand(3),
     options={"rng": "philox"},
     fixed_options={},
 )
-differs("another structure in one run", TRACE, "another structure", lambda x: [x * 2], lambda x: [x * 2], where=None)
-differs("another number in one run", TRACE, "in its second", lambda x: 3, lambda x: 3, where=None)
+differs("another structure in one run", tracing.STRUCTURE_IN_TWO_RUNS, lambda x: [x * 2], lambda x: [x * 2], where=None)
+differs("another number in one run", tracing.RESULT_IN_TWO_RUNS, lambda x: 3, lambda x: 3, where=None)
 row(
     "another text in one run",
-    TRACE,
-    "in its second",
+    tracing.VALUE_IN_TWO_RUNS,
     lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")),
     numbers,
     anew=True,
@@ -1540,8 +1492,7 @@ row(
 )
 row(
     "another tensor in one run",
-    TRACE,
-    "another outside tensor",
+    tracing.CAPTURE_IN_TWO_RUNS,
     uses_in_turn,
     numbers,
     anew=True,
@@ -1549,16 +1500,14 @@ row(
 )
 row(
     "an error where it is traced alone",
-    TRACE,
-    "where it raises none",
+    tracing.RAISES_IN_TRACE,
     lambda x: x * {torch.Tensor: 2.0}[type(x)],
     numbers,
     fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0),
 )
 row(
     "a tensor that an earlier trace left",
-    TRACE,
-    "earlier trace left behind",
+    tracing.TENSOR_LEFT_BEHIND,
     leaves_behind,
     numbers,
     fixed=lambda x: (x + x * 2, x * 2),
@@ -1646,32 +1595,28 @@ class Storing(torch.autograd.Function):
 
 row(
     "other memory of what was used",
-    MUTATION,
-    "after it was used",
+    memory.MEMORY_AFTER_USE,
     lambda x, y: (lambda z, out: (setattr(z, "data", y), out)[1])(*(lambda z: (z, z * z))(x * 2)),
     lambda: (*leaf(), torch.ones(3)),
     fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2),
 )
 row(
     "other memory of a view, and a write",
-    MUTATION,
-    "to a view of it, or to what it is a view of",
+    memory.MEMORY_AND_WRITES,
     gives_a_view,
     lambda: (torch.ones(3), torch.ones(2)),
     fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1],
 )
 row(
     "other memory of a part of unbind",
-    MUTATION,
-    "once its base was written to",
+    memory.MEMORY_OF_STALE_VIEW,
     lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
     lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)),
     fixed=lambda x, y: y * 1,
 )
 row(
     "a view taken under no_grad of what gets a history",
-    MUTATION,
-    "taken under no_grad of what it detached",
+    memory.RETURNS_NO_GRAD_VIEW,
     views_and_writes,
     leaf,
     where="result",
@@ -1679,8 +1624,7 @@ row(
 )
 row(
     "out= of another size that requires grad",
-    MUTATION,
-    "requires grad other memory (out=)",
+    memory.OUT_REQUIRES_GRAD,
     under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
     lambda: (*leaf(), torch.ones(4)),
     fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1),
@@ -1688,58 +1632,53 @@ row(
 )
 row(
     "out= of another size, transposed",
-    MUTATION,
-    "a transposed layout",
+    memory.OUT_TRANSPOSED,
     lambda x, y: torch.mul(y.t(), 2, out=x) * 1,
     lambda: (torch.ones(3), torch.ones(2, 3)),
     fixed=lambda x, y: y.t() * 2,
 )
 row(
     "set_ of a storage, under autograd",
-    MUTATION,
-    "of a storage",
+    memory.STORAGE_GIVEN,
     under_no_grad(lambda x: x.set_(torch.ones(4).untyped_storage(), 0, (3,)).sum()),
     ones(),
     fixed=lambda x: x.set_(torch.ones(4)[:3].clone()).sum(),
 )
 row(
     "sizes of a leaf that was used",
-    MUTATION,
-    "that was computed or used, under no_grad",
+    memory.RESTRIDED_AFTER_USE,
     changes_a_used_leaf,
     lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)),
     fixed=lambda w, x: (w * 2 + x, w.t())[0],
 )
 row(
     "sizes of a gradient",
-    MUTATION,
-    "that it made the gradient of x",
+    memory.GRADIENT_RESTRIDED,
     changes_a_gradient,
     lambda: (torch.ones(3, 2, requires_grad=True),),
     fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1],
     where="x",
+    says="that it made the gradient of x",
 )
 row(
     "sizes of a result between which a gradient is set",
-    MUTATION,
-    "that it made the gradient of out",
+    memory.GRADIENT_RESTRIDED,
     turns_and_turns,
     leaf,
     where="out",
     fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0],
+    says="that it made the gradient of out",
 )
 row(
     "a view of a leaf that is none any more",
-    MUTATION,
-    "uses a view that it took before",
+    memory.SWITCHED_OFF_WITH_VIEW,
     switches_off_and_writes,
     leaf,
     fixed=lambda x: (x.requires_grad_(False), x[1:] * 2)[1],
 )
 row(
     "a write in a backward pass to its own leaf",
-    MUTATION,
-    "a leaf it made itself",
+    memory.WRITES_IN_BACKWARD_OF_OWN_LEAF,
     writes_in_backward,
     numbers,
     calls=once,
@@ -1749,8 +1688,7 @@ row(
 )
 row(
     "Python state in a backward pass",
-    MUTATION,
-    "in its backward pass",
+    memory.WRITES_STATE_IN_BACKWARD,
     Storing.apply,
     leaf,
     calls=once,
@@ -1759,8 +1697,7 @@ row(
 )
 row(
     "sizes after another sort of memory",
-    MUTATION,
-    "asks for its gradient",
+    memory.RESTRIDED_AND_ASKED,
     lambda x: (x.t_(), x.grad, x.detach() * 2)[2],
     lambda: (torch.ones(2, 3, requires_grad=True),),
     around=torch.no_grad,
@@ -1786,16 +1723,15 @@ class Unequal(TwoTensor):
 
 row(
     "sizes of a subclass in place",
-    MUTATION,
-    "of a TwoTensor in place",
+    memory.RESTRIDES_NO_PLAIN,
     lambda x: x.t_().a + 1,
     lambda: (pair(),),
     fixed=lambda x: x.t().a + 1,
+    says="of a TwoTensor in place",
 )
 row(
     "a write to a subclass beside its inner tensor",
-    ALIAS,
-    "one of them is a tensor subclass",
+    memory.SUBCLASS_SHARES_MEMORY,
     lambda x, y: (x.mul_(2), y * 1)[1],
     lambda: (lambda x: (x, x.a))(pair()),
     where="x",
@@ -1803,8 +1739,7 @@ row(
 )
 row(
     "a write to a view of a subclass",
-    ALIAS,
-    "a tensor subclass that is a view",
+    memory.SUBCLASS_IS_VIEW,
     lambda x: x.mul_(2).a * 1,
     lambda: ((pair(True) * 1)[1:],),
     where="x",
@@ -1812,8 +1747,7 @@ row(
 )
 row(
     "a gradient into an inner tensor",
-    TENSOR,
-    "into an inner tensor",
+    tracing.GRADIENT_INTO_INNER,
     lambda x: x.a * 2,
     lambda: (TwoTensor(*(torch.ones(3, requires_grad=True) for _ in range(2))),),
     where="out",
@@ -1822,8 +1756,7 @@ row(
 )
 row(
     "an inner tensor of what is written to",
-    ALIAS,
-    "over its inner memory",
+    memory.RETURNS_OVER_INNER,
     lambda x: (x.mul_(2), x.a)[1],
     lambda: (pair(),),
     where="out",
@@ -1831,20 +1764,19 @@ row(
 )
 row(
     "torch.cond of a subclass",
-    TENSOR,
-    "takes no tensor subclass",
+    tracing.SUBCLASS_IN_CONTROL_FLOW,
     lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,)),
     lambda: (pair(),),
     fixed=lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x.a,)),
 )
 row(
     "metadata that does not compare",
-    TENSOR,
-    "cannot be compared",
+    tracing.FLATTENS_WRONGLY,
     lambda x: x.a * 2,
     lambda: (Unequal(torch.ones(3), torch.ones(3)),),
     where="x",
     fixed_args=lambda: (TwoTensor(torch.ones(3), torch.ones(3)),),
+    says="cannot be compared",
 )
 
 
@@ -1864,16 +1796,14 @@ def scale_all(xs: list[Tensor]) -> None:
 
 row(
     "an operator that writes to a list",
-    TENSOR,
-    "writes to tensors in a list",
+    tracing.WRITES_TO_LIST,
     lambda x: (scale_all([x]), x * 1)[1],
     numbers,
     fixed=lambda x: x.mul_(2) * 1,
 )
 row(
     "a context of a pytree with a tensor",
-    RESULT,
-    "takes for constant",
+    tracing.CONSTANT_OF_PYTREE,
     lambda x: Held(x * 2),
     numbers,
     fixed=lambda x: [x * 2],
@@ -1881,8 +1811,7 @@ row(
 )
 row(
     "dropout in a reentrant checkpoint",
-    TRANSFORM,
-    "sets the state of the random generator",
+    tracing.STATE_OF_PHILOX,
     lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True),
     leaf,
     options={"rng": "philox"},
@@ -1891,13 +1820,13 @@ row(
 )
 row(
     "a gradient of another class",
-    TRACE,
-    "an incoming gradient is a plain tensor",
+    tracing.COTANGENT_DIFFERS,
     lambda x, g: x * 2,
     lambda: (pair(True), torch.ones(2, 3)),
     calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a,
     where="the backward pass",
     fixed_args=lambda: (pair(True), pair()),
+    says="an incoming gradient is a plain tensor",
 )
 
 
@@ -1921,8 +1850,7 @@ def rebinds(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 row(
     "what it closes over is rebound before a second derivative",
-    TRACE,
-    "was rebound between",
+    tracing.REBOUND_BEFORE_BACKWARD,
     lambda x: x**3 * LOADED[0],
     leaf,
     calls=rebinds,
@@ -1975,8 +1903,7 @@ def stores_in_one_run() -> Any:
 
 row(
     "metadata that it changes",
-    MUTATION,
-    "changes the metadata",
+    memory.METADATA_OF_SUBCLASS,
     changes_metadata,
     lambda: (Scaled(torch.ones(3), 2),),
     where="x",
@@ -1984,8 +1911,7 @@ row(
 )
 row(
     "a store in one run",
-    TRACE,
-    "in one of two runs",
+    tracing.STORE_IN_TWO_RUNS,
     stores_in_one_run,
     numbers,
     anew=True,
@@ -1994,18 +1920,18 @@ row(
 )
 row(
     "an operator that changes more than data",
-    MUTATION,
-    "sets the gradient",
+    memory.MORE_THAN_DATA,
     lambda x: (torch.ops.inductor.accumulate_grad_(x, None, x * 2), x * 1)[1],
     leaf,
     fixed=lambda x: x * 1,
+    says="sets the gradient",
 )
 option("donate_argnums", (0,), (), "not available in this version")
 
 
 # ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────
 
-row(
+mistake(
     "a call that would compile",
     fg.RetraceError,
     "has not been compiled yet",
@@ -2015,7 +1941,7 @@ row(
     where=None,
     fixed_around=contextlib.nullcontext,
 )
-row(
+mistake(
     "a budget that nothing keeps",
     fg.PartitionError,
     "the smallest found",
@@ -2025,7 +1951,7 @@ row(
     options={"memory_budget": "1KiB"},
     fixed_options={"memory_budget": "1MiB"},
 )
-row(
+mistake(
     "a graph with too few values",
     fg.GraphError,
     "takes 1 values, got 0",
@@ -2075,9 +2001,9 @@ def pushed(f: Any) -> Any:
     return lambda x: torch.func.jvp(f, (x,), (x,))[1]
 
 
-row("no rule", CUSTOM, "has no rule for its derivative", fg.custom_vjp(doubled), numbers, fixed=RULED)
-row("fwd returns no pair", CUSTOM, "returned a tensor, not a pair", with_rules(lambda x: x * 2), leaf, fixed=RULED)
-row(
+mistake("no rule", CUSTOM, "has no rule for its derivative", fg.custom_vjp(doubled), numbers, fixed=RULED)
+mistake("fwd returns no pair", CUSTOM, "returned a tensor, not a pair", with_rules(lambda x: x * 2), leaf, fixed=RULED)
+mistake(
     "bwd returns no tuple",
     CUSTOM,
     "not a tuple of 1 cotangents",
@@ -2086,7 +2012,7 @@ row(
     fixed=RULED,
     calls=once,
 )
-row(
+mistake(
     "another structure of a cotangent",
     CUSTOM,
     "a cotangent of structure",
@@ -2095,7 +2021,7 @@ row(
     fixed=RULED,
     calls=once,
 )
-row(
+mistake(
     "another shape of a cotangent",
     CUSTOM,
     "as the cotangent of x, which is",
@@ -2104,7 +2030,7 @@ row(
     fixed=RULED,
     calls=once,
 )
-row(
+mistake(
     "a rule that returns no pair",
     CUSTOM,
     "returned a tensor, not a pair",
@@ -2112,7 +2038,7 @@ row(
     numbers,
     fixed=pushed(ruled(doubled)),
 )
-row(
+mistake(
     "a rule that draws",
     CUSTOM,
     "draws random numbers, and runs again",
@@ -2120,7 +2046,7 @@ row(
     numbers,
     fixed=pushed(ruled(doubled)),
 )
-row(
+mistake(
     "a function with rules closes over what is differentiated",
     CUSTOM,
     "closes over a tensor that is differentiated",
@@ -2128,7 +2054,7 @@ row(
     leaf,
     fixed=lambda x: ruled(doubled)(x),
 )
-row(
+mistake(
     "more rules than arguments",
     CUSTOM,
     "1 arguments, and defjvps has 2 rules",
@@ -2136,15 +2062,8 @@ row(
     numbers,
     fixed=pushed(ONE_RULE),
 )
-row(
-    "forward mode of a custom_vjp",
-    fg.UnsupportedTransformError,
-    "is differentiated in forward mode",
-    pushed(RULED),
-    numbers,
-    fixed=pushed(ONE_RULE),
-)
-row(
+row("forward mode of a custom_vjp", tracing.NO_FORWARD_RULE, pushed(RULED), numbers, fixed=pushed(ONE_RULE))
+mistake(
     "an argument that rules do not differentiate",
     fg.NonDifferentiableArgumentError,
     "is among its nondiff_argnums",
@@ -2152,7 +2071,7 @@ row(
     leaf,
     fixed=RULED,
 )
-row(
+mistake(
     "nondiff_argnums is no position",
     ARGUMENT,
     "nondiff_argnums='x'",
@@ -2161,7 +2080,7 @@ row(
     fixed=RULED,
     where=None,
 )
-row(
+mistake(
     "nondiff_argnums out of range",
     ARGUMENT,
     "was called with 1 arguments",
@@ -2169,7 +2088,7 @@ row(
     numbers,
     fixed=RULED,
 )
-row(
+mistake(
     "a keyword of a function with rules",
     ARGUMENT,
     "can be passed by keyword alone",
@@ -2177,7 +2096,7 @@ row(
     numbers,
     fixed=RULED,
 )
-row(
+mistake(
     "keywords of a function without a signature",
     ARGUMENT,
     "has no signature that says",
@@ -2185,7 +2104,7 @@ row(
     numbers,
     fixed=lambda x: ruled(doubled)(x),
 )
-row(
+mistake(
     "defjvps and nondiff_argnums",
     ARGUMENT,
     "takes no nondiff_argnums",
@@ -2194,6 +2113,39 @@ row(
     fixed=RULED,
     where=None,
 )
+
+
+# ── rows that say another fix ────────────────────────────────────────────────────────────────────────────────────
+
+
+def backward_and_other_memory(x: Tensor) -> Tensor:
+    x.data = x.data * 2
+    (x * x).sum().backward()
+    return x * 1
+
+
+def gradient_and_other_memory(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.data * 2
+    leaf = y.requires_grad_()
+    return torch.autograd.grad((leaf * leaf).sum(), leaf)[0], y.detach() * 1
+
+
+row(
+    "a gradient, and other memory",
+    memory.GRADIENT_OF_INPUT,
+    backward_and_other_memory,
+    leaf,
+    fixed=gradient_and_other_memory,
+    where="x",
+)
+row(
+    "the seed of a generator",
+    tracing.SEED_ASKED_FOR,
+    lambda x: x * (torch.initial_seed() % 7),
+    numbers,
+    fixed=lambda x: (torch.manual_seed(3), x * (torch.initial_seed() % 7))[1],
+)
+
 
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",

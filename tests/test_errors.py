@@ -28,6 +28,8 @@ import funcgrad as fg
 from funcgrad import errors
 from funcgrad.graphs import verify
 from funcgrad.options import read_environment
+from funcgrad.refusals import REFUSALS
+from funcgrad.refusals.__main__ import page
 from funcgrad.slots import Arg, Out, Signature
 from funcgrad.subclasses import inner_tensors, with_inner
 from funcgrad.tags import Tag, tag
@@ -1074,7 +1076,7 @@ def test_what_is_refused_changes_nothing(row):
     with pytest.raises(fg.FuncgradError) as caught:
         refuse(row, args)
     error = caught.value
-    assert type(error) is row.kind and row.what in error.what, str(error)
+    assert type(error) is row.kind and row.says in error.what and error.refusal is row.refusal, str(error)
     assert error.fix
     if row.where == "line":
         found = re.match(r"refused\.py:(\d+) in ", error.where or "")
@@ -1121,61 +1123,71 @@ def test_the_fix_of_what_is_refused_works(row):
             assert a == b
 
 
+NOT_REFUSED_HERE = {
+    "OPAQUE_WRITES_WITHOUT_DERIVATIVE": "test_callbacks.py",
+    "GENERATOR_IN_BACKWARD": "a generator that is made in a backward pass",
+    "SEEDED_BY_OLD_METHOD": "what is seeded is seeded: no call that changes nothing",
+    "LEGACY_VMAP_TWICE": "PyTorch has no public way to nest it",
+    "FORWARD_OVER_WRITES": "test_gradcheck.py",
+    "ONWARD_TO_OWN_GRADIENT": "test_onward.py has a table of its own",
+    "ONWARD": "test_onward.py has a table of its own",
+    "ONWARD_CREATE_GRAPH": "test_onward.py has a table of its own",
+    "ONWARD_TO_BASE": "test_onward.py has a table of its own",
+    "ONWARD_WITH_FAULTS": "test_onward.py has a table of its own",
+    "ONWARD_IN_TWO_RUNS": "test_onward.py has a table of its own",
+    "SECOND_DERIVATIVE_ONWARD": "test_onward.py has a table of its own",
+    "BACKWARD_INPUTS": "as before",
+    "WRITES_OUTSIDE_IN_BACKWARD": "as before",
+    "HOOKS_LEFT_OUT": "test_mutation.py",
+    "SYMBOLIC_ZEROS": "test_transforms.py",
+    "RETURNS_RETAINED": "test_leaves.py",
+    "FILLS_CACHE": "test_state_mended.py",
+    "BACKWARD_OF_OWN_LEAF": "random programs (laws/fuzz.py, seed 903585)",
+    "VIEW_SWITCHED_AND_RESTRIDED": "random programs (laws/fuzz.py, seed 1000438)",
+    "NOT_AN_OPERAND": "a defect: bodies of control flow are given all that they close over",
+    "DRAWN_BY_ANOTHER_THREAD": "two threads in the right order (laws/test_threads.py)",
+    "CUDNN_STATISTICS": "a GPU",
+    "POLICY_ANSWER": "a GPU",
+    "STORAGE_SET": "a subclass whose inner tensors are exchanged (test_subclass.py)",
+    "IN_PLACE_ON_LEAF": "PyTorch's own check comes first where it looks",
+    "RESIZED_UNFOLLOWED": "a custom autograd.Function that changes sizes in place",
+    "TRACKED_ONTO_ITSELF": "of 10,000 random programs that overlap 200 come there (laws/refusals.py)",
+    "MAKES_LAYOUT": "an operator of a library of its own",
+    "NUMBER_LEFT_BEHIND": "a float in a cache, which a guard finds first",
+    "VIEW_BEFORE_SWITCH": "PyTorch's own check comes first where it looks",
+    "VALUES_ON_THE_WAY": "code in C that reads memory (test_captured.py)",
+    "VIEW_OF_AS_STRIDED": "PyTorch's functionalisation, where no path of slices is found",
+    "OPAQUE_OF_SUBCLASS": "test_callbacks.py, as what follows",
+    "BODY_CALLS_ONCE": "a loop that eager PyTorch does not differentiate (test_callbacks.py)",
+    "RUNS_ONCE": "a second derivative of a program with an opaque call",
+    "CHANGED_BEFORE_BACKWARD": "what has no place to be put back to",
+}
+"""Refusals that no row here comes to, and why."""
+
 NOT_IN_THE_TABLE = {
     "this region is open already": "test_engine.py",
     "captured graphs are forgotten where no region is open": "test_engine.py",
     "{statement.name} gave {now}, and gave": "test_engine.py",
     "and was to return (": "test_executable.py",
     "is an opaque call, which runs once": "test_executable.py",
-    "under two levels of autograd's own vmap": "PyTorch has no public way to nest it",
-    "or to more than values, is differentiated": "test_gradcheck.py",
-    "through the history of": "test_onward.py has a table of its own",
-    "which sets the gradient of an input": "as before",
-    "what that runs outside of it": "as before",
-    "some of them would not run in": "test_mutation.py",
-    "a tensor of symbolic zeros": "test_transforms.py",
-    "keeps its gradient (retain_grad())": "test_leaves.py",
-    "in the call that fills the functools.lru_cache": "test_state_mended.py",
-    "depends on a leaf it made itself": "random programs (laws/fuzz.py, seed 903585)",
-    "requires_grad_() on a view": "random programs (laws/fuzz.py, seed 1000438)",
     "GraphError": "a defect: what a stage promises another does not hold (test_graph_that_breaks_a_promise and its "
     "siblings make some)",
     "VerificationError": "a defect: a program computes what eager PyTorch does not",
     "BuildError": "the machine has no compiler",
     "CacheTrustError": "a folder on the machine",
-    "in a call that is not traced": "a defect: bodies of control flow are given all that they close over",
     "the C compiler failed": "a defect",
     "no value that may be saved": "a defect: tags of graphs are made so that there is one",
     "must be in forward (": "a defect, as before",
     "cannot be both": "a defect, as before (test_contradictory_tags_name_both_reasons)",
     "leaves for a structure of": "funcgrad's own call (test_wrong_number_of_leaves)",
     "FUNCGRAD_": "the environment (test_environment)",
-    "another thread drew": "two threads in the right order (laws/test_threads.py)",
-    "cuDNN": "a GPU",
-    "and values are kept where they are": "a GPU",
-    "the function gives {slot} other memory (set_ of a storage)": "a subclass whose inner tensors are exchanged "
-    "(test_subclass.py)",
-    "that requires grad is being used in an in-place operation": "PyTorch's own check comes first where it looks",
-    "where the trace does not follow it": "a custom autograd.Function that changes sizes in place",
-    "several elements of which are one in memory, what": "of 10,000 random programs that overlap 200 come there "
-    "(laws/refusals.py)",
-    "makes a tensor with layout": "an operator of a library of its own",
-    "uses a number that an earlier trace left": "a float in a cache, which a guard finds first",
-    "takes a view under no_grad, or before": "PyTorch's own check comes first where it looks",
-    "reads the values of a tensor on its way": "code in C that reads memory (test_captured.py)",
-    "a view of an as_strided view": "PyTorch's functionalisation, where no path of slices is found",
-    "to memory that lies around it (resize_)": "PyTorch's own check, where ours does not come first",
-    "an opaque call takes no tensor subclass": "test_callbacks.py, as what follows",
     "writes={self.writes}": "positions of arguments that are none",
-    "its backward pass would call it again": "a loop that eager PyTorch does not differentiate (test_callbacks.py)",
     "writes={writes": "what is no position",
     "a function that writes to its arguments is given a derivative": "options that contradict each other",
     "vmap_method={": "an option without such a value",
     "{layout.name} returned {tree}": "a result of another structure",
     "{layout.name} returned a tensor on": "a result on another device",
     "not a tuple of {len(layout.args)} cotangents": "a rule that returns something else",
-    "a derivative runs the function again": "a second derivative of a program with an opaque call",
-    "was changed between a forward pass": "what has no place to be put back to",
 }
 """Part of what the source says of a refusal (or its class) → why no row of the table comes there."""
 
@@ -1207,12 +1219,18 @@ def test_every_refusal_has_a_row(monkeypatch):
     for row in ROWS:
         with pytest.raises(fg.FuncgradError):
             refuse(row, row.args())
+    reached_rows = {row.refusal for row in ROWS}
+    assert {name for name, row in REFUSALS.items() if row not in reached_rows} == NOT_REFUSED_HERE.keys()
     reached = {
         (path, start): any(p == path and start <= line <= end for p, line in made) for path, start, end, _ in refusals()
     }
     missing = {text: f"{path}:{start}" for path, start, _, text in refusals() if not reached[path, start]}
     assert not {text: at for text, at in missing.items() if not any(part in text for part in NOT_IN_THE_TABLE)}
     assert not [part for part in NOT_IN_THE_TABLE if not any(part in text for text in missing)], "there is a row by now"
+
+
+def test_the_page_of_refusals_is_printed_anew():
+    assert DOC.with_name("refusals.md").read_text() == page(), "python -m funcgrad.refusals > docs/refusals.md"
 
 
 def test_every_class_is_refused_for_something():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedTensorError
 from ..graphs import tensors_in, type_text
+from ..refusals.tracing import SUBCLASS_IN_CONTROL_FLOW
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.fakes import fake_below
 from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count
@@ -100,8 +101,4 @@ class Bodies:
 
 def no_subclass(tensor: Tensor) -> UnsupportedTensorError:
     """For a wrapper subclass where control flow takes plain tensors."""
-    return UnsupportedTensorError(
-        f"torch.cond takes no tensor subclass, and no loop does: this is a {type_text(tensor)}",
-        where=user_line(),
-        fix="choose between values with torch.where, or pass the inner tensors",
-    )
+    return SUBCLASS_IN_CONTROL_FLOW(type_text(tensor), where=user_line())

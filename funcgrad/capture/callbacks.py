@@ -15,8 +15,13 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..errors import UnsupportedTensorError, UnsupportedTransformError
 from ..graphs import type_text
+from ..refusals.tracing import (
+    OPAQUE_OF_SUBCLASS,
+    OPAQUE_WITHOUT_BATCH,
+    OPAQUE_WITHOUT_DERIVATIVE,
+    OPAQUE_WRITES_WITHOUT_DERIVATIVE,
+)
 from ..torch_private.autograd import autograd_heard
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
@@ -145,15 +150,9 @@ class Callback:
             return rule
         given = "cotangents" if option == "vjp" else "tangents"
         mode = "reverse" if option == "vjp" else "forward"
-        raise UnsupportedTransformError(
-            f"{self.name} is Python that no trace sees, it is differentiated in {mode} mode, and nothing says what "
-            "its derivative is",
-            where=self.where,
-            fix=f"{self._with(f'{option}=rule')}, with def rule(args, out, {given}) that returns {returns}; or pass "
-            "x.detach()"
-            if not self.writes
-            else f"call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{option}",
-        )
+        if self.writes:
+            raise OPAQUE_WRITES_WITHOUT_DERIVATIVE(self.name, mode, option, where=self.where)
+        raise OPAQUE_WITHOUT_DERIVATIVE(self.name, mode, self._with(f"{option}=rule"), given, returns, where=self.where)
 
     def _with(self, option: str) -> str:
         return f"{self.spelled.removesuffix(')')}, {option})"
@@ -162,12 +161,7 @@ class Callback:
         """The call of a whole batch, which is the first dimension of all its tensors."""
         method = self.vmap_method
         if method is None:
-            raise UnsupportedTransformError(
-                f"{self.name} is Python that no trace sees, and nothing says how it is called for a batch (vmap)",
-                where=self.where,
-                fix=f"""{self._with('vmap_method="sequential"')} calls it for each sample; """
-                '"expand_dims" and "broadcast_all" once, with a batch dimension in front',
-            )
+            raise OPAQUE_WITHOUT_BATCH(self.name, self._with('vmap_method="sequential"'), where=self.where)
         n, is_batched, run = len(tensors), [d is not None for d in dims], self.run
 
         def each(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
@@ -220,11 +214,7 @@ def _vmapped(rule: Rule) -> Rule:
 def _fake(trace: Trace, tensor: Tensor) -> Tensor:
     own = trace.stand_in(tensor)
     if not isinstance(own, FunctionalTensor):
-        raise UnsupportedTensorError(
-            f"an opaque call takes no tensor subclass: this is a {type_text(own)}",
-            where=user_line(),
-            fix="pass its inner tensors",
-        )
+        raise OPAQUE_OF_SUBCLASS(type_text(own), where=user_line())
     return from_functional(own)
 
 

@@ -10,7 +10,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedTensorError
+from ..refusals.tracing import (
+    FLATTENS_WRONGLY,
+    MAKES_LAYOUT,
+    MAKES_SPARSE,
+    NOT_DENSE,
+    SUBCLASS_WITHOUT_FLATTEN,
+    SYMBOLIC_ZEROS,
+)
 from ..subclasses import Wrapping
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
 from .source_location import user_line
@@ -52,26 +59,17 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
     no wrapper."""
     kind = type(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise UnsupportedTensorError(
-            f"a {'quantized tensor' if tensor.is_quantized else f'tensor with layout {tensor.layout}'} cannot be "
-            "traced",
+        raise NOT_DENSE(
+            "quantized tensor" if tensor.is_quantized else f"tensor with layout {tensor.layout}",
+            "dequantize" if tensor.is_quantized else "to_dense",
             where=where or user_line(),
-            fix=f"pass dense floating-point tensors: x.{'dequantize' if tensor.is_quantized else 'to_dense'}()",
         )
     if is_zero_tensor(tensor):
-        raise UnsupportedTensorError(
-            "a tensor of symbolic zeros, with no memory behind it, cannot be an input",
-            where=where or user_line(),
-            fix="pass zeros: torch.zeros_like(x)",
-        )
+        raise SYMBOLIC_ZEROS(where=where or user_line())
     if is_wrapper_subclass(tensor):
         _require_sound_protocol(tensor, where)
     elif kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise UnsupportedTensorError(
-            f"a tensor subclass {kind.__name__} cannot be traced: it is no wrapper (it has no __tensor_flatten__)",
-            where=where or user_line(),
-            fix="pass plain tensors: x.as_subclass(torch.Tensor)",
-        )
+        raise SUBCLASS_WITHOUT_FLATTEN(kind.__name__, where=where or user_line())
 
 
 _MAKES = {
@@ -102,9 +100,7 @@ def require_dense(op: Any) -> None:
     made = _made_by(op)
     if made is not None:
         what, fix = made
-        raise UnsupportedTensorError(
-            f"the function makes {what} ({op}), which is not compiled", where=user_line(), fix=fix
-        )
+        raise MAKES_SPARSE(what, op, fix, where=user_line())
 
 
 def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
@@ -112,11 +108,7 @@ def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
     whatever its name."""
     for result in results:
         if result.layout is not torch.strided:
-            raise UnsupportedTensorError(
-                f"{op} makes a tensor with layout {result.layout}, which is not compiled",
-                where=user_line(),
-                fix="ask for a dense one (sparse=False), or do it outside of the function",
-            )
+            raise MAKES_LAYOUT(op, result.layout, where=user_line())
 
 
 def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
@@ -133,8 +125,4 @@ def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
     if not wrapping.inner:
         fault = "names no inner tensor"
     if fault:
-        raise UnsupportedTensorError(
-            f"what {type(tensor).__name__}.__tensor_flatten__() returns {fault}",
-            where=where or user_line(),
-            fix="return the attributes that hold tensors, and metadata that compares with ==",
-        )
+        raise FLATTENS_WRONGLY(type(tensor).__name__, fault, where=where or user_line())

@@ -18,8 +18,29 @@ from ..autograd_state import (
     version_of,
     view_base,
 )
-from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import type_text
+from ..refusals.memory import (
+    BACKWARD_OF_OWN_LEAF,
+    DETACHED_AND_WRITTEN,
+    GRADIENT_OF_INPUT,
+    GRADIENT_RESTRIDED,
+    HOOKED_GRADIENT_OF_INPUT,
+    IN_PLACE_ON_LEAF,
+    INFERENCE_TENSOR,
+    METADATA_OF_SUBCLASS,
+    ONWARD,
+    OTHER_MEMORY,
+    RESIZED_UNFOLLOWED,
+    RETURNS_OVER_INNER,
+    RETURNS_RETAINED,
+    SHARED_AT_ODDS,
+    STORAGE_SET,
+    SUBCLASS_IS_VIEW,
+    SUBCLASS_SHARES_MEMORY,
+    TRACKED_ONTO_ITSELF,
+    WRITES_IN_BACKWARD_OF_OWN_LEAF,
+)
+from ..refusals.tracing import GRADIENT_INTO_INNER
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
@@ -128,56 +149,24 @@ def refuse(
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
-            raise MutationError(
-                f"the function gives {slot} other memory (set_ of a storage)",
-                where=str(slot),
-                fix="x.set_(y) of a tensor",
-            )
+            raise STORAGE_SET(slot, where=str(slot))
         if own.has_other_metadata:
-            raise MutationError(
-                f"the function changes the metadata of {slot}, a {type(tensor).__name__}",
-                where=str(slot),
-                fix="return a tensor with the new metadata",
-            )
+            raise METADATA_OF_SUBCLASS(slot, type(tensor).__name__, where=str(slot))
         detached = detaches(changes.get(slot, Change()).restrides)
         how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
         if how == "tracked" and "leaf" in histories.get(slot, ""):
-            raise MutationError(
-                f"{histories[slot]} that requires grad is being used in an in-place operation: {slot}",
-                where=str(slot),
-                fix="write under torch.no_grad(), or into a copy: x = x.clone()",
-            )
+            raise IN_PLACE_ON_LEAF(histories[slot], slot, where=str(slot))
         if any(map(trace.lineage.is_unknown, (own.seen, *own.inner))):
-            raise MutationError(
-                f"the function changes the sizes of {slot} where the trace does not follow it (resize_, or in a "
-                "custom autograd.Function)",
-                where=str(slot),
-                fix="return a view instead",
-            )
+            raise RESIZED_UNFOLLOWED(slot, where=str(slot))
         if detached and has_history(trace.current(own.seen)):
-            raise MutationError(
-                f"the function detaches {slot} in place and writes to it in grad mode", where=str(slot), fix="return it"
-            )
+            raise DETACHED_AND_WRITTEN(slot, where=str(slot))
         if histories.get(slot) == "an inference tensor":
-            raise MutationError(
-                f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}",
-                where=str(slot),
-                fix="call it in inference mode, or pass a clone",
-            )
+            raise INFERENCE_TENSOR(slot, where=str(slot))
         if how == "tracked" and overlaps_itself(tensor):
-            raise MutationError(
-                f"the function writes to {slot}, several elements of which are one in memory, what requires grad",
-                where=str(slot),
-                fix="write to what it is a view of, or to a clone",
-            )
+            raise TRACKED_ONTO_ITSELF(slot, where=str(slot))
     for group in groups:
         if group.base in changes and group.at_odds:
-            raise AliasContractError(
-                f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but "
-                f"{group.at_odds}",
-                where=str(group.base.of[0]),
-                fix="pass views of one tensor, or a clone",
-            )
+            raise SHARED_AT_ODDS(" and ".join(map(str, group.base.of)), group.at_odds, where=str(group.base.of[0]))
 
 
 def views_that_follow(
@@ -196,12 +185,7 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.leaf is not own.seen and is_leaf(own.leaf) and id(own.leaf) not in seen and own.leaf.grad is not None:
-            raise MutationError(
-                f"the function calls .backward(), which would go on through the history of {slot}",
-                where=str(slot),
-                fix="call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() "
-                "outside",
-            )
+            raise ONWARD(slot, where=str(slot))
 
 
 def refuse_leaves(
@@ -235,15 +219,8 @@ def refuse_leaves(
         if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):
             faults.append("changes sizes, while that gradient has a history that goes by them")
         if faults:
-            raise MutationError(
-                f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and "
-                f"{' and '.join(faults)}",
-                where=str(slot),
-                fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does"
-                if faults[-1].startswith("hooks")
-                else "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves "
-                "outside what leaves need",
-            )
+            refusal = HOOKED_GRADIENT_OF_INPUT if faults[-1].startswith("hooks") else GRADIENT_OF_INPUT
+            raise refusal(what, slot, " and ".join(faults), where=str(slot))
 
 
 def refuse_restrided_gradients(
@@ -255,13 +232,7 @@ def refuse_restrided_gradients(
         if gradient is not None and (
             lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])
         ):
-            raise MutationError(
-                f"the function changes the sizes of the {type_text(gradient)} that it made the gradient of {slot} "
-                f"(.grad =), or of {slot}",
-                where=str(slot),
-                fix="change its sizes before, or set a copy; name a view (y = x.t()) instead of changing a result in "
-                "place",
-            )
+            raise GRADIENT_RESTRIDED(type_text(gradient), slot, where=str(slot))
 
 
 def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> None:
@@ -269,29 +240,16 @@ def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> Non
     the program."""
     for slot, tensor in made.items():
         if retains_grad(tensor) and depends_on([t for t in others if t is not tensor], tensor):
-            raise MutationError(
-                f"the function returns {slot}, which keeps its gradient (retain_grad()), beside what depends on it",
-                where=str(slot),
-                fix="compute what depends on it in another function",
-            )
+            raise RETURNS_RETAINED(slot, where=str(slot))
 
 
 def refuse_hidden_backward(in_backward: Sequence[Source], failed: Exception | None) -> None:
     """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a
     leaf the function made."""
     if failed is not None:
-        raise MutationError(
-            "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward "
-            "pass would fail",
-            fix="make the leaf outside and pass it as an argument",
-        ) from failed
+        raise BACKWARD_OF_OWN_LEAF() from failed
     for slot in in_backward:
-        raise MutationError(
-            f"the function writes to {slot} in a backward pass that goes to a leaf it made itself (requires_grad_() "
-            "inside)",
-            where=str(slot),
-            fix="make the leaf outside and pass it as an argument",
-        )
+        raise WRITES_IN_BACKWARD_OF_OWN_LEAF(slot, where=str(slot))
 
 
 def refuse_stores(
@@ -351,11 +309,7 @@ def refuse_stores(
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
         if faults:
-            raise MutationError(
-                f"the function gives {slot} other memory (.data =, set_, resize_, out=) and {' and '.join(faults)}",
-                where=str(slot),
-                fix="return the new tensor, or copy_() its values; return results detached",
-            )
+            raise OTHER_MEMORY(slot, " and ".join(faults), where=str(slot))
 
 
 def refuse_inner_tensors(
@@ -373,30 +327,16 @@ def refuse_inner_tensors(
     for slot, tensor in named:
         change = changes.get(slot, Change())
         if slot in tangled and (change.data or change.in_backward):
-            raise AliasContractError(
-                f"the function writes to {slot}, which shares memory with {tangled[slot]}, and one of them is a "
-                "tensor subclass",
-                where=str(slot),
-                fix="pass tensors that share no memory: a clone",
-            )
+            raise SUBCLASS_SHARES_MEMORY(slot, tangled[slot], where=str(slot))
         if slot in subclasses and change.data == "tracked" and view_base(tensor) is not None:
-            raise AliasContractError(
-                f"the function writes to {slot}, a tensor subclass that is a view",
-                where=str(slot),
-                fix="pass what it is a view of, or a clone",
-            )
+            raise SUBCLASS_IS_VIEW(slot, where=str(slot))
     inner_of = {id(inner): slot for slot, own in subclasses.items() for inner in own.inner}
     plain = {id(mirrored[id(t)].seen): slot for slot, t in named if slot not in subclasses}
     for leaf, output in zip(leaves, outputs, strict=True):
         if not isinstance(leaf, Tensor):
             continue
         if {id(t) for t in leaves_below([t for t in (leaf, *inner_tensors(leaf)) if has_history(t)])} & inner_of.keys():
-            raise UnsupportedTensorError(
-                f"a gradient would flow from the result{output.path} into an inner tensor of a subclass, which "
-                "requires grad itself",
-                where=f"out{output.path}",
-                fix="compute with the subclass, or pass its inner tensors as arguments",
-            )
+            raise GRADIENT_INTO_INNER(output.path, where=f"out{output.path}")
         known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
         roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
         shared = [
@@ -404,8 +344,4 @@ def refuse_inner_tensors(
         ]
         # else it is taken again, of the caller's tensor
         if shared and (output.view is None or isinstance(output.view.of, Base)):
-            raise AliasContractError(
-                f"the function writes to {shared[0]} and returns a tensor over its inner memory (out{output.path})",
-                where=f"out{output.path}",
-                fix="return a clone of it",
-            )
+            raise RETURNS_OVER_INNER(shared[0], output.path, where=f"out{output.path}")

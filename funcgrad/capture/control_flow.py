@@ -19,9 +19,17 @@ from attrs import frozen
 from torch import Tensor
 
 from ..control_flow import choose, repeat, scan
-from ..errors import TraceError, UnsupportedTransformError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
+from ..refusals.tracing import (
+    BODY_CALLS_ONCE,
+    BODY_DRAWS,
+    BODY_DRAWS_PHILOX,
+    BRANCH_TYPES,
+    CARRY_CHANGES,
+    CONDITION_TYPE,
+    WHILE_IN_REVERSE,
+)
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from .bodies import no_subclass
@@ -121,11 +129,7 @@ class Choice:
         first, out = graph_of(self.trace, "if_true", self.if_true, fakes)
         second, other = graph_of(self.trace, "if_false", self.if_false, fakes)
         if [type_text(v) for v in out] != [type_text(v) for v in other]:
-            raise TraceError(
-                f"the branches of torch.cond return different types: {type_text(out)} and {type_text(other)}",
-                where=user_line(),
-                fix="return tensors of the same sizes and dtypes from both",
-            )
+            raise BRANCH_TYPES(type_text(out), type_text(other), where=user_line())
         _require_no_draws("a branch of torch.cond", self.is_derivative, first, second)
         outs = [_like(self.trace, t) for t in out]
         if self.trace.graph is not None:
@@ -330,11 +334,7 @@ class While:
         fakes = _fakes(trace, tensors)
         condition, (goes_on, *_) = graph_of(trace, "condition", self.condition, fakes)
         if goes_on.numel() != 1:
-            raise TraceError(
-                f"the condition of while_loop returns {type_text(goes_on)}",
-                where=user_line(),
-                fix="return one bool, as a tensor: .any()",
-            )
+            raise CONDITION_TYPE(type_text(goes_on), where=user_line())
         body, made = graph_of(trace, "body", self.body, fakes)
         _require_same_carry("while_loop", fakes[:n], made)
         _require_no_draws("the body of a while_loop", self.is_derivative, condition, body)
@@ -346,13 +346,7 @@ class While:
     def pulled(
         self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
     ) -> Gradients:
-        raise UnsupportedTransformError(
-            "a while_loop is differentiated in reverse mode, which would have to keep something of every step",
-            where=user_line(),
-            fix="write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, "
-            "new, old) in its body; "
-            "differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
-        )
+        raise WHILE_IN_REVERSE(where=user_line())
 
     def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
         n = self.n_carry
@@ -433,12 +427,7 @@ def _like(trace: Trace, tensor: Tensor, steps: int | None = None) -> Tensor:
 def _require_same_carry(what: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     was, now = [type_text(t) for t in before], [type_text(t) for t in after]
     if was != now:
-        raise TraceError(
-            f"the body of {what} was given a carry of types {', '.join(was)} and returns {', '.join(now)}",
-            where=user_line(),
-            fix="return a carry of the sizes and dtypes of the first one: start from zeros of these, or cast with "
-            ".to()",
-        )
+        raise CARRY_CHANGES(what, ", ".join(was), ", ".join(now), where=user_line())
 
 
 def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> None:
@@ -450,23 +439,9 @@ def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> 
         if isinstance(n.target, Opaque) and has_effect(n)
     ]
     if is_derivative and once:
-        raise UnsupportedTransformError(
-            f"{what} calls {once[0].name}, which runs once, and is differentiated: its backward pass would call it "
-            "again",
-            where=user_line(),
-            fix="call it outside, or make it a fg.pure_callback, which may run again",
-        )
+        raise BODY_CALLS_ONCE(what, once[0].name, where=user_line())
     drawn = [graph for graph in graphs if graph is not None and any(map(is_random, graph.fx.nodes))]
     if is_derivative and (drawn or any(map(draws, graphs))):
-        raise UnsupportedTransformError(
-            f"{what} draws random numbers and is differentiated: its backward pass would draw others",
-            where=user_line(),
-            fix="draw outside and name the draw among the operands: torch.cond(condition, f, g, (x, "
-            "torch.rand_like(x)))",
-        )
+        raise BODY_DRAWS(what, where=user_line())
     if "cond" not in what and any(map(draws, graphs)):
-        raise UnsupportedTransformError(
-            f'{what} draws random numbers with rng="philox", the same in each of its steps',
-            where=user_line(),
-            fix='draw all of them before the loop and slice them in it, or compile with rng="eager"',
-        )
+        raise BODY_DRAWS_PHILOX(what, where=user_line())

@@ -9,8 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from ..autograd_state import gradient_of, is_leaf, renew_history
-from ..errors import MutationError
 from ..graphs import type_text
+from ..refusals.memory import (
+    ACCUMULATE_HOOK,
+    HOOKS_OF_INPUT,
+    RESTRIDED_AND_ASKED,
+    RETAINED_OUTSIDE,
+    SWITCHED_OFF_BASE,
+    SWITCHED_TOO_LATE,
+)
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 from .captures import RestartTrace
@@ -25,19 +32,9 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
     if is_traced(real):
         return
     if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
-        raise MutationError(
-            f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has it "
-            "retained",
-            where=user_line(),
-            fix="do it outside: x.retain_grad() before the call",
-        )
+        raise RETAINED_OUTSIDE(type_text(real), where=user_line())
     if trace.current(tensor) is not tensor and not (reads and trace.lineage.is_given_alone(tensor)):
-        raise MutationError(
-            f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for "
-            "its gradient",
-            where=user_line(),
-            fix="ask for the gradient before",
-        )
+        raise RESTRIDED_AND_ASKED(type_text(real), where=user_line())
     if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
         trace.given_gradient.append(real)
     else:
@@ -79,23 +76,13 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
             and trace.questions.has_hooks(real)
             and real._backward_hooks
         ):
-            raise MutationError(
-                f"the function asks for the gradient of a tensor {type_text(real)} it was given "
-                "(torch.autograd.grad), and hooks of it "
-                "would have to run",
-                where=user_line(),
-                fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
-            )
+            raise HOOKS_OF_INPUT(type_text(real), where=user_line())
 
 
 def require_own(trace: Trace, tensor: Tensor) -> None:
     """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens outside."""
     if id(trace.lineage.named(tensor)) in trace.stand_ins():
-        raise MutationError(
-            "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
-            where=user_line(),
-            fix="register it outside of the function",
-        )
+        raise ACCUMULATE_HOOK(where=user_line())
 
 
 def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
@@ -103,17 +90,12 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
     real = original if not is_traced(original) else trace.reals.get(id(original))
     named = trace.lineage.named(tensor)
     if real is None and named is not tensor and trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
-        raise _switched_too_late()
+        raise SWITCHED_TOO_LATE(where=user_line())
     if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
         if named is not tensor:
-            raise _switched_too_late()
+            raise SWITCHED_TOO_LATE(where=user_line())
         if not on and any(other._base is real for other in trace.reals.values()):
-            raise MutationError(
-                "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view "
-                "of",
-                where=user_line(),
-                fix="do it outside, before the view is taken",
-            )
+            raise SWITCHED_OFF_BASE(where=user_line())
         if on and real._is_view():
             trace.lineage.switched_on(tensor)
         if not on:
@@ -124,11 +106,3 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
             renew_history(view)  # autograd makes none for it any more, should what it looks at have been written to
     for view in trace.switched_with.get(id(tensor), ()):
         view.requires_grad_()
-
-
-def _switched_too_late() -> MutationError:
-    return MutationError(
-        "the function gives a tensor other memory, or other sizes, and switches requires_grad (requires_grad_()) of it",
-        where=user_line(),
-        fix="call requires_grad_() before",
-    )

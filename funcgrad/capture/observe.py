@@ -13,10 +13,11 @@ from attrs import evolve
 from torch import Tensor
 
 from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
-from ..errors import MutationError, UnresolvedCaptureWarning
+from ..errors import UnresolvedCaptureWarning
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
+from ..refusals.memory import STORES_INTO_ARGUMENT, WRITES_STATE_IN_BACKWARD
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written
 from ..state.guards import Guard, Place, same
@@ -215,11 +216,7 @@ class _DryRun:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         self._left.require_replayable()
         if not same_effects(self._left.effects, written.effects):
-            raise MutationError(
-                f"the function writes to Python state in its backward pass: {written.effects[-1]}",
-                where=str(written.effects[-1]),
-                fix="write in the forward pass, or from a hook outside of the compiled function",
-            )
+            raise WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
         return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
@@ -451,13 +448,7 @@ def _require_same(
         if (hidden := hidden_tensor(leaf)) is not None
     ]
     if changed:
-        raise MutationError(
-            f"the function stores into a container it was given, at {changed[0]}",
-            where=changed[0],
-            fix="return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what "
-            "it stores in an object "
-            "that is captured",
-        )
+        raise STORES_INTO_ARGUMENT(changed[0], where=changed[0])
 
 
 def _resolve(

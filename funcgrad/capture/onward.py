@@ -15,15 +15,14 @@ from attrs import field, frozen
 from torch import Tensor
 
 from ..autograd_state import has_hooks, is_leaf, version_of
-from ..errors import MutationError, TraceError
 from ..graphs import type_text
+from ..refusals.memory import BACKWARD_INPUTS, ONWARD_CREATE_GRAPH, ONWARD_TO_BASE, ONWARD_WITH_FAULTS
+from ..refusals.tracing import ONWARD_IN_TWO_RUNS
 from ..slots import Onward
 from .facts import BackwardCall, Facts, Source
 from .questions import Asked
 from .source_location import user_line
 from .stand_ins import Mirrored
-
-_FIX = "call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside"
 
 
 @frozen(eq=False)
@@ -54,23 +53,12 @@ class Passes:
         """A ``.backward()`` has run; ``again``: so that it can be differentiated; ``targets``: to these alone."""
         for own in mirrored.values():
             if any(own.seen is target for target in targets) and not is_leaf(own.seen):
-                raise MutationError(
-                    "the function calls .backward(inputs=…), which sets the gradient of an input "
-                    f"{type_text(own.seen)} "
-                    "that is computed outside",
-                    where=user_line(),
-                    fix="call torch.autograd.grad, and set x.grad to what it returns",
-                )
+                raise BACKWARD_INPUTS(type_text(own.seen), where=user_line())
         seen = {id(own.seen) for own in mirrored.values()}
         above = {key: own for key, own in mirrored.items() if id(own.leaf) not in seen and own.leaf.grad is not None}
         if above and again:
             own = next(iter(above.values()))
-            raise MutationError(
-                "the function calls .backward(create_graph=True), which would go on through the history of an input "
-                f"{type_text(own.seen)}",
-                where=user_line(),
-                fix="call torch.autograd.grad with respect to what is meant",
-            )
+            raise ONWARD_CREATE_GRAPH(type_text(own.seen), where=user_line())
         for own in above.values():
             own.leaf.grad = None
         if above:
@@ -109,12 +97,7 @@ def calls_of(
                 )
                 unheard[slot] = Asked(slot, _HEARD, False, NotImplemented)
             if faults:
-                raise MutationError(
-                    f"the function calls .backward(), which would go on through the history of {slot}, "
-                    f"{' and '.join(faults)}",
-                    where=str(slot),
-                    fix=_FIX,
-                )
+                raise ONWARD_WITH_FAULTS(slot, " and ".join(faults), where=str(slot))
             found[goes_in] = computed[slot] = None
         calls.append(BackwardCall(tuple(found), one.keeps_graph, written))  # type: ignore[arg-type]
     return tuple(calls), tuple(computed), tuple(unheard.values())
@@ -158,13 +141,7 @@ class Handing:
         n = len({slot.call for slot in self.values})
         expected = calls[n].slots if n < len(calls) else ()
         for slot in reached - set(expected):
-            raise MutationError(
-                f"the function calls .backward(), which would go on through the history of {slot}, to another input, "
-                "a leaf that it is a "
-                "view of",
-                where=str(slot),
-                fix=_FIX,
-            )
+            raise ONWARD_TO_BASE(slot, where=str(slot))
         for slot in expected:
             gradient = self.leaves[slot].grad
             # what is written to it later, it had then
@@ -174,10 +151,4 @@ class Handing:
         """Raises ``TraceError`` where the dry run met calls that this run did not make."""
         for slot in self.facts.onward:
             if slot not in self.values:
-                raise TraceError(
-                    f"the function calls .backward(), which goes on through the history of {slot.of}, in one of two "
-                    "runs",
-                    where=str(slot.of),
-                    fix="make it a pure function of its arguments: what it differentiates must not depend on what ran "
-                    "before",
-                )
+                raise ONWARD_IN_TWO_RUNS(slot.of, where=str(slot.of))

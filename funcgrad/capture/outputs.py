@@ -21,8 +21,9 @@ from ..autograd_state import (
     retains_grad,
     view_base,
 )
-from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
+from ..refusals.memory import RETURNS_NO_GRAD_VIEW, STORES_OWN_LEAF, STORES_WITH_GRADIENT
+from ..refusals.tracing import ATTRIBUTE_OF_RESULT, RETURNS_OWN_LEAF
 from ..slots import Arg, Base, Captured, Out, Slot
 from .lineage import Lineage
 from .questions import set_by_function
@@ -109,12 +110,7 @@ def look_at_outputs(
                 and has_history(seen_of)
                 and detaches(view.steps)
             ):
-                raise MutationError(
-                    "the function returns a view taken under no_grad of what it detached, and wrote to that what "
-                    "requires grad",
-                    where=f"result{path}",
-                    fix="take the view in grad mode, or after the write",
-                )
+                raise RETURNS_NO_GRAD_VIEW(where=f"result{path}")
             of_input = view is not None and is_untold(now) and id(seen_of) in slot_of
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             made = id(leaf) not in slot_of
@@ -222,11 +218,7 @@ def _views(
 def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
     for name, value in attributes:
         if isinstance(value, Tensor) or hidden_tensor(value) is not None:
-            raise ResultError(
-                f"the function returns a tensor with an attribute that holds a tensor it computed: result{path}.{name}",
-                where=f"result{path}.{name}",
-                fix="return both",
-            )
+            raise ATTRIBUTE_OF_RESULT(path, name, where=f"result{path}.{name}")
 
 
 def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object]) -> None:
@@ -240,21 +232,8 @@ def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, ob
         if not path.startswith("stored(") or id(tensor) in slot_of:
             continue
         if id(tensor) in depends:
-            raise MutationError(
-                f"the function stores a parameter that it makes, or another leaf ({path}), together with results that "
-                "depend on it",
-                where=path,
-                fix="make it before: call the function once under torch.no_grad(), or make it where the object is made",
-            )
+            raise STORES_OWN_LEAF(path, where=path)
         if id(tensor) not in returned and gradient_of(tensor) is not None:
-            raise MutationError(
-                f"the function stores a tensor that it made and gave a gradient (.grad =, .backward()): {path}",
-                where=path,
-                fix="store the gradient itself, or return the tensor, too",
-            )
+            raise STORES_WITH_GRADIENT(path, where=path)
     if depends:
-        raise UnsupportedTransformError(
-            "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend "
-            "on it",
-            fix="make the leaf outside and pass it as an argument",
-        )
+        raise RETURNS_OWN_LEAF()

@@ -15,7 +15,8 @@ from attrs import define, field, frozen
 from torch import SymInt, Tensor, nn
 
 from ..autograd_state import has_history, has_hooks
-from ..errors import MutationError, UnsupportedTensorError
+from ..refusals.memory import SETS_ATTRIBUTE
+from ..refusals.tracing import ASKS_WHAT_CHANGES, BASE_OF_INPUT, HISTORY_OF_INPUT
 from ..slots import Arg, Captured
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
@@ -87,11 +88,7 @@ class _History:
         return self.known_as
 
     def __getattr__(self, name: str) -> Any:
-        raise UnsupportedTensorError(
-            f"the function looks into the history of an input (grad_fn.{name})",
-            where=user_line(),
-            fix="look at it outside of the function",
-        )
+        raise HISTORY_OF_INPUT(name, where=user_line())
 
 
 @frozen(eq=False)
@@ -177,11 +174,7 @@ class Questions:
     def require_no_base(self, real: Tensor) -> None:
         """What an input is a view of may be compared with None, not computed with: the next call's is another one."""
         if id(real) in self.bases:
-            raise UnsupportedTensorError(
-                "the function uses the tensor that an input is a view of (_base)",
-                where=user_line(),
-                fix="pass it as an argument",
-            )
+            raise BASE_OF_INPUT(where=user_line())
 
     def has_hooks(self, real: Tensor) -> bool:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another
@@ -221,17 +214,11 @@ def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor
     tensor."""
     for slot, real in named:
         for name in set_by_function(inputs[id(real)]) if not is_wrapper_subclass(real) else ():
-            raise MutationError(
-                f"the function sets an attribute of a tensor it was given: {slot}.{name}",
-                where=str(slot),
-                fix="set it outside, or return what it is set to",
-            )
+            raise SETS_ATTRIBUTE(slot, name, where=str(slot))
 
 
 def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
     if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(3).f_code.co_filename)):
         what, fix = _UNKNOWABLE[func]
-        raise UnsupportedTensorError(
-            f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix
-        )
+        raise ASKS_WHAT_CHANGES(what, fix, where=user_line())

@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..errors import TraceError, UnsupportedTransformError
+from ..errors import FuncgradError, Refusal
 from ..generators import (
     generator_state,
     initial_seed,
@@ -29,12 +29,24 @@ from ..generators import (
 )
 from ..graphs import type_text
 from ..philox import philox
+from ..refusals.tracing import (
+    DRAW_IN_TWO_RUNS,
+    DRAW_TOO_WIDE,
+    GENERATOR_COPIED,
+    GENERATOR_IN_BACKWARD,
+    GENERATOR_OF_PHILOX,
+    NO_PHILOX_RULE,
+    NORMAL_WITH_GAPS,
+    SEED_ASKED_FOR,
+    SEEDED_BY_OLD_METHOD,
+    SEEDED_UNTOLD,
+    STATE_OF_PHILOX,
+)
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import argument_names, draws_random, generator_id, is_operator
-from .error_translation import own_generator
 from .reads import Reads
 from .recorder import Recorder
 from .source_location import user_line
@@ -102,10 +114,7 @@ class Draws:
 
     def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
         """``torch.seed``: by another number in each call, which the function asks for."""
-        self._refuse(
-            "seeds the random generator with a number that it is told (torch.seed)",
-            "torch.manual_seed(n), or seed outside",
-        )
+        self._refuse(SEEDED_UNTOLD)
 
     def seed_one(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
         """``Generator.manual_seed``."""
@@ -116,7 +125,7 @@ class Draws:
 
     def clone(self, _: Any, generator: torch.Generator) -> NoReturn:
         """``Generator.clone_state``."""
-        raise own_generator("the function", "that is a copy of another (clone_state)")
+        raise GENERATOR_COPIED(where=user_line())
 
     def initial_seed(self, original: Callable[..., Any], generator: torch.Generator) -> int:
         """``Generator.initial_seed``: known where the function has set it."""
@@ -124,9 +133,7 @@ class Draws:
         if seed is not None:
             return seed % 2**64
         if is_default(generator) or generator_id(generator) in (self._outside or ()):
-            self._refuse(
-                "asks for the seed of a random generator, which is another in other calls", "pass it as an argument"
-            )
+            self._refuse(SEED_ASKED_FOR)
         return original(generator)  # type: ignore[no-any-return]
 
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
@@ -162,15 +169,14 @@ class Draws:
         if self._outside is None or known in self._outside:
             return
         if self._trace.current_pass == "backward" or not is_new(generator):
-            raise own_generator("the function", "that it makes itself, in a backward pass or with another state")
+            raise GENERATOR_IN_BACKWARD(where=user_line())
         with outside_transforms(), mode:
             seed_generator(initial_seed(generator), generator.device, generator)
 
     def _done(self, op: Any, *args: Any) -> None:
         """Something else is done to a generator than to draw from it."""
         if self._is_pure and not isinstance(args[-1], torch.Generator):
-            seeds = "sets the state of the random generator (torch.manual_seed, fork_rng)"
-            self._refuse(f"{seeds}, of which its numbers are not made", 'rng="eager"')
+            self._refuse(STATE_OF_PHILOX)
         self._call(op, *args)
         self.drawn += 1
 
@@ -180,8 +186,8 @@ class Draws:
         self._reads.tape.forget([out])
         return out
 
-    def _refuse(self, what: str, fix: str) -> NoReturn:
-        error = UnsupportedTransformError(f"the function {what}", where=user_line(), fix=fix)
+    def _refuse(self, refusal: Refusal[FuncgradError]) -> NoReturn:
+        error = refusal(where=user_line())
         self._trace.refused = error
         raise error
 
@@ -190,7 +196,7 @@ class Draws:
         cannot be replaced)."""
         seed, heard = seeds_noted()
         if heard == self._seeds[1] and seed != self._seeds[0]:
-            self._refuse("sets the state of the random generator by a method it took before", "torch.manual_seed")
+            self._refuse(SEEDED_BY_OLD_METHOD)
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
         """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager
@@ -207,11 +213,7 @@ class Draws:
         """Refuse ``normal_`` of a tensor with gaps in memory: of 16 elements on, eager PyTorch draws one by one for
         it, and in pairs of eight for the dense tensor that the functional form makes."""
         if op is aten.normal_.default and not self._is_pure and not is_dense(args[0]) and args[0].numel() >= _PAIRED:
-            raise UnsupportedTransformError(
-                f"normal_ fills a tensor {type_text(args[0])} whose elements do not lie side by side in memory",
-                where=user_line(),
-                fix='draw first, and copy (x[:, ::2].copy_(torch.randn(n, m))), or compile with rng="philox"',
-            )
+            raise NORMAL_WITH_GAPS(type_text(args[0]), where=user_line())
 
     def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of a random operator; ``NotImplemented`` for one that is recorded as it is."""
@@ -223,23 +225,15 @@ class Draws:
         generator = arguments.pop("generator", None)
         if generator is not None and not is_default(generator):
             if self._is_pure:
-                raise own_generator(op, 'other than the default one, with rng="philox"')
+                raise GENERATOR_OF_PHILOX(op, where=user_line())
             self._met(generator, self._trace.tracer)
         self.drawn += 1
         if not self._is_pure:
             return NotImplemented
         if op not in RULES:
-            raise UnsupportedTransformError(
-                f'{op} is not made of counter-based numbers: rng="philox" has no rule for it',
-                where=user_line(),
-                fix='rng="eager"',
-            )
+            raise NO_PHILOX_RULE(op, where=user_line())
         if self._key is None and not self._first_run:
-            raise TraceError(
-                "the function draws random numbers in its second run and did not in its first",
-                where=user_line(),
-                fix="make it a pure function of its arguments: what it draws must not depend on what ran before",
-            )
+            raise DRAW_IN_TWO_RUNS(where=user_line())
         _require_accepted(op, args, kwargs)
         like = op(*args, **kwargs)
         if self._key is None:
@@ -431,9 +425,7 @@ def _between(draw: Draw, low: int, high: int) -> Tensor:
         return draw.result((bits & (span - 1) if span < 2**64 else bits) + low)
     if span < 2**63:
         return draw.result(torch.remainder(bits, span) + low)
-    raise UnsupportedTransformError(
-        f"a draw of whole numbers from {low} to {high - 1}", where=user_line(), fix='rng="eager"'
-    )
+    raise DRAW_TOO_WIDE(low, high - 1, where=user_line())
 
 
 @_rule(

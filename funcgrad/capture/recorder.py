@@ -10,18 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..errors import TraceError
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_true, scalar, size
 from ..graphs import Graph, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
+from ..refusals.tracing import NOT_AN_OPERAND, NUMBER_LEFT_BEHIND
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
 from ..torch_private.modes import TorchDispatchMode
 from ..trees import flatten
 from .bodies import Bodies
-from .error_translation import not_an_operand
 from .fake_tensor_cache import Results
 from .floats import NotSymbolicError
 from .regions import Region, mark
@@ -184,7 +183,7 @@ class Recorder:
     def _constant(self, value: Tensor) -> fx.Node:
         assert self.graph is not None
         if isinstance(value, FakeTensor):
-            raise not_an_operand(user_line())
+            raise NOT_AN_OPERAND(where=user_line())
         name = f"constant{len(self.constants)}"
         with without_modes():
             self.constants[name] = value.detach().clone()
@@ -196,11 +195,7 @@ class Recorder:
     def _scalar_node(self, value: Any) -> Any:
         number = self.symbols.floats.node(value)
         if number is None or number.floats is not self.symbols.floats:
-            raise TraceError(
-                "the function uses a number that an earlier trace left behind",
-                where=user_line(),
-                fix="do not keep numbers it was given in a cache, a global or an attribute; return them",
-            )
+            raise NUMBER_LEFT_BEHIND(where=user_line())
         if not number.symbols:
             return number.hint
         if number.text not in self._scalars:

@@ -18,8 +18,8 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..checkpoint_policies import Policy, name_asked
-from ..errors import UnsupportedTransformError
 from ..graphs import is_getitem, is_view, tensors_in, value_of
+from ..refusals.tracing import CHECKPOINT_CONTEXTS, POLICY_ANSWER
 from ..tags import Said, Tag, said_of, say
 from ..torch_private.autograd import checkpoint_contexts, policy_context
 from ..torch_private.operators import is_operator
@@ -55,11 +55,7 @@ class Region:
         if isinstance(answer, bool):
             answer = CheckpointPolicy.MUST_SAVE if answer else CheckpointPolicy.PREFER_RECOMPUTE
         if "OFFLOAD" in answer.name and any(t.device.type != "cpu" for t in tensors_in(out)):
-            raise UnsupportedTransformError(
-                f"a checkpoint policy asks for {answer.name} of {op}, and values are kept where they are",
-                where=user_line(),
-                fix="answer with MUST_SAVE or MUST_RECOMPUTE",
-            )
+            raise POLICY_ANSWER(answer.name, op, where=user_line())
         named = f" of {name_asked()!r}" if name_asked() else ""
         return Said(self.number, self.name, _FLAGS[answer], f"the policy of {self.name} says {answer.name}{named}")
 
@@ -88,12 +84,7 @@ def _policy(context_fn: Callable[[], tuple[Any, Any]]) -> Policy | None:
         return None
     policy: Policy | None = getattr(contexts[0], "policy_fn", None)
     if policy is None:
-        raise UnsupportedTransformError(
-            "torch.utils.checkpoint is given a context_fn whose contexts are not those of "
-            "create_selective_checkpoint_contexts",
-            where=user_line(),
-            fix="say what is saved with a policy: context_fn=partial(create_selective_checkpoint_contexts, policy)",
-        )
+        raise CHECKPOINT_CONTEXTS(where=user_line())
     return policy
 
 

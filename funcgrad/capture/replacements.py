@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..errors import UnsupportedTransformError
 from ..graphs import tensors_in
+from ..refusals.tracing import CALLS_LINEARIZE
 from .captures import GradientsMatter
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
@@ -90,9 +90,4 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedTransformError(
-        "the function calls torch.func.linearize, which starts a tracer of its own",
-        where=user_line(),
-        fix="fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the "
-        "compiled function",
-    )
+    raise CALLS_LINEARIZE(where=user_line())

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..errors import MutationError, ResultError, TraceError
+from ..refusals.memory import HOOK_ON_RESULT
+from ..refusals.tracing import CONSTANT_OF_PYTREE, RESULT_HIDES_TENSOR, RETURNS_NEW_OBJECT, VALUE_IN_TWO_RUNS
 from ..subclasses import is_traced
 from ..trees import Leaf, Tree
 
@@ -51,11 +52,7 @@ def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) ->
     they do not."""
     for leaf in leaves:
         if id(leaf) in hooked:
-            raise MutationError(
-                "the function registers a hook on a tensor it was given, and returns that tensor",
-                where=hooked[id(leaf)],
-                fix="return another tensor, x.view_as(x), or register the hook outside of the function",
-            )
+            raise HOOK_ON_RESULT(where=hooked[id(leaf)])
 
 
 def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:
@@ -64,22 +61,11 @@ def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> 
     for kind, context in contexts(tree):
         hidden = hidden_tensor((context,))
         if hidden is not None:
-            raise ResultError(
-                f"the function returns a {kind.__name__}, and what its pytree takes for constant holds a tensor: "
-                "context" + hidden.removeprefix("[0]"),
-                where="result",
-                fix=f"let the flatten function of {kind.__name__} return the tensor among the children, not in the "
-                "context",
-            )
+            raise CONSTANT_OF_PYTREE(kind.__name__, hidden.removeprefix("[0]"), where="result")
     for leaf, path in zip(leaves, paths, strict=True):
         hidden = hidden_tensor(leaf)
         if hidden is not None:
-            raise ResultError(
-                f"the function returns a {type(leaf).__name__}, which is no pytree, and a tensor it computed is in it: "
-                f"result{path}{hidden}",
-                where=f"result{path}",
-                fix=_instead_of(leaf),
-            )
+            raise RESULT_HIDES_TENSOR(type(leaf).__name__, path, hidden, _instead_of(leaf), where=f"result{path}")
 
 
 def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequence[Any]) -> None:
@@ -89,19 +75,9 @@ def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequenc
         if leaf is before or isinstance(leaf, (Tensor, *_SYMBOLIC)):
             continue
         if isinstance(leaf, PLAIN) and repr(leaf) != repr(before):
-            raise TraceError(
-                f"the function's result{path} was {before!r} in its first run and is {leaf!r} in its second",
-                where=f"result{path}",
-                fix="make it a pure function of its arguments: no clocks, no counters, no randomness from Python",
-            )
+            raise VALUE_IN_TWO_RUNS(path, before, leaf, where=f"result{path}")
         if not _is_immutable(leaf):
-            raise ResultError(
-                f"the function makes a {type(leaf).__name__} and returns it: eager PyTorch returns a new one from "
-                "each call, a "
-                "compiled function would return this one from all of them",
-                where=f"result{path}",
-                fix=_instead_of(leaf),
-            )
+            raise RETURNS_NEW_OBJECT(type(leaf).__name__, _instead_of(leaf), where=f"result{path}")
 
 
 def hidden_tensor(value: Any) -> str | None:

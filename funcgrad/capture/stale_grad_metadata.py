@@ -19,6 +19,13 @@ from torch import Tensor
 from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
 from ..errors import MutationError
 from ..graphs import tensors_in, type_text
+from ..refusals.memory import (
+    HISTORY_REUSED,
+    MEMORY_AFTER_USE,
+    MEMORY_AND_WRITES,
+    MEMORY_OF_OTHER_KIND,
+    RESTRIDED_AFTER_USE,
+)
 from .source_location import user_line
 
 
@@ -68,11 +75,7 @@ class Forgotten:
 
     def given(self, known: Callable[[Tensor], bool], what: str) -> None:
         """What was ``known`` as one tensor is given other memory (``x.data = y``), unheard of by what has saved it."""
-        error = MutationError(
-            f"the function gives {what} other memory (.data =) after it was used, and goes back through what used it",
-            where=user_line(),
-            fix="use the other tensor itself, or give it before",
-        )
+        error = MEMORY_AFTER_USE(what, where=user_line())
         for tensor, nodes in self._used.values():
             self._outdated |= dict.fromkeys(nodes if known(tensor) else (), error)
 
@@ -80,12 +83,7 @@ class Forgotten:
         """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still
         share one history, which it finds again by how it lies in memory, if that was written to since the
         ``version``."""
-        error = MutationError(
-            f"the function gives {what} other memory (.data =), and writes to it, to a view of it, or to what it is a "
-            "view of",
-            where=user_line(),
-            fix="use the other tensor itself",
-        )
+        error = MEMORY_AND_WRITES(what, where=user_line())
         self._parted.append((tensor, by, version, error))
 
     def require_apart(self) -> None:
@@ -99,12 +97,7 @@ class Forgotten:
     def severed(self, tensor: Tensor, what: str) -> None:
         """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd
         tracks that."""
-        error = MutationError(
-            f"the function gives {what} with a history other memory, or one to it (set_), and then uses another with "
-            "that history",
-            where=user_line(),
-            fix="x.data = y",
-        )
+        error = HISTORY_REUSED(what, where=user_line())
         self._severed.append((family_of(tensor), tensor, error))
 
     def require_whole(self, values: Iterable[Any]) -> None:
@@ -115,12 +108,7 @@ class Forgotten:
 
     def misfits(self, by: Tensor, what: str) -> None:
         """``by`` stands for what has a history of other sizes, or of another dtype."""
-        self._outdated[by.grad_fn] = MutationError(
-            f"the function gives {what} that requires grad other memory of another kind, {type_text(by)}, and goes "
-            "back through it",
-            where=user_line(),
-            fix="use the other tensor itself: autograd would go on with a gradient of other sizes",
-        )
+        self._outdated[by.grad_fn] = MEMORY_OF_OTHER_KIND(what, type_text(by), where=user_line())
 
     def require_saved(self, roots: Iterable[Any]) -> None:
         """Raises ``MutationError`` where a backward pass from ``roots`` would come to such a node."""
@@ -155,13 +143,7 @@ class Forgotten:
         computed = not real._is_view() and own.requires_grad and has_history(own)
         error = self._errors.get(id(tensor))
         if error is None and (used or (computed and not fits)):
-            error = MutationError(
-                f"the function changes the sizes of a tensor {type_text(own)} that was computed or used, under "
-                f"no_grad ({func.__name__})",
-                where=user_line(),
-                fix="do it in grad mode or before, or take the view: autograd would go on with a gradient of other "
-                "sizes",
-            )
+            error = RESTRIDED_AFTER_USE(type_text(own), func.__name__, where=user_line())
         if error is not None:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
         if used:  # what was computed from it is still there

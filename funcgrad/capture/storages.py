@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import DataDependentControlFlowError, FuncgradError, MutationError
+from ..errors import DataDependentControlFlowError, FuncgradError
+from ..refusals.memory import MEMORY_MOVED, MORE_THAN_DATA, STORAGE_CHANGED
+from ..refusals.tracing import ASKED_FOR_MEMORY, STORAGE_SIZE
 from ..torch_private.tensors import storage_identity
 from .source_location import user_line
 
@@ -65,27 +67,14 @@ class TracedStorage:
 
 def _refused(what: str) -> FuncgradError:
     if what.endswith(("_()", "=")):
-        return MutationError(
-            f"the function changes the storage of a tensor ({what})",
-            where=user_line(),
-            fix="write to the tensor (x.copy_(y), x.zero_()), or do it outside of the function",
-        )
+        return STORAGE_CHANGED(what, where=user_line())
     if what == "nbytes()":
-        return DataDependentControlFlowError(
-            "the function asked how large the storage of an input is, which may be larger than what the input looks at",
-            where=user_line(),
-            fix="x.numel() * x.element_size()",
-        )
+        return STORAGE_SIZE(where=user_line())
     return _unknown(f"the storage of a tensor ({what})")
 
 
 def _unknown(what: str) -> DataDependentControlFlowError:
-    return DataDependentControlFlowError(
-        f"the function asked for {what}: there is no memory behind a tensor while it is traced",
-        where=user_line(),
-        fix="compute with torch functions, do it outside of the function, or wrap what reads memory in a "
-        "torch.library.custom_op",
-    )
+    return ASKED_FOR_MEMORY(what, where=user_line())
 
 
 def require_memory_in_place(func: Any) -> None:
@@ -93,11 +82,7 @@ def require_memory_in_place(func: Any) -> None:
     if func is Tensor.__dlpack__:
         raise _unknown("the memory of a tensor (DLPack)")
     if func is Tensor.share_memory_ or func is Tensor.pin_memory:
-        raise MutationError(
-            f"the function moves the memory of a tensor ({func.__name__}())",
-            where=user_line(),
-            fix="do it outside of the function",
-        )
+        raise MEMORY_MOVED(func.__name__, where=user_line())
 
 
 _MORE_THAN_DATA = {
@@ -112,7 +97,7 @@ def require_data_alone(op: Any) -> None:
     """Raise for an operator that changes more of a tensor than its elements."""
     name = op.name()
     if name in _MORE_THAN_DATA:
-        raise MutationError(f"{name} {_MORE_THAN_DATA[name]}", where=user_line(), fix="call it outside of the function")
+        raise MORE_THAN_DATA(name, _MORE_THAN_DATA[name], where=user_line())
 
 
 STORAGES = {Tensor.untyped_storage, Tensor.storage}

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx
 
 from ..autograd_state import renew_history
-from ..errors import CapturedTransformError, FuncgradError, GraphError, TraceError
+from ..errors import FuncgradError, GraphError
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
+from ..refusals.tracing import CAPTURE_IN_TWO_RUNS, OF_OUTER_TRANSFORM, TENSOR_LEFT_BEHIND
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
@@ -277,12 +278,7 @@ class Trace(Recorder):
                 return torch.zeros(real.shape, dtype=real.dtype, device=real.device)
         if id(real) not in self.captured:
             if self._stand_in_for is None:
-                raise TraceError(
-                    f"the function used another outside tensor ({type_text(real)}) in its second run than in its first",
-                    where=user_line(),
-                    fix="make it a pure function of its arguments: no caches filled on the first call, no randomness "
-                    "from Python",
-                )
+                raise CAPTURE_IN_TWO_RUNS(type_text(real), where=user_line())
             require_traceable(real, user_line())
             self.questions.require_no_base(real)
             self.bind(real, self._stand_in_for(real), user_line())
@@ -296,12 +292,7 @@ class Trace(Recorder):
             if traced:
                 value = self.lineage.current(value)
             if traced and any(fake_mode_of(inner) not in (None, self.fakes) for inner in inner_tensors(value)):
-                raise TraceError(
-                    f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
-                    where=user_line(),
-                    fix="do not keep tensors computed in the function in a cache, a global or an attribute; return "
-                    "them (has_aux=True)",
-                )
+                raise TENSOR_LEFT_BEHIND(type_text(value), where=user_line())
             if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
                 value = self._read_now(value)
             elif is_transform_wrapper(value) and id(value) not in self.captured:
@@ -328,11 +319,7 @@ class Trace(Recorder):
             return wrapper
         if self.at_level and level_of(wrapper) <= self.at_level:
             return self._read_now(self.lineage.current(self.lift(wrapper)))
-        error = CapturedTransformError(
-            f"the function closes over a tensor {type_text(inner)} that belongs to an enclosing torch.func transform",
-            where=user_line(),
-            fix="let the compiled function be the outermost: compile the transformed function, fg.jit(torch.vmap(f))",
-        )
+        error = OF_OUTER_TRANSFORM(type_text(inner), where=user_line())
         error.wrapper = wrapper
         raise error
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..autograd_state import bump_version, family_of, version_of
-from ..errors import MutationError
 from ..graphs import is_expanded, target_text, tensors_in
+from ..refusals.memory import WRITES_WHAT_IT_READS
 from ..slots import Slot
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import running_node
@@ -215,12 +215,7 @@ def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
                 "Please clone() the tensor before performing the operation."
             )
         if (not is_same or name in _UNCHECKED) and share_elements(other, target):
-            raise MutationError(
-                f"{target_text(what)} writes to memory it reads elsewhere: the result depends on the order in which "
-                "it goes",
-                where=user_line(),
-                fix="read a copy: x[2::2].copy_(x[:-2:2].clone())",
-            )
+            raise WRITES_WHAT_IT_READS(target_text(what), where=user_line())
 
 
 _FILLING = {"fill", "masked_fill", "index_fill"}

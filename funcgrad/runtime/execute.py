@@ -22,9 +22,10 @@ from ..autograd_state import bump_version, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
-from ..errors import MutationError, UnsupportedTransformError
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
+from ..refusals.memory import HOOKS_LEFT_OUT
+from ..refusals.tracing import DRAWN_BY_ANOTHER_THREAD
 from ..slots import Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
@@ -125,13 +126,7 @@ class Differentiable:
         every = frozenset[int]().union(*self.runs)
         run = frozenset[int]().union(*(own for own, here in zip(self.runs, arrived, strict=True) if here))
         if run and run != every:
-            raise MutationError(
-                "several hooks or custom autograd.Functions of a compiled function write in backward, and some of "
-                "them would not run in "
-                "this backward pass: the results that they made have no gradient here",
-                where="the backward pass",
-                fix="call backward from all results at once, or compile the parts as functions of their own",
-            )
+            raise HOOKS_LEFT_OUT(where="the backward pass")
         return bool(run)
 
 
@@ -308,12 +303,7 @@ def _write(target: Tensor, value: Tensor) -> None:
 
 def _require_same_draws(own: OwnDraws) -> None:
     if own.not_passed:
-        raise UnsupportedTransformError(
-            "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a "
-            "second derivative",
-            where="the backward pass that is differentiated (create_graph=True)",
-            fix='compile with rng="philox", or draw in one thread at a time',
-        )
+        raise DRAWN_BY_ANOTHER_THREAD(where="the backward pass that is differentiated (create_graph=True)")
 
 
 def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:

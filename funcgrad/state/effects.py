@@ -22,7 +22,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..errors import ContainerError, MutationError
+from ..errors import ContainerError
+from ..refusals.memory import STORES_OBJECT
 from ..slots import Stored
 from ..trees import LEAF, flatten
 from .caches import keeps_traced
@@ -175,12 +176,7 @@ class Written:
         """Raise ``MutationError`` for the first thing that cannot be replayed."""
         if self._refused:
             name, what = self._refused[0]
-            raise MutationError(
-                f"the function stores {what} in {name}",
-                where=name,
-                fix="store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for "
-                "a gradient)",
-            )
+            raise STORES_OBJECT(what, name, where=name)
 
     # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -20,6 +20,7 @@ import numpy as np
 from attrs import frozen
 
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
+from ..refusals.tracing import DRAWS_ELSEWHERE, ITERATES
 from .code import Mentions
 from .guards import Place
 
@@ -100,11 +101,7 @@ def put_back(
 
 
 def refuse_draw(generator: Generator) -> ImpureFunctionError:
-    return ImpureFunctionError(
-        f"the function draws from {generator.name}: the number would be the same on each call",
-        where=generator.name,
-        fix="draw with torch (torch.rand(()), torch.randint), or draw outside and pass the number as an argument",
-    )
+    return DRAWS_ELSEWHERE(generator.name, where=generator.name)
 
 
 def _mentions(
@@ -117,12 +114,7 @@ def _mentions(
 
 
 def refuse_iterator(name: str) -> ImpureFunctionError:
-    return ImpureFunctionError(
-        f"the function reads {name}, an iterator that goes on with each call: what it gives would be the same on each "
-        "call",
-        where=name,
-        fix="take the next item outside and pass it as an argument",
-    )
+    return ITERATES(name, where=name)
 
 
 def is_iterator(value: Any) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor, fx
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
-from ..errors import TraceError, UnsupportedTransformError
 from ..executable import Executable
 from ..generators import Drawn
 from ..graphs import (
@@ -32,6 +31,7 @@ from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..options import Options
+from ..refusals.tracing import REBOUND_BEFORE_BACKWARD, SECOND_DERIVATIVE_OF_GRADIENT, SECOND_DERIVATIVE_ONWARD
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
@@ -76,28 +76,17 @@ def differentiable(
         """Runs the function again, so what it closes over must be what it was."""
         leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
         if leaf is not None:
-            raise UnsupportedTransformError(
-                f"a function that sets or reads {leaf}.grad, or calls requires_grad_() on it, is differentiated a "
-                "second time",
-                where="the backward pass that is differentiated (create_graph=True)",
-                fix="compute the gradient with torch.autograd.grad inside, and do to leaves outside what leaves need",
+            raise SECOND_DERIVATIVE_OF_GRADIENT(
+                leaf, where="the backward pass that is differentiated (create_graph=True)"
             )
         if inner.facts.onward:
-            raise UnsupportedTransformError(
-                f"a function that calls .backward() through the history of {inner.facts.onward[0].of} is "
-                "differentiated a second time",
-                where="the backward pass that is differentiated (create_graph=True)",
-                fix="compute the gradient with torch.autograd.grad inside, and return it",
+            raise SECOND_DERIVATIVE_ONWARD(
+                inner.facts.onward[0].of, where="the backward pass that is differentiated (create_graph=True)"
             )
         require_repeatable(joint.graph)
         for slot, then in zip(ins, given, strict=True):
             if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
-                raise TraceError(
-                    f"{slot} was rebound between a forward pass and a backward pass that is differentiated "
-                    "(create_graph=True)",
-                    where=str(slot),
-                    fix="pass it as an argument, or rebind it after the backward pass",
-                )
+                raise REBOUND_BEFORE_BACKWARD(slot, where=str(slot))
         with autocast_as(autocast), as_it_was(inner.facts.state):
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 

@@ -17,7 +17,9 @@ from ..capture.derived import Gradients, spread
 from ..capture.results import hidden_tensor
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
-from ..errors import AliasContractError, ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError, TraceError
+from ..errors import ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError
+from ..refusals.memory import OPAQUE_ALIASED_WRITE
+from ..refusals.tracing import OPAQUE_CLOSES_OVER
 from ..torch_private.functional import from_functional
 from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import Tree, flatten, unflatten
@@ -175,11 +177,7 @@ class _Opaque:
         )
         path = hidden_tensor([*(cell.cell_contents for cell in cells), *bound])
         if path is not None:
-            raise TraceError(
-                f"{name} runs when the program does, and closes over a tensor, or a number, of the trace",
-                where=where,
-                fix=f"pass it as an argument: {self.spelled}",
-            )
+            raise OPAQUE_CLOSES_OVER(name, self.spelled, where=where)
 
     def _written(self, packed: Sequence[Packed], tensors: Sequence[Tensor], name: str, where: str | None) -> list[int]:
         n = len(packed)
@@ -192,11 +190,7 @@ class _Opaque:
         written = [place.index for i in self.writes for place in packed[i].places]
         lies = [_memory(t) for t in tensors] if written else []
         if any(lies[i] == lies[j] for i in written for j in range(len(lies)) if i != j):
-            raise AliasContractError(
-                f"{name} writes to an argument that shares memory with another one",
-                where=where,
-                fix="pass it once, or a clone() of what is only read",
-            )
+            raise OPAQUE_ALIASED_WRITE(name, where=where)
         return written
 
 

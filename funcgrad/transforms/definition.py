@@ -22,13 +22,8 @@ from torch.autograd.graph import get_gradient_edge
 from ..autograd_state import has_history
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
-from ..errors import (
-    ArgumentError,
-    AuxError,
-    NonDifferentiableArgumentError,
-    NonScalarOutputError,
-    UnsupportedTransformError,
-)
+from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
+from ..refusals.tracing import FORWARD_OVER_WRITES
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private.autograd import forbid_writes
 from ..torch_private.levels import transforms_or_duals
@@ -309,13 +304,7 @@ class Pullback:
                 variables[i] = value
             results = self.inner.run_pure(*variables)
             if results is None:
-                raise UnsupportedTransformError(
-                    "a gradient of a function that writes to memory that inputs share, or to more than values, is "
-                    "differentiated in "
-                    "forward mode",
-                    where=definition_line(self.root),
-                    fix="take the derivative by torch.func: torch.func.jvp(torch.func.grad(f), ...)",
-                )
+                raise FORWARD_OVER_WRITES(where=definition_line(self.root))
             return tuple(
                 results[outs.index(slot)] for slot, t in zip(self.active, cotangents, strict=True) if t is not None
             )

@@ -20,7 +20,7 @@ from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
-from ..errors import ReadsWarning, RetraceError, TraceError
+from ..errors import ReadsWarning, RetraceError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -28,6 +28,7 @@ from ..layers.layer import statements_of
 from ..layers.stack import with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
+from ..refusals.tracing import RAISES_IN_TRACE
 from ..runtime.cache import ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
@@ -206,12 +207,7 @@ class Programs:
                 _LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2
             )
             return result
-        raise TraceError(
-            f"the function raises {type(error).__name__} where it is traced ({error}), and has run in eager PyTorch, "
-            "where it raises none",
-            where=user_line_of(error),
-            fix="let it not depend on what a traced tensor lacks: its type, its memory, attributes of its own",
-        ) from error
+        raise RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""

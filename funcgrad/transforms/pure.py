@@ -17,10 +17,10 @@ from ..capture.autocast import Autocast, autocast_as
 from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
-from ..errors import UnsupportedTransformError
 from ..generators import Drawn
 from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
+from ..refusals.tracing import RUNS_ONCE
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, sharing_dual_level, unbatched_at, vmap_level
@@ -359,13 +359,7 @@ def require_repeatable(graph: Graph) -> None:
         None,
     )
     if once is not None:
-        raise UnsupportedTransformError(
-            f"a derivative runs the function again, and {once.target.name} ({once.target!r}) runs once",
-            # type: ignore[union-attr]
-            where=where_of(once),
-            fix="call it outside of the compiled function, or take both derivatives inside: "
-            "fg.jit(torch.func.grad(...))",
-        )
+        raise RUNS_ONCE(once.target.name, once.target, where=where_of(once))
 
 
 def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:

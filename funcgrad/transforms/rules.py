@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
-from ..errors import CustomDerivativeError, NonDifferentiableArgumentError, UnsupportedTransformError
+from ..errors import CustomDerivativeError, NonDifferentiableArgumentError
 from ..generators import mark_of
+from ..refusals.tracing import NO_FORWARD_RULE
 from ..torch_private.levels import (
     FORWARD_MODE,
     dual_parts,
@@ -292,13 +293,7 @@ class VjpFunction(_Ruled):
         _, at = innermost_transform()
         # a level of reverse mode inside of this one takes the rule; of autograd's own it may be either
         if call.level < max(at + 1, 0):
-            raise UnsupportedTransformError(
-                f"{name_of(call.rules[0])} is differentiated in forward mode, and custom_vjp has a rule for reverse "
-                "mode alone",
-                where=user_line(),
-                fix="define it with custom_jvp, from which reverse mode follows, or take the derivative in reverse "
-                "mode (vjp, jacrev)",
-            )
+            raise NO_FORWARD_RULE(name_of(call.rules[0]), where=user_line())
         wrt = [i for i, tangent in enumerate(tangents) if tangent is not None]
         active = [i for i, like in enumerate(ctx.like) if like.is_active]
 

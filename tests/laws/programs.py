@@ -287,7 +287,7 @@ def run(
     try:
         outs = transform(f)(*inputs)
     except (RuntimeError, IndexError, TypeError, NameError, AttributeError) as error:
-        seen.error = f"{type(error).__name__}: {error}"
+        seen.error, seen.refused = f"{type(error).__name__}: {error}", reason_of(error)
         seen.stages["changed"] = not all(torch.equal(a, b) for a, b in zip(before, map(_data, inputs), strict=True))
         return seen
     everything = [*inputs, *outs]
@@ -311,7 +311,7 @@ def run(
             total.backward()
     except RuntimeError as error:
         seen.stages["backward"] = "raises"
-        seen.refused = reason_of(str(error))
+        seen.refused = reason_of(error)
         return seen
     seen.stages["backward"] = "runs"
     seen.stages["grads"] = [_data(t.grad) for t in leaves if t.grad is not None]
@@ -375,14 +375,9 @@ def _leaves(tensors: list[Tensor]) -> list[Tensor]:
     return list({id(t): t for t in found}.values())
 
 
-def refusal(found: Seen) -> str | None:
-    """Why a compiled function says that it does not carry something out."""
-    return found.refused if found.error is None else reason_of(found.error)
-
-
 def difference(expected: Seen, found: Seen) -> str | None:
     """What differs between two runs; None if nothing does."""
-    if found.error is not None and refusal(found) is not None:
+    if found.error is not None and found.refused is not None:
         return f"{found.error}\n… left an input changed" if found.stages["changed"] else None
     if (expected.error is None) != (found.error is None):
         return f"eager: {expected.error or 'runs'}\ncompiled: {found.error or 'runs'}"
@@ -445,7 +440,7 @@ def check_once(program: Program, refused: Counter[str] | None = None) -> str | N
         differs = difference(expected, found)
         if differs:
             return f"{which} call: {differs}"
-        reason = refusal(found)
+        reason = found.refused
         if reason is not None and refused is not None and expected.error is None and which == "first":
             refused[reason] += 1
     return None

@@ -1,0 +1,17 @@
+"""All that a trace refuses, one row each: the class of the error, what it says, and what to do instead.
+
+The tests read the rows (each has a call that comes to it, and a call as its fix says, which works), and so do the
+ceilings of random programs and ``docs/errors.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import FuncgradError, Refusal
+from . import memory, tracing
+
+REFUSALS: Mapping[str, Refusal[FuncgradError]] = {
+    name: row for module in (memory, tracing) for name, row in vars(module).items() if isinstance(row, Refusal)
+}
+"""By name."""
