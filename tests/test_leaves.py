@@ -455,7 +455,11 @@ REFUSED = {
     "hooks": (lambda x, y: (x * y).sum().backward(), lambda: (hooked(), values()), "hooks of it would have to run"),
     "retained": (lambda x, y: x.retain_grad(), lambda: (leaf() * 2, values()), "has it retained"),
     "overlap": (lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2, overlapping, "writes to one that overlaps with it"),
-    "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0], lambda: (leaf(False), values()), "asks for its gradient"),
+    "sizes": (
+        lambda x, y: (torch.no_grad()(x.unsqueeze_)(0), setattr(x, "grad", y[None]))[0],
+        lambda: (leaf(), values()),
+        "asks for its gradient",
+    ),
     "memory": (lambda x, y: (x.requires_grad_(), setattr(x, "data", y))[0] * 2, lambda: (leaf(False), values()), "gives it other memory"),
 }
 
@@ -768,3 +772,81 @@ def test_a_result_keeps_its_gradient_when_it_comes_to_look_otherwise():
 
     for f in (restrided, set_to_none, set_again, given_other_memory):
         torch.testing.assert_close(fg.jit(f)(values()), f(values()))
+
+
+def restrided_and_given(x, y):
+    x.unsqueeze_(0)
+    x.grad = x.detach() * 2
+    return x.grad * 3, x
+
+
+def given_and_restrided_back(x, y):
+    x.grad = x.detach() * 2
+    x.unsqueeze_(0)
+    x.squeeze_()
+    return (x.grad * 2,)
+
+
+def restrided_and_set_to_none(x, y):
+    x.unsqueeze_(-1)
+    x.grad = None
+    return (x * 2 if x.grad is None else x * 3,)
+
+
+def given_other_memory_and_a_gradient(x, y):
+    x.data = y[:2] * 2
+    x.grad = y[:2] * 3
+    return (x * 2,)
+
+
+def written_to_beside_what_overlaps(x, y):
+    y.mul_(2)
+    x.grad = x.detach() * 2
+    return (x * 3,)
+
+
+def its_gradient_is_written_to(x, y):
+    y.mul_(2)
+    if x.grad is not None:
+        x.grad.mul_(2)
+    return x.grad if x.grad is None else (x.grad * 1,)
+
+
+def plain():
+    return leaf(False), values()
+
+
+def kin():
+    base = torch.arange(8.0)
+    return base[:4], base[2:6]
+
+
+def kin_with_a_gradient():
+    x, y = kin()
+    x.grad = torch.ones(4)
+    return x, y
+
+
+def computed_kin():
+    base = torch.arange(8.0).requires_grad_() * 1
+    return base[:4], base[2:6]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize(
+    ("f", "make"),
+    [
+        *((f, make) for f in (restrided_and_given, given_and_restrided_back, restrided_and_set_to_none) for make in (
+            plain, lambda: (leaf() * 2, values()), lambda: (values()[1:3], values()),
+        )),
+        (given_other_memory_and_a_gradient, plain),
+        *((written_to_beside_what_overlaps, make) for make in (kin, kin_with_a_gradient, computed_kin)),
+        (its_gradient_is_written_to, kin_with_a_gradient),
+    ],
+)  # fmt: skip
+def test_a_gradient_is_set_of_what_none_arrives_at(f, make):
+    """What requires no grad, or is computed outside, has the gradient that it is given, whatever else is done to it."""
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error

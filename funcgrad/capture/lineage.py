@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..autograd_state import is_leaf, made_by_python, version_of
+from ..autograd_state import gradient_of, is_leaf, made_by_python, version_of
 from ..errors import MutationError
 from ..graphs import tensors_in
 from ..subclasses import is_traced
@@ -32,7 +32,7 @@ class Lineage:
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
         self._given: dict[int, Tensor] = {}
-        self._how_given: dict[int, tuple[HowGiven, Tensor, int]] = {}
+        self._how_given: dict[int, tuple[HowGiven, Tensor, int, bool]] = {}
         self._restrided_before: dict[int, int] = {}
         self._unknown: set[int] = set()
         self._ruled: set[int] = set()
@@ -85,7 +85,8 @@ class Lineage:
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
-        self._how_given[id(tensor)] = how, by, version_of(by)
+        before = id(tensor) in self._how_given and self.how_given(tensor).written  # its version counter is the one it had
+        self._how_given[id(tensor)] = how, by, version_of(by), before
         steps = self._restrides.setdefault(id(tensor), [])
         del steps[self._restrided_before.setdefault(id(tensor), len(steps)) :]  # of memory it has no more
         self._alive += [tensor, by, memory]
@@ -107,8 +108,9 @@ class Lineage:
 
     def how_given(self, tensor: Tensor) -> Given:
         """How it was given that."""
-        how, by, version = self._how_given[id(tensor)]
-        return Given(how, tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :]), version_of(by) != version)
+        how, by, version, before = self._how_given[id(tensor)]
+        restrides = tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :])
+        return Given(how, restrides, before or version_of(by) != version)
 
     def is_given_alone(self, tensor: Tensor) -> bool:
         """Whether it was given other memory, and looked as it was made until then: it has the gradient that it had."""
@@ -139,6 +141,11 @@ class Lineage:
     def looks(self, tensor: Tensor) -> Sequence[Tensor]:
         """What has stood for a tensor since it was restrided, or given other memory, in order."""
         return self._looks.get(id(tensor), ())
+
+    def gradient_of(self, tensor: Tensor) -> Tensor | None:
+        """The gradient of a tensor: of what it has become, or the one it had before it came to look otherwise, and still has."""
+        found = (gradient_of(look) for look in (self.current(tensor), tensor, *self.looks(tensor)))
+        return next((gradient for gradient in found if gradient is not None), None)
 
     def named(self, tensor: Tensor) -> Tensor:
         """The tensor of the function's that a view stands for; any other is itself."""

@@ -165,7 +165,7 @@ class Lifter(TorchFunctionMode):
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) and is_traced(original) else None
+            found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) else None
             if found is not None:
                 return found
         given = kwargs or {}
@@ -250,7 +250,10 @@ class Lifter(TorchFunctionMode):
                 where=user_line(),
                 fix="do it outside: x.retain_grad() before the call",
             )
-        if self._trace.current(tensor) is not tensor and not (reads and self._trace.lineage.is_given_alone(tensor)):
+        named = tensor if is_traced(tensor) else self._trace.lift(tensor)
+        now = self._trace.current(named)
+        arrives = real.is_leaf and (real.requires_grad or now.requires_grad)  # else, what is set is set, and nothing else
+        if arrives and now is not named and not (reads and self._trace.lineage.is_given_alone(named)):
             raise MutationError(
                 f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
                 where=user_line(),
@@ -264,15 +267,13 @@ class Lifter(TorchFunctionMode):
             raise RestartTrace(real.grad)
 
     def _gradient_kept(self, tensor: Tensor, how: str) -> Tensor | None:
-        """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that away."""
+        """The gradient that a tensor had before it came to look otherwise, which it still has; to set another takes that away."""
+        tensor = tensor if is_traced(tensor) else self._trace.lift(tensor)
         now, others = self._trace.current(tensor), [tensor, *self._trace.lineage.looks(tensor)]
         with without_function_modes():
-            for look in (look for look in others if look is not now):
-                if how == "__set__":
-                    look.grad = None
-                elif how == "__get__" and gradient_of(now) is None and (found := gradient_of(look)) is not None:
-                    return found
-        return None
+            for look in (look for look in others if look is not now) if how == "__set__" else ():
+                look.grad = None
+            return self._trace.lineage.gradient_of(tensor) if how == "__get__" and now is not tensor else None
 
     def takes_gradient(self, tensor: Tensor) -> None:
         """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires grad."""
