@@ -10,12 +10,10 @@ from attrs import evolve
 from torch import Tensor
 
 from ..autograd_state import gradient_of, is_leaf, made_by_python, version_of
-from ..errors import MutationError
 from ..graphs import tensors_in
 from ..subclasses import is_traced
 from ..torch_private.functional import view_kind
 from ..torch_private.modes import without_function_modes
-from .source_location import user_line
 from .views import Given, HowGiven, Step, detaches
 
 
@@ -52,8 +50,6 @@ class Lineage:
             op, args = _AS_ANOTHER[op], (source, tuple(args[1].shape))
         with without_function_modes():
             version, without_grad = version_of(source), not source.requires_grad
-        if id(source) in self._switched_on and not torch.is_grad_enabled():
-            raise _of_a_view()
         rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
@@ -156,9 +152,7 @@ class Lineage:
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
     def switched_on(self, view: Tensor) -> None:
-        """Write down that an input, a view, comes to require grad: for itself, while it stands here for its base, too."""
-        if self.is_looked_at(view):
-            raise _of_a_view()
+        """Write down that an input, a view, comes to require grad: for itself, as what it is a view of does not."""
         self._switched_on.add(id(view))
 
     def is_switched_on(self, view: Tensor) -> bool:
@@ -223,14 +217,6 @@ _AS_ANOTHER = {
     torch.ops.aten.reshape_as.default: torch.ops.aten.reshape.default,
 }
 """Views of the sizes of another tensor, which is not there when they are taken again, and the views of those sizes."""
-
-
-def _of_a_view() -> MutationError:
-    return MutationError(
-        "the function takes a view under no_grad, or before it calls requires_grad_(), of an input that is a view itself",
-        where=user_line(),
-        fix="take the view in grad mode, after requires_grad_(); or call that outside",
-    )
 
 
 def _hashable(value: Any) -> Any:

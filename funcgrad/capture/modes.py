@@ -332,6 +332,8 @@ class Lifter(TorchFunctionMode):
                 )
             if on and real._is_view():
                 self._trace.lineage.switched_on(tensor)
+            if on:
+                self._trace.questions.are_views([real])
             if not on:
                 self._trace.lineage.switched_off(tensor)
             self._trace.switched.append((tensor, on))
