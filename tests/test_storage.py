@@ -870,3 +870,17 @@ def test_each_write_to_memory_that_is_given_counts():
         function(x, torch.ones(3))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.sum().backward()
+
+
+@pytest.mark.parametrize("before", [lambda x: x.contiguous(), lambda x: x[1:] * 2])
+def test_a_view_that_was_written_to_used_and_given_other_memory_is_refused(before):
+    """In eager PyTorch it has the history that it had when it was used; asked for now, it would be found anew."""
+
+    def f(x, y):
+        y[:1].mul_(5)
+        before(x)
+        x.data = x.detach()[:2] + 1
+
+    base = torch.arange(8.0).requires_grad_() * 1
+    with pytest.raises(fg.MutationError, match="a view that requires grad"):
+        fg.jit(f)(base[1:7:2], base[:4])

@@ -296,8 +296,8 @@ def refuse_stores(
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given, tracked = lineage.how_given(own), any(t is now and tracked for t, tracked in lineage.written(lambda t, now=now: t is now))  # type: ignore[misc]
         moved = given.how == "data" and version_of(mirror.family) != mirror.version
-        # autograd finds its history again, by how it lies in memory: what was computed of it before would have another one
-        if own.requires_grad and view_base(own) is not None and (given.restrides or tracked or (moved and is_used(now))):
+        # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
+        if own.requires_grad and view_base(own) is not None and (given.restrides or tracked or (moved and (is_used(own) or is_used(now)))):
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
