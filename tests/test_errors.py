@@ -1154,7 +1154,6 @@ NOT_REFUSED_HERE = {
     "TRACKED_ONTO_ITSELF": "of 10,000 random programs that overlap 200 come there (laws/refusals.py)",
     "MAKES_LAYOUT": "an operator of a library of its own",
     "NUMBER_LEFT_BEHIND": "a float in a cache, which a guard finds first",
-    "VIEW_BEFORE_SWITCH": "PyTorch's own check comes first where it looks",
     "VALUES_ON_THE_WAY": "code in C that reads memory (test_captured.py)",
     "VIEW_OF_AS_STRIDED": "PyTorch's functionalisation, where no path of slices is found",
     "OPAQUE_OF_SUBCLASS": "test_callbacks.py, as what follows",

@@ -298,9 +298,28 @@ def saved_then_set(x, w):
     return (product,)
 
 
+def given_and_looked_at_without_history(x, y):
+    with torch.no_grad():
+        x.data = y * 2
+        look = x.view_as(x)
+    return look * look, x.detach() * 2
+
+
+def set_and_looked_at_without_history(x, y):
+    with torch.no_grad():
+        x.set_(y * 2)
+        look = x[:1]
+    return (look * look,)
+
+
 BACKWARD = [(f, flat) for f in (
     saved_then_shrunk, shrunk_then_saved, shrunk_and_written_what_requires_grad, a_part_is_saved, saved_then_set,
-)] + [(keeps_its_gradient, with_gradient)]  # fmt: skip
+)] + [(keeps_its_gradient, with_gradient)] + [
+    (f, make) for f in (given_and_looked_at_without_history, set_and_looked_at_without_history) for make in (
+        computed, lambda: (leaf(), torch.ones(3)),
+        lambda: ((torch.arange(8.0).requires_grad_() * 1)[2:5], torch.ones(3)),
+    )
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("f", "make"), [*SIZES, *TRACKED, *BACKWARD])

@@ -829,3 +829,88 @@ def test_a_history_is_not_found_again_in_memory_that_was_given(f):
     it has no more."""
     with pytest.raises(fg.MutationError, match="to a view of it, or to what it is a view of"):
         fg.jit(f)(leaf(), torch.ones(3))
+
+
+def written_before_it_is_given(x, y, z):
+    x[0] = 3.0
+    x.data = z * 2
+
+
+def the_other_is_written_first(x, y, z):
+    with torch.no_grad():
+        y.mul_(2)
+    x.data = z * 2
+
+
+def the_other_is_written_after(x, y, z):
+    x.data = z * 2
+    y.mul_(3)
+
+
+def written_after_it_is_given(x, y, z):
+    with torch.no_grad():
+        x.data = z * 2
+        x.mul_(3)
+
+
+def given_twice_and_written_between(x, y, z):
+    x.data = z * 2
+    with torch.no_grad():
+        x.mul_(3)
+    x.data = z * 4
+
+
+GIVEN_VIEWS = [
+    written_before_it_is_given, the_other_is_written_first, the_other_is_written_after, written_after_it_is_given,
+    given_twice_and_written_between,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f", GIVEN_VIEWS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda base: (base[4:], base[:3], torch.ones(4)),
+        lambda base: (base[1:5], base[3:], torch.ones(4)),
+        lambda base: (base[2:6], base, torch.ones(4)),
+        lambda base: (base.view(2, 4), base[:2], torch.ones(2, 4)),
+    ],
+    ids=["apart", "overlapping", "base", "other sizes"],
+)
+def test_a_view_that_requires_grad_is_given_other_memory_beside_writes(f, make):
+    """Autograd finds its history again when asked, by how it lies in the memory that it was given: whoever writes to
+    the caller's tensors as eager PyTorch does leaves them as it does."""
+    case = Case(lambda: make(torch.arange(8.0).requires_grad_() * 1), lambda x, y, z: (f(x, y, z), (y * 2,))[1])
+    compiled = fg.jit(case.f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_each_write_to_memory_that_is_given_counts():
+    def f(x, y):
+        x.data = y * 1
+        with torch.no_grad():
+            x.mul_(2)
+        x.data = y * 2
+
+    for function in (f, fg.jit(f)):
+        x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+        product = x * w
+        function(x, torch.ones(3))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+@pytest.mark.parametrize("before", [lambda x: x.contiguous(), lambda x: x[1:] * 2])
+def test_a_view_that_was_written_to_used_and_given_other_memory_is_refused(before):
+    """In eager PyTorch it has the history that it had when it was used; asked for now, it would be found anew."""
+
+    def f(x, y):
+        y[:1].mul_(5)
+        before(x)
+        x.data = x.detach()[:2] + 1
+
+    base = torch.arange(8.0).requires_grad_() * 1
+    with pytest.raises(fg.MutationError, match="a view that requires grad"):
+        fg.jit(f)(base[1:7:2], base[:4])

@@ -193,6 +193,7 @@ def refuse_leaves(
     switches: Mapping[Source, tuple[bool, ...]],
     read: Sequence[Source],
     named: Sequence[tuple[Source, Tensor]],
+    now: Mapping[Source, Tensor],
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
 ) -> None:
@@ -200,13 +201,22 @@ def refuse_leaves(
     what else is done."""
     tensors = dict(named)
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
-    # set, and nothing else: no gradient arrives there
-    computed = {slot for slot in gradients if not tensors[slot].is_leaf}
+    # where no gradient arrives, what is set is set, and nothing else
+    arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}
+    fits = {
+        s
+        for s in (*gradients, *read)
+        if not arrives[s] and ((new := gradients.get(s)) is None or new.shape == now[s].shape)
+    }
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
-        faults = ["writes to one that overlaps with it"] if slot in together and slot not in computed else []
-        faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
-        faults += ["gives it other memory"] if slot in stores and (slot in gradients or slot in switches) else []
+        faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] else []
+        faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
+        faults += (
+            ["gives it other memory"]
+            if slot in stores and (slot in gradients or slot in switches) and slot not in fits
+            else []
+        )
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += (
             ["writes to it, a leaf, what requires grad"]
@@ -300,11 +310,15 @@ def refuse_stores(
         if own.requires_grad and any(tracked for _, tracked in to_it):
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given = lineage.how_given(own)
-        renewed = given.how == "data" and (
-            given.restrides or given.written or version_of(mirror.family) != mirror.version
-        )
-        # autograd finds its history again, by how it lies in memory
-        if own.requires_grad and view_base(own) is not None and renewed:
+        to_new = lineage.written(lambda t, now=now: t is now)  # type: ignore[misc]
+        tracked = any(t is now and tracked for t, tracked in to_new)
+        moved = given.how == "data" and version_of(mirror.family) != mirror.version
+        # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
+        if (
+            own.requires_grad
+            and view_base(own) is not None
+            and (given.restrides or tracked or (moved and (is_used(own) or is_used(now))))
+        ):
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")

@@ -179,12 +179,12 @@ class Facts(Shown):
 
     def is_view(self, slot: Slot) -> bool:
         """Whether an input must be a view in the trace, too: one that is written to by a function that runs a
-        backward pass, which the history of a view that was written to does not outlive; or one that requires grad as
-        soon as its base does."""
+        backward pass, which the history of a view that was written to does not outlive; one that comes to require
+        grad, where what it is a view of does not; or one that requires grad as soon as its base does."""
         change = self.change_of(slot)
-        is_tracked = change is not None and change.data == "tracked"
+        matters = slot in self.switches or (change is not None and change.data == "tracked")
         return slot in self.follows or (
-            is_tracked and any(a.slot == slot and a.question == IS_VIEW and a.answer for a in self.asked)
+            matters and any(a.slot == slot and a.question == IS_VIEW and a.answer for a in self.asked)
         )
 
     def released(self) -> Facts:

@@ -33,7 +33,11 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
         return
     if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
         raise RETAINED_OUTSIDE(type_text(real), where=user_line())
-    if trace.current(tensor) is not tensor and not (reads and trace.lineage.is_given_alone(tensor)):
+    named = tensor if is_traced(tensor) else trace.lift(tensor)
+    now = trace.current(named)
+    # else, what is set is set, and nothing else
+    arrives = real.is_leaf and (real.requires_grad or now.requires_grad)
+    if arrives and now is not named and not (reads and trace.lineage.is_given_alone(named)):
         raise RESTRIDED_AND_ASKED(type_text(real), where=user_line())
     if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
         trace.given_gradient.append(real)
@@ -44,16 +48,14 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
 
 
 def gradient_kept(trace: Trace, tensor: Tensor, how: str) -> Tensor | None:
-    """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that
+    """The gradient that a tensor had before it came to look otherwise, which it still has; to set another takes that
     away."""
+    tensor = tensor if is_traced(tensor) else trace.lift(tensor)
     now, others = trace.current(tensor), [tensor, *trace.lineage.looks(tensor)]
     with without_function_modes():
-        for look in (look for look in others if look is not now):
-            if how == "__set__":
-                look.grad = None
-            elif how == "__get__" and gradient_of(now) is None and (found := gradient_of(look)) is not None:
-                return found
-    return None
+        for look in (look for look in others if look is not now) if how == "__set__" else ():
+            look.grad = None
+        return trace.lineage.gradient_of(tensor) if how == "__get__" and now is not tensor else None
 
 
 def takes_gradient(trace: Trace, tensor: Tensor) -> None:
@@ -98,7 +100,9 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
             raise SWITCHED_OFF_BASE(where=user_line())
         if on and real._is_view():
             trace.lineage.switched_on(tensor)
-        if not on:
+        if on:
+            trace.questions.are_views([real])
+        else:
             trace.lineage.switched_off(tensor)
         trace.switched.append((tensor, on))
     if not on and tensor.requires_grad and not tensor._is_view():

@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 from torch import SymFloat, SymInt, Tensor
 
-from ..autograd_state import gradient_of, has_history, is_leaf
+from ..autograd_state import has_history, is_leaf
 from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
@@ -40,6 +40,7 @@ from .facts import Facts, naming
 from .floats import VaryingNumbersError
 from .inputs import Inputs
 from .inverse import Inverse
+from .lineage import Lineage
 from .onward import Handing
 from .outputs import OutputFact, look_at_outputs, results_by_slot
 from .results import require_the_same, require_visible
@@ -119,7 +120,7 @@ class Inner:
             new = trace.lineage.given(value) if isinstance(value, Tensor) else None
             if (new is None) == (slot in self.facts.stores) and slot_of.get(id(value)) == slot:
                 raise MEMORY_IN_TWO_RUNS(slot, where=str(slot))
-        self._require_same_gradients(seen, gradients)
+        self._require_same_gradients(trace.lineage, seen, gradients)
         handing.require_all()
         written = trace.written()
         _require_same_effects(trace.watch, written.effects)
@@ -198,7 +199,7 @@ class Inner:
         return (
             trace.lineage.given(seen[slot.of])
             if isinstance(slot, NewMemory)
-            else trace.named(gradient_of(seen[slot.of]))
+            else trace.named(trace.lineage.gradient_of(seen[slot.of]))
         )
 
     def _require_constant(self, leaves: Sequence[Any], written: Written) -> None:
@@ -217,12 +218,14 @@ class Inner:
             for size in value if isinstance(value, torch.Size) else ():
                 operator.index(size)  # fixes it
 
-    def _require_same_gradients(self, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]) -> None:
+    def _require_same_gradients(
+        self, lineage: Lineage, seen: Mapping[Any, Any], before: Mapping[Any, Tensor | None]
+    ) -> None:
         """What this run leaves as gradients, the dry run must have seen."""
         for slot, value in seen.items():
             given = slot in self.facts.gradients
             if isinstance(value, Tensor) and (given or is_leaf(value)):
-                now = gradient_of(value)
+                now = lineage.gradient_of(value)
                 found = None if now is before.get(slot) and not given else now is not None
                 if found != self.facts.gradients.get(slot):
                     raise GRADIENT_IN_TWO_RUNS(slot, where=str(slot))

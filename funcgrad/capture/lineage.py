@@ -9,13 +9,11 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..autograd_state import is_leaf, made_by_python, version_of
+from ..autograd_state import gradient_of, is_leaf, made_by_python, version_of
 from ..graphs import tensors_in
-from ..refusals.memory import VIEW_BEFORE_SWITCH
 from ..subclasses import is_traced
 from ..torch_private.functional import view_kind
 from ..torch_private.modes import without_function_modes
-from .source_location import user_line
 from .views import Given, HowGiven, Step, detaches
 
 
@@ -33,7 +31,7 @@ class Lineage:
         self._named: dict[int, Tensor] = {}
         self._restrides: dict[int, list[Step]] = {}
         self._given: dict[int, Tensor] = {}
-        self._how_given: dict[int, tuple[HowGiven, Tensor, int]] = {}
+        self._how_given: dict[int, tuple[HowGiven, Tensor, int, bool]] = {}
         self._restrided_before: dict[int, int] = {}
         self._unknown: set[int] = set()
         self._ruled: set[int] = set()
@@ -53,8 +51,6 @@ class Lineage:
             op, args = _AS_ANOTHER[op], (source, tuple(args[1].shape))
         with without_function_modes():
             version, without_grad = version_of(source), not source.requires_grad
-        if id(source) in self._switched_on and not torch.is_grad_enabled():
-            raise VIEW_BEFORE_SWITCH(where=user_line())
         rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
@@ -88,7 +84,9 @@ class Lineage:
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
-        self._how_given[id(tensor)] = how, by, version_of(by)
+        # its version counter is the one it had
+        before = id(tensor) in self._how_given and self.how_given(tensor).written
+        self._how_given[id(tensor)] = how, by, version_of(by), before
         steps = self._restrides.setdefault(id(tensor), [])
         del steps[self._restrided_before.setdefault(id(tensor), len(steps)) :]  # of memory it has no more
         self._alive += [tensor, by, memory]
@@ -110,10 +108,9 @@ class Lineage:
 
     def how_given(self, tensor: Tensor) -> Given:
         """How it was given that."""
-        how, by, version = self._how_given[id(tensor)]
-        return Given(
-            how, tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :]), version_of(by) != version
-        )
+        how, by, version, before = self._how_given[id(tensor)]
+        restrides = tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :])
+        return Given(how, restrides, before or version_of(by) != version)
 
     def is_given_alone(self, tensor: Tensor) -> bool:
         """Whether it was given other memory, and looked as it was made until then: it has the gradient that it had."""
@@ -146,6 +143,12 @@ class Lineage:
         """What has stood for a tensor since it was restrided, or given other memory, in order."""
         return self._looks.get(id(tensor), ())
 
+    def gradient_of(self, tensor: Tensor) -> Tensor | None:
+        """The gradient of a tensor: of what it has become, or the one it had before it came to look otherwise, and
+        still has."""
+        found = (gradient_of(look) for look in (self.current(tensor), tensor, *self.looks(tensor)))
+        return next((gradient for gradient in found if gradient is not None), None)
+
     def named(self, tensor: Tensor) -> Tensor:
         """The tensor of the function's that a view stands for; any other is itself."""
         return self._named.get(id(tensor), tensor)
@@ -155,10 +158,7 @@ class Lineage:
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
     def switched_on(self, view: Tensor) -> None:
-        """Write down that an input, a view, comes to require grad: for itself, while it stands here for its base,
-        too."""
-        if self.is_looked_at(view):
-            raise VIEW_BEFORE_SWITCH(where=user_line())
+        """Write down that an input, a view, comes to require grad: for itself, as what it is a view of does not."""
         self._switched_on.add(id(view))
 
     def is_switched_on(self, view: Tensor) -> bool:

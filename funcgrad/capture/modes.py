@@ -192,10 +192,9 @@ class Lifter(TorchFunctionMode):
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             ask_for_gradient(self._trace, original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            if isinstance(original, Tensor) and is_traced(original):
-                found = gradient_kept(self._trace, original, func.__name__)
-                if found is not None:
-                    return found
+            found = gradient_kept(self._trace, original, func.__name__) if isinstance(original, Tensor) else None
+            if found is not None:
+                return found
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])

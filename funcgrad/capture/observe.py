@@ -267,7 +267,8 @@ class _DryRun:
         known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
         for slot, real in named:
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
-            now = gradient_of(own.seen) if before is not None or is_leaf(own.seen) or id(real) in known_to_ask else None
+            asked = before is not None or is_leaf(own.seen) or id(real) in known_to_ask
+            now = self.trace.lineage.gradient_of(own.seen) if asked else None
             known = None if before is None else self._mirrored.get(id(before))
             if before is not None and known is None and now is not None:
                 raise RestartTrace(before)
@@ -396,7 +397,8 @@ class _DryRun:
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
         follows = views_that_follow(named, self._mirrored, switches)
-        refuse_leaves(gradients, switches, [*read, *follows], named, changes, stores)
+        now = {slot: lineage.current(self._mirrored[id(t)].seen) for slot, t in named}
+        refuse_leaves(gradients, switches, [*read, *follows], named, now, changes, stores)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)

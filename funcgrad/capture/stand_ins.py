@@ -23,7 +23,7 @@ from ..torch_private.functional import from_functional, is_storage_changed, to_f
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, storage_id
 from .memory import Overlap, neighbours, overlaps_itself, together
 from .trace import Trace
-from .views import Geometry, steps_between, take
+from .views import ALIAS, Geometry, steps_between, take
 
 
 class _Fresh(torch.autograd.Function):
@@ -130,7 +130,8 @@ def mirror(trace: Trace, named: Sequence[tuple[Hashable, Tensor]], grad: bool) -
 
 
 def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
-    """A stand-in for one tensor. Where it is a view of a tensor that requires grad, that one is mirrored, too."""
+    """A stand-in for one tensor, a view where that is one. Where it is one of a tensor that requires grad, that one
+    is mirrored, too."""
     base = view_base(real)
     tracked = grad and real.requires_grad
     if base is not None and tracked and not is_wrapper_subclass(real):
@@ -138,6 +139,13 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
         leaf, family = _as_tracked(memory, base, True)
         return _mirrored(_view(family, base, real), family, leaf, memory)
     memory = trace.plain_stand_in(real)
+    if base is not None and not base.requires_grad and not is_wrapper_subclass(real) and not is_transform_wrapper(real):
+        family = memory.detach()
+        with torch.enable_grad():
+            seen = take(family, (ALIAS,))
+        set_creation_meta(seen, creation_meta(real))
+        seen.requires_grad_(tracked)  # a leaf for itself
+        return _mirrored(seen, seen if tracked else family, seen, memory)
     leaf, seen = _as_tracked(memory, real, tracked)
     for inner, own in zip(inner_tensors(seen), inner_tensors(real), strict=True):
         if inner is not seen and grad and own.requires_grad:

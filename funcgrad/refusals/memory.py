@@ -155,11 +155,6 @@ SWITCHED_OFF_BASE = Refusal(
     "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view of",
     "do it outside, before the view is taken",
 )
-VIEW_BEFORE_SWITCH = Refusal(
-    MutationError,
-    "the function takes a view under no_grad, or before it calls requires_grad_(), of an input that is a view itself",
-    "take the view in grad mode, after requires_grad_(); or call that outside",
-)
 STORES_INTO_ARGUMENT = Refusal(
     MutationError,
     "the function stores into a container it was given, at {0}",

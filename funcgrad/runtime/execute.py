@@ -251,7 +251,7 @@ def _ahead(leaf: Any, steps: Sequence[Step]) -> Any:
     """A leaf as it looks now, connected to autograd as it will look: who connects it fixes the sizes of its
     gradient."""
     if not steps:
-        return leaf.detach()
+        return leaf.detach().requires_grad_(leaf.requires_grad)  # results require grad though nothing comes back to it
     if not (leaf.requires_grad and is_leaf(leaf)):
         return leaf
     now = leaf.detach()
