@@ -1,4 +1,5 @@
-"""What a function made and stores, made again on each call: trees of tensors, of plain values, and of objects of its own."""
+"""What a function made and stores, made again on each call: trees of tensors, of plain values, and of objects of its
+own."""
 
 from __future__ import annotations
 
@@ -46,8 +47,9 @@ class New:
 
 @define(eq=False)
 class NewObject:
-    """An object that the function made, which is made anew on each call: a list or dict of such items, a copy of ``like``, or one of its
-    class, without running ``__init__``, with such attributes. Where it stands in several places, or in itself, it is one there, too."""
+    """An object that the function made, which is made anew on each call: a list or dict of such items, a copy of
+    ``like``, or one of its class, without running ``__init__``, with such attributes. Where it stands in several
+    places, or in itself, it is one there, too."""
 
     kind: type
     inside: New | None = None
@@ -85,7 +87,8 @@ def repr_of(leaf: Any) -> str:
 
 
 def is_new(value: Any) -> bool:
-    """Whether a value is a list, a dict or an object that is no more than its attributes: it is one wherever it is met."""
+    """Whether a value is a list, a dict or an object that is no more than its attributes: it is one wherever it is
+    met."""
     return type(value) in _CONTAINERS or (is_made_of_attributes(value) and not isinstance(value, (SymInt, SymFloat)))
 
 
@@ -126,4 +129,6 @@ def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
     """Whether a value is made again by copying it, where what it holds is stored as it is."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
-    return type(value) in (array.array, bytearray) or (type(value) in (set, collections.deque) and all(map(is_kept, value)))
+    return type(value) in (array.array, bytearray) or (
+        type(value) in (set, collections.deque) and all(map(is_kept, value))
+    )
