@@ -481,7 +481,6 @@ def test_nothing_is_left_behind_where_compiling_fails():
     [
         "c = Config()\ndef f(x):\n    c.g = lambda: 1\n    return x * 2",
         "c = Config()\ndef f(x):\n    v = [1]\n    v.append(v)\n    c.made = v\n    return x * 2",
-        "c = Config()\ndef f(x):\n    d = Data()\n    d.lr = d\n    c.made = d\n    return x * 2",
     ],
 )
 def test_what_cannot_be_replayed_is_refused_and_undone(source):

@@ -501,8 +501,8 @@ def test_what_is_stored_anew_on_each_call_is_no_reason_to_compile(source):
 
 
 def test_bytes_that_change_are_named():
-    raw = bytearray(b"\2")
-    with pytest.warns(fg.UnwatchedStateWarning, match=r"raw \(a bytearray\) cannot be watched"):
+    raw = memoryview(bytearray(b"\2"))
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"raw \(a memoryview\) cannot be watched"):
         assert torch.equal(fg.jit(lambda x: x * raw[0], backend="aten")(X), X * 2)
 
 

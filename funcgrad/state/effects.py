@@ -10,9 +10,15 @@ added to (``Grow``). Anything else is refused.
 from __future__ import annotations
 
 import collections
+import copy
+import datetime
+import decimal
 import enum
+import fractions
 import os
+import pathlib
 import types
+import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -26,24 +32,26 @@ from ..errors import ContainerError
 from ..refusals.memory import STORES_OBJECT
 from ..slots import Stored
 from ..trees import LEAF, flatten
+from .buffers import BUFFERS, held_by, put_into
 from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
-from .new_values import Names, New, NewObject, is_copied, is_made_of_attributes, is_new
+from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
 from .watch import Watch
 
-_KEPT = (
-    *PLAIN,
-    *TORCH_PLAIN,
-    np.generic,
-    enum.Enum,
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    weakref.ReferenceType,
+_CONSTANT = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    fractions.Fraction,
+    pathlib.PurePath,
+    uuid.UUID,
 )
+_NAMED = (enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, weakref.ReferenceType)
+_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, *_CONSTANT, *_NAMED)
 """What may be stored as it is: nobody can tell one from another, or it is there for good."""
 
 
@@ -122,6 +130,8 @@ class Refill:
         items, own = self.new.text(names, constants, constant), constant(self.container)
         if isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
+        elif isinstance(self.container, BUFFERS):
+            yield f"{constant(put_into)}({own}, {items})"
         elif isinstance(self.container, dict):
             yield f"{constant(_reorder)}({own}, {items})"
         else:
@@ -204,6 +214,11 @@ class Written:
                 self._watch.written.add(id(container))
                 self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
                 self._back.append(lambda: np.copyto(container, before))
+        elif isinstance(container, BUFFERS):
+            if (now := held_by(container)) != before:
+                self._watch.written.add(id(container))
+                self.effects.append(Refill(container, met.name, New(LEAF, (now,))))
+                self._back.append(lambda: put_into(container, before))
         elif isinstance(container, (list, collections.deque)):
             self._items(met)
         elif isinstance(container, set) and container != before:
@@ -330,7 +345,7 @@ class Written:
 
     def _new(self, value: Any, name: str) -> New | None:
         """What to store, or None: it is refused."""
-        if not is_new(value):
+        if self._is_kept(value) or not is_new(value):
             return self._taken_apart(value, name)
         made = self._object(value, name)
         return None if made is None else New(LEAF, (made,))
@@ -349,7 +364,7 @@ class Written:
                 slot = Stored(path)
                 self.stores[slot] = leaf
                 found.append(slot)
-            elif self._is_kept(leaf) or is_copied(leaf):
+            elif self._is_kept(leaf):
                 self.plain[Stored(path)] = leaf
                 found.append(leaf)
             elif (made := self._object(leaf, path)) is not None:
@@ -367,15 +382,23 @@ class Written:
             if made.inside is None and made.is_container:
                 self._refused.append((path, "a container that holds itself"))
             return made
-        if not is_new(value) and not is_made_of_attributes(value):
+        if is_copied(value, self._is_kept):
+            made = NewObject(type(value), like=copy.copy(value))
+            self._made[id(value)] = value, made
+            return made
+        if not is_new(value):
             return None
         made = NewObject(type(value))
         self._made[id(value)] = value, made
-        made.inside = self._taken_apart(value if made.is_container else dict(value.__dict__), path)
+        made.inside = self._taken_apart(value if made.is_container else attributes_made(value), path)
         return None if made.inside is None else made
 
     def _is_kept(self, value: Any) -> bool:
         """Whether a value is stored as it is."""
+        if isinstance(value, types.MethodType):
+            return self._watch.knows(value.__self__) and self._watch.knows(value.__func__)
+        if type(value) is frozenset:
+            return all(map(self._is_kept, value))
         return self._watch.knows(value) or (isinstance(value, _KEPT) and value is not None)
 
 

@@ -18,6 +18,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from .buffers import BUFFERS, held_by
+
 
 class _Missing:
     def __repr__(self) -> str:
@@ -265,6 +267,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "entries": same_entries,
     "set": same_set,
     "array": same_array,
+    "buffer": lambda was, now: was == held_by(now),
     "like items": like_items,
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
@@ -299,6 +302,8 @@ class Guard:
         place = Place("itself", owner, None, name)
         if isinstance(owner, np.ndarray):
             return Guard(place, copy, "array")
+        if isinstance(owner, BUFFERS):
+            return Guard(place, copy, "buffer")
         if isinstance(owner, (set, frozenset)):
             return Guard(place, copy, "set")
         is_mapping = isinstance(owner, Mapping)
@@ -334,7 +339,7 @@ class Guard:
             return f"{now} is not {value}()"
         if self.how == "equal":
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
-        if not len(self.value):
+        if not len(self.value) and self.how != "buffer":
             return f"len({now})" if self.how == "array" else now
         return f"not {constant(_COMPARED[self.how])}({value}, {now})"
 

@@ -119,12 +119,8 @@ def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
 
 def slots_of(kind: type) -> list[str]:
     """The attributes of a class's instances that no dict holds."""
-    return [
-        name
-        for c in kind.__mro__
-        for name, value in c.__dict__.items()
-        if isinstance(value, types.MemberDescriptorType)
-    ]
+    held = [(name, value) for c in kind.__mro__ for name, value in c.__dict__.items() if name != "__dict__"]
+    return [name for name, value in held if isinstance(value, types.MemberDescriptorType)]
 
 
 def joined(name: str, attribute: str) -> str:

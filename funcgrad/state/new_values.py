@@ -3,12 +3,16 @@ own."""
 
 from __future__ import annotations
 
+import array
 import collections
-from collections.abc import Mapping, MutableMapping
+import copy
+import types
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 from attrs import define, frozen
+from torch import SymFloat, SymInt
 
 from ..slots import Stored
 from ..trees import Tree, print_unflatten
@@ -33,7 +37,7 @@ class New:
         def text_of(leaf: Any) -> str:
             if isinstance(leaf, NewObject):
                 return leaf.text(names, constants, constant)
-            return names[leaf] if isinstance(leaf, Stored) else constant(leaf) + (".copy()" if is_copied(leaf) else "")
+            return names[leaf] if isinstance(leaf, Stored) else constant(leaf)
 
         return print_unflatten(self.tree, map(text_of, self.leaves), constants)
 
@@ -43,27 +47,28 @@ class New:
 
 @define(eq=False)
 class NewObject:
-    """An object that the function made, which is made anew on each call: a list or dict of such items, or one of its
-    class, without running ``__init__``, with such attributes. Where it stands in several places, or an object in
-    itself, it is one there, too."""
+    """An object that the function made, which is made anew on each call: a list or dict of such items, a copy of
+    ``like``, or one of its class, without running ``__init__``, with such attributes. Where it stands in several
+    places, or in itself, it is one there, too."""
 
     kind: type
     inside: New | None = None
     is_shared: bool = False
+    like: Any = None
 
     def text(self, names: Names, constants: dict[str, Any], constant: Constant) -> str:
         """Python that makes it, where it is not made already."""
         if self in names:
             return names[self]
-        assert self.inside is not None
         name = f"new_{sum(isinstance(other, NewObject) for other in names)}"
-        if self.is_container:
-            made = self.inside.text(names, constants, constant)
+        if self.inside is None or self.is_container:
+            copied = f"{constant(copy.copy)}({constant(self.like)})"
+            made = copied if self.inside is None else self.inside.text(names, constants, constant)
             if self.is_shared:
                 names[self] = name
             return f"({name} := {made})" if self.is_shared else made
         names[self] = name
-        made = f"{name} := {constant(object.__new__)}({constant(self.kind)})"
+        made = f"{name} := {constant(_maker(self.kind))}({constant(self.kind)})"
         return f"{constant(_with_attributes)}({made}, {self.inside.text(names, constants, constant)})"
 
     @property
@@ -71,6 +76,8 @@ class NewObject:
         return self.kind in _CONTAINERS
 
     def __str__(self) -> str:
+        if self.inside is None:
+            return repr(self.like)
         return str(self.inside) if self.is_container else f"a new {self.kind.__name__}"
 
 
@@ -80,27 +87,48 @@ def repr_of(leaf: Any) -> str:
 
 
 def is_new(value: Any) -> bool:
-    """Whether a value is a list or a dict, which is stored as one wherever it is met."""
-    return type(value) in _CONTAINERS
+    """Whether a value is a list, a dict or an object that is no more than its attributes: it is one wherever it is
+    met."""
+    return type(value) in _CONTAINERS or (is_made_of_attributes(value) and not isinstance(value, (SymInt, SymFloat)))
 
 
 def _with_attributes(value: Any, attributes: Mapping[str, Any]) -> Any:
     """An object that was just made, with its attributes."""
-    value.__dict__.update(attributes)
+    own = attributes_of(value)
+    slots = slots_of(type(value))
+    for name, item in attributes.items():
+        if own is None or name in slots:
+            object.__setattr__(value, name, item)
+        else:
+            own[name] = item
     return value
+
+
+def attributes_made(value: Any) -> dict[str, Any]:
+    """What attributes an object has, those that no dict holds among them."""
+    slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
+    return {**(attributes_of(value) or {}), **slots}
+
+
+def _maker(kind: type) -> Callable[[type], Any]:
+    """What makes an object of a class that nothing has been done to."""
+    return types.SimpleNamespace.__new__ if issubclass(kind, types.SimpleNamespace) else object.__new__
 
 
 def is_made_of_attributes(value: Any) -> bool:
     """Whether an object is no more than its attributes: nothing in C belongs to it."""
     try:
-        object.__new__(type(value))
+        _maker(type(value))(type(value))
     except TypeError:
         return False
-    return attributes_of(value) is not None and not slots_of(type(value)) and not isinstance(value, BaseException)
+    has_any = attributes_of(value) is not None or bool(slots_of(type(value)))
+    return has_any and not isinstance(value, BaseException)
 
 
-def is_copied(value: Any) -> bool:
-    """Whether a value is made again by copying it."""
+def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
+    """Whether a value is made again by copying it, where what it holds is stored as it is."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
-    return type(value) in (set, collections.deque) and all(map(is_plain, value))
+    return type(value) in (array.array, bytearray) or (
+        type(value) in (set, collections.deque) and all(map(is_kept, value))
+    )

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import SymFloat, SymInt, Tensor
 
+from ..torch_private.modules import hooks_of_all_modules
+from .buffers import BUFFERS, held_by
 from .caches import entries_of, results_of
 from .found import Found
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
@@ -206,6 +208,12 @@ class Reached(Found):
             self.met[id(array)] = Met(array, array.copy(), name)
             self._guard(Guard.contents(array, self.met[id(array)].before, name))
 
+    def _buffer(self, buffer: Any, name: str) -> None:
+        self.met[id(buffer)] = Met(buffer, held_by(buffer), name)
+        self._guard(Guard.contents(buffer, self.met[id(buffer)].before, name))
+        if type(buffer).__module__ not in ("array", "builtins", "_io"):
+            self._instance(buffer, name)
+
     def _proxy(self, proxy: types.MappingProxyType[Any, Any], name: str) -> None:
         self._guard(Guard.contents(proxy, dict(proxy), name))
         for key, value in proxy.items():
@@ -255,6 +263,9 @@ class Reached(Found):
         if isinstance(value, torch.nn.Module):
             for table in HOOK_TABLES:
                 self._container(value.__dict__[table], joined(name, table))
+            for table, hooks in hooks_of_all_modules().items():
+                if id(hooks) not in self._late:
+                    self._container(hooks, table)
             for table in TABLES:  # written to by what no hook hears of
                 if (held_there := value.__dict__.get(table)) is not None:
                     self.met.setdefault(id(held_there), Met(held_there, dict(held_there), joined(name, table)))
@@ -301,7 +312,7 @@ class Reached(Found):
 
 def _is_inert(kind: type) -> bool:
     """C types that hold no state a function could read, or none that changes."""
-    return is_library(kind) and kind.__module__ not in ("_random", "_thread") and kind not in (bytearray, memoryview)
+    return is_library(kind) and kind.__module__ not in ("_random", "_thread") and kind is not memoryview
 
 
 _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
@@ -313,6 +324,7 @@ _FOLLOW: tuple[tuple[Any, Callable[[Reached, Any, str], None]], ...] = (
     (types.MappingProxyType, Reached._proxy),
     (contextvars.ContextVar, Reached._variable),
     (np.ndarray, Reached._array),
+    (BUFFERS, Reached._buffer),
     (CONTAINERS, Reached._any_container),
     (functools._lru_cache_wrapper, Reached._cache),
 )

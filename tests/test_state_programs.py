@@ -1,0 +1,181 @@
+"""Programs as users write them, with Python state around the tensors: whole scripts, of which each step sees in a
+compiled function what it sees in eager PyTorch.
+
+A program defines ``f`` and ``steps(call)``, a generator of what can be seen; ``call`` is ``f``, or compiled.
+"""
+
+import importlib.util
+import itertools
+import sys
+
+import pytest
+import torch
+
+import funcgrad as fg
+
+PRELUDE = """
+import abc, array, collections, copy, dataclasses, datetime, decimal, enum, fractions, functools, io, logging, pathlib, queue, types, warnings
+import attrs
+import numpy as np
+import torch
+from torch import nn
+def X(i=0): return torch.arange(6.).view(2, 3) * 0.1 + i * 0.3
+class O: pass
+"""
+
+PROGRAMS = {
+    "an array": """
+numbers = array.array("d", [1.0, 2.0])
+def f(x): return x * numbers[0] + sum(numbers)
+def steps(call):
+    for change in (None, lambda: numbers.__setitem__(0, 5.0), lambda: numbers.append(3.0), lambda: None):
+        if change: change()
+        yield call(X())
+""",
+    "an array that is written to": """
+numbers, data = array.array("d", [1.0, 2.0]), bytearray(b"ab")
+def f(x):
+    numbers[0] += 1
+    numbers.append(0.5)
+    data.extend(b"c")
+    return x * numbers[0] + len(data)
+def steps(call):
+    for i in range(3): yield call(X()), list(numbers), bytes(data)
+""",
+    "a text that is written to": """
+out, binary = io.StringIO(), io.BytesIO(b"abc")
+def f(x):
+    print("shape", tuple(x.shape), file=out)
+    return x * len(out.getvalue()) + len(binary.read(1))
+def steps(call):
+    for i in range(4): yield call(X()), out.getvalue(), binary.tell()
+""",
+    "hooks of all modules": """
+layer = nn.Linear(3, 3)
+nn.init.ones_(layer.weight); nn.init.zeros_(layer.bias)
+def f(x): return layer(x)
+def steps(call):
+    yield call(X())
+    for register, hook in (
+        (nn.modules.module.register_module_forward_pre_hook, lambda m, a: (a[0] * 2,)),
+        (nn.modules.module.register_module_forward_hook, lambda m, a, out: out + 1),
+    ):
+        handle = register(hook)
+        try: seen = call(X())
+        finally: handle.remove()
+        yield seen, call(X())
+""",
+    "what was there is stored": """
+@dataclasses.dataclass
+class D: v: float
+o, l, s, a, q, d, n = O(), [1], {1, 2}, np.zeros(2), collections.deque([1]), D(2.0), types.SimpleNamespace(v=1)
+def f(x):
+    o.l, o.s, o.a, o.q, o.d, o.n, o.pair = l, s, a, q, d, n, (l, d)
+    return x * 2
+def steps(call):
+    for i in range(3): yield call(X()), o.l is l, o.s is s, o.a is a, o.q is q, o.d is d, o.n is n, o.pair[0] is l and o.pair[1] is d
+""",
+    "what is new is one object wherever it is": """
+@dataclasses.dataclass
+class D: v: float
+o = O()
+def f(x):
+    o.d = D(3.0); o.again = o.d; o.both = [o.d, o.d]; o.d.me = o.d
+    o.s = {1}; o.other = o.s
+    return x * 2
+def steps(call):
+    for i in range(3):
+        yield call(X()), o.again is o.d, o.both[1] is o.d, o.d.me is o.d, o.other is o.s, o.d.v, o.s
+        o.d.v = 9.0; o.s.add(5)
+""",
+    "new sets, arrays and the like": """
+class En(enum.Enum): A = 1; B = 2
+o, log, active = O(), [], {En.A}
+def f(x, n):
+    o.s, o.q, o.array, o.bytes = set(active), collections.deque(active, maxlen=3), array.array("d", [1.0]), bytearray(b"ab")
+    o.counter, o.factory, o.space = collections.Counter("aab"), collections.defaultdict(list, a=[1]), types.SimpleNamespace(a=1)
+    o.day, o.path, o.third, o.method = datetime.date(2020, 1, n), pathlib.Path("a") / str(n), fractions.Fraction(1, 3), active.copy
+    log.append(frozenset(active))
+    return x * len(o.s)
+def steps(call):
+    for n in (1, 2, 1):
+        own = o.__dict__.copy() if n == 2 else {}
+        yield call(X(), n), o.s, o.q, list(o.array), bytes(o.bytes), o.counter, o.factory, o.space.a, o.day, str(o.path), o.third, log
+        yield [name for name in own if name not in ("path", "day", "third", "method") and own[name] is o.__dict__[name]]
+        active.add(En.B); o.s.add(4); o.q.append(3); o.array.append(2.0); o.bytes += b"c"
+""",
+    "new objects with slots": """
+@attrs.define
+class Stats:
+    mean: object
+    n: int = 0
+@dataclasses.dataclass(slots=True)
+class Record:
+    loss: object
+    step: int
+@attrs.frozen
+class Frozen:
+    v: object
+class Slots:
+    __slots__ = ("a", "__b")
+    def __init__(self): self.a = 1; self.__b = 2
+    def total(self): return self.a + self.__b
+o, log = O(), []
+def f(x):
+    o.stats = Stats(x.mean()); o.stats.n += 1
+    log.append(Record(x.detach().sum(), len(log)))
+    o.slots, o.frozen, o.space = Slots(), Frozen({"a": x * 2}), types.SimpleNamespace(a=x.max(), of=o.stats)
+    return x * o.slots.total()
+def steps(call):
+    for i in range(3):
+        yield call(X(i)), o.stats.mean, o.stats.n, [(r.loss, r.step) for r in log], o.slots.total(), o.frozen.v, o.space.a, o.space.of is o.stats
+""",
+}
+
+
+def module_of(name, source, tmp_path, monkeypatch):
+    """A module of its own, from a file, so that ``inspect`` and ``global`` work as in a user's."""
+    path = tmp_path / f"{name}.py"
+    path.write_text(PRELUDE + source)
+    spec = importlib.util.spec_from_file_location(f"program_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def seen(value):
+    """What a step sees, as plain data."""
+    if isinstance(value, torch.Tensor):
+        return type(value).__name__, value.requires_grad, value.tolist()
+    if isinstance(value, dict):
+        return type(value).__name__, [(repr(k), seen(v)) for k, v in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, [seen(v) for v in value]
+    return repr(value)
+
+
+def outcome(step):
+    try:
+        return seen(next(step))
+    except StopIteration:
+        return None
+    except fg.FuncgradError:
+        raise
+    except Exception as error:
+        return repr(error)
+
+
+@pytest.mark.filterwarnings("ignore::funcgrad.RecompileWarning")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_sees_what_it_sees_in_eager(name, tmp_path, monkeypatch):
+    own = name.replace(" ", "_")
+    eager, ours = (module_of(f"{kind}_{own}", PROGRAMS[name], tmp_path, monkeypatch) for kind in ("eager", "compiled"))
+    expected = eager.steps(eager.f)
+    found = ours.steps(fg.jit(ours.f, backend="aten"))
+    for i in itertools.count():
+        want = outcome(expected)
+        assert outcome(found) == want, i
+        if want is None or isinstance(want, str):
+            break
+    assert i > 1, "no program"
