@@ -198,6 +198,22 @@ def test_numbers_that_are_computed_of_sizes_are_no_constants(backend):
         assert compiled(torch.ones(6))[0] == 12
 
 
+@BACKENDS
+def test_what_is_asked_of_sizes_is_checked_when_both_are_known(backend):
+    """The first number that is read is a size after the second: what was asked of both was checked with the second."""
+
+    def f(x):
+        n, k = (x > 0).sum().item(), (x > 1).sum().item()
+        first, own = torch.ones(k), torch.ones(n)
+        return (first.sum() + own[:k].sum() + (x[:n] * own).sum()) * n
+
+    compiled = fg.jit(f, backend=backend)
+    for n, k in ((4, 2), (5, 3), (6, 3), (7, 2), (6, 6), (3, 3)):
+        x = torch.cat([torch.full((k,), 2.0), torch.full((n - k,), 0.5), -torch.ones(8 - n)])
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses == 2
+
+
 PARTS = torch.tensor(2)
 
 

@@ -183,7 +183,7 @@ class Printer:
         """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``: what it read."""
         self._read |= named
         known = list(dict.fromkeys([*self._inputs[0], *self._read]))
-        check = self.name("on_path", SizesOnPath(sizes_around(node), read, tuple(known)))
+        check = self.name("on_path", SizesOnPath(sizes_around(node), read, frozenset(named), tuple(known)))
         return [*(f"    {symbol} = {place}" for symbol, place in named.items()), f"    {check}({found}, {', '.join(known)})"]
 
     @property

@@ -1,4 +1,4 @@
-"""Calls of torch's operators that take functions, in a trace: what they are in terms of control flow."""
+"""Calls in a trace that are carried out in Python: torch's operators that take functions, in terms of control flow; packed sequences."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .bodies import Body, closed_over
 from .control_flow import Choice, Scan, While, apply
+from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
 from .source_location import user_line
 
 if TYPE_CHECKING:
@@ -117,13 +118,19 @@ def associative_scan(trace: Trace, combine_fn: Callable[..., Any], xs: Sequence[
 
 
 def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:
-    """An operator that is no more than a call of its function."""
+    """An operator that is no more than a call of a function."""
 
     def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
         with trace.lifting():
             return function(args, kwargs)
 
     return call
+
+
+def _if_packed(network: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent network of packed sequences; of others it is PyTorch's."""
+    carried_out = _called(lambda args, kwargs: network(*args, **kwargs))
+    return lambda trace, *args, **kwargs: carried_out(trace, *args, **kwargs) if is_packed(*args) else NotImplemented
 
 
 CALLS: Mapping[Any, Callable[..., Any]] = {
@@ -137,8 +144,11 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     _operators.hints_wrapper: _called(lambda args, _: args[0](*args[1], **args[2])),
     _operators.run_const_graph: _called(lambda args, _: args[0](*args[1])),
     _operators.invoke_quant_packed: _called(lambda args, _: args[0](*args[1:])),
+    torch._pack_padded_sequence: _called(lambda args, _: pack(*args)),
+    torch._pad_packed_sequence: _called(lambda args, _: pad(*args)),
+    **{network: _if_packed(call) for network, call in PACKED_NETWORKS.items()},
 }
-"""Operators that take functions, as they are carried out."""
+"""Operators, as they are carried out; NotImplemented where that is PyTorch's own way."""
 
 
 class _Flat:

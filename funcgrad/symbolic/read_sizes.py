@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,15 @@ from .sizes import Sizes
 @define(eq=False)
 class SizesOnPath:
     """A check that the program is for this call, once it knows the sizes of ``read``: raises ``PathMiss`` where a condition on them does
-    not hold. It is called with what Python read (a number, or tensors, for their sizes), and with the values of ``symbols``.
+    not hold. It is called with what Python read (a number, or tensors, for their sizes), and with the values of ``symbols``, of which
+    ``own`` are known by this read.
 
     The conditions are all known when the program is done: how it is compiled adds to them.
     """
 
     sizes: Sizes
     read: int
+    own: Collection[str]
     symbols: Sequence[str]
     _holds: Callable[..., bool] | None = field(default=None, init=False)
 
@@ -36,7 +38,7 @@ class SizesOnPath:
             raise PathMiss(self.read, found if isinstance(found, int) else shapes_of(found))
 
     def _written(self) -> Callable[..., bool]:
-        conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.read)) or "True"
+        conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.own)) or "True"
         holds: Callable[..., bool] = eval(f"lambda {', '.join(self.symbols)}: {conditions}", {"math": math, "torch": torch})
         if self.sizes.is_closed:
             self._holds = holds
