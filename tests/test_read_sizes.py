@@ -227,3 +227,21 @@ def test_where_to_split_is_read_of_arguments_and_of_captured_tensors(backend):
         assert_rounded(of_argument(x, torch.tensor(at)), [part.sum() for part in x.tensor_split(torch.tensor(at))])
     with pytest.raises((RuntimeError, ValueError), match=r"int64|long"):
         of_argument(x, torch.tensor(2.0))
+
+
+@BACKENDS
+@pytest.mark.filterwarnings("error")
+def test_memory_like_a_tensor_of_any_size_makes_no_noise(backend):
+    """torch.fx warned of the sizes that it was made with."""
+
+    def f(x):
+        out = torch.empty_like(x)
+        positive = x[:, 0] > 0
+        out[positive] = x[positive].exp()
+        out[~positive] = x[~positive] * 2
+        return F.dropout(out, 0.5, True).sum()
+
+    compiled = fg.value_and_grad_compiled(f, backend=backend)
+    for seed, n in enumerate((8, 9, 10)):
+        x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+        assert_rounded(_result(compiled, x, seed, True), _result(f, x, seed, False))

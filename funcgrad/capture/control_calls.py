@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataDependentControlFlowError, TraceError
+from ..torch_private.operators import PACK_PADDED, PAD_PACKED
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .bodies import Body, closed_over
@@ -144,8 +145,8 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     _operators.hints_wrapper: _called(lambda args, _: args[0](*args[1], **args[2])),
     _operators.run_const_graph: _called(lambda args, _: args[0](*args[1])),
     _operators.invoke_quant_packed: _called(lambda args, _: args[0](*args[1:])),
-    torch._pack_padded_sequence: _called(lambda args, _: pack(*args)),
-    torch._pad_packed_sequence: _called(lambda args, _: pad(*args)),
+    PACK_PADDED: _called(lambda args, _: pack(*args)),
+    PAD_PACKED: _called(lambda args, _: pad(*args)),
     **{network: _if_packed(call) for network, call in PACKED_NETWORKS.items()},
 }
 """Operators, as they are carried out; NotImplemented where that is PyTorch's own way."""
