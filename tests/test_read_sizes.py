@@ -201,6 +201,22 @@ def test_numbers_that_are_computed_of_sizes_are_no_constants(backend):
         assert compiled(torch.ones(6))[0] == 12
 
 
+@BACKENDS
+def test_what_is_asked_of_sizes_is_checked_when_both_are_known(backend):
+    """The first number that is read is a size after the second: what was asked of both was checked with the second."""
+
+    def f(x):
+        n, k = (x > 0).sum().item(), (x > 1).sum().item()
+        first, own = torch.ones(k), torch.ones(n)
+        return (first.sum() + own[:k].sum() + (x[:n] * own).sum()) * n
+
+    compiled = fg.jit(f, backend=backend)
+    for n, k in ((4, 2), (5, 3), (6, 3), (7, 2), (6, 6), (3, 3)):
+        x = torch.cat([torch.full((k,), 2.0), torch.full((n - k,), 0.5), -torch.ones(8 - n)])
+        assert_rounded(compiled(x), f(x))
+    assert compiled.cache_info().misses == 2
+
+
 PARTS = torch.tensor(2)
 
 
@@ -214,3 +230,21 @@ def test_where_to_split_is_read_of_arguments_and_of_captured_tensors(backend):
         assert_rounded(of_argument(x, torch.tensor(at)), [part.sum() for part in x.tensor_split(torch.tensor(at))])
     with pytest.raises((RuntimeError, ValueError), match=r"int64|long"):
         of_argument(x, torch.tensor(2.0))
+
+
+@BACKENDS
+@pytest.mark.filterwarnings("error")
+def test_memory_like_a_tensor_of_any_size_makes_no_noise(backend):
+    """torch.fx warned of the sizes that it was made with."""
+
+    def f(x):
+        out = torch.empty_like(x)
+        positive = x[:, 0] > 0
+        out[positive] = x[positive].exp()
+        out[~positive] = x[~positive] * 2
+        return F.dropout(out, 0.5, True).sum()
+
+    compiled = fg.value_and_grad_compiled(f, backend=backend)
+    for seed, n in enumerate((8, 9, 10)):
+        x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+        assert_rounded(_result(compiled, x, seed, True), _result(f, x, seed, False))

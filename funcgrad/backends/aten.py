@@ -209,7 +209,7 @@ class Printer:
         what it read."""
         self._read |= named
         known = list(dict.fromkeys([*self._inputs[0], *self._read]))
-        check = self.name("on_path", SizesOnPath(sizes_around(node), read, tuple(known)))
+        check = self.name("on_path", SizesOnPath(sizes_around(node), read, frozenset(named), tuple(known)))
         return [
             *(f"    {symbol} = {place}" for symbol, place in named.items()),
             f"    {check}({found}, {', '.join(known)})",

@@ -1,4 +1,5 @@
-"""Calls of torch's operators that take functions, in a trace: what they are in terms of control flow."""
+"""Calls in a trace that are carried out in Python: torch's operators that take functions, in terms of control flow;
+packed sequences."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from ..refusals.tracing import (
     LOOP_RETURNS_NO_TENSOR,
     NO_TENSOR,
 )
+from ..torch_private.operators import PACK_PADDED, PAD_PACKED
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
 from .control_flow import Choice, Scan, While, apply
+from .packed_sequences import PACKED_NETWORKS, is_packed, pack, pad
 from .source_location import user_line
 from .trace import Trace
 from .traced_bodies import Body, closed_over
@@ -132,13 +135,19 @@ def associative_scan(
 
 
 def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:
-    """An operator that is no more than a call of its function."""
+    """An operator that is no more than a call of a function."""
 
     def call(trace: Trace, *args: Any, **kwargs: Any) -> Any:
         with trace.lifter:
             return function(args, kwargs)
 
     return call
+
+
+def _if_packed(network: Callable[..., Any]) -> Callable[..., Any]:
+    """A recurrent network of packed sequences; of others it is PyTorch's."""
+    carried_out = _called(lambda args, kwargs: network(*args, **kwargs))
+    return lambda trace, *args, **kwargs: carried_out(trace, *args, **kwargs) if is_packed(*args) else NotImplemented
 
 
 CALLS: Mapping[Any, Callable[..., Any]] = {
@@ -152,8 +161,11 @@ CALLS: Mapping[Any, Callable[..., Any]] = {
     _operators.hints_wrapper: _called(lambda args, _: args[0](*args[1], **args[2])),
     _operators.run_const_graph: _called(lambda args, _: args[0](*args[1])),
     _operators.invoke_quant_packed: _called(lambda args, _: args[0](*args[1:])),
+    PACK_PADDED: _called(lambda args, _: pack(*args)),
+    PAD_PACKED: _called(lambda args, _: pad(*args)),
+    **{network: _if_packed(call) for network, call in PACKED_NETWORKS.items()},
 }
-"""Operators that take functions, as they are carried out."""
+"""Operators, as they are carried out; NotImplemented where that is PyTorch's own way."""
 
 
 class _Flat:

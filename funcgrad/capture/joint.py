@@ -32,6 +32,7 @@ from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.lengths import lengths_in
 from ..state.watch import Watch
 from ..subclasses import parts
+from ..symbolic.torch_sizes import shape_of, strides_of
 from ..tags import Tag, tag
 from ..torch_private.tensors import storage_id
 from .inner import Inner, Ran, inputs_of
@@ -280,7 +281,7 @@ def _of_its_own(node: fx.Node) -> None:
     order, begin so)."""
     value = value_of(node)
     node.target = torch.ops.aten.empty_strided.default
-    node.args = (list(value.shape), list(value.stride()))
+    node.args = (list(shape_of(value)), list(strides_of(value)))
     node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 

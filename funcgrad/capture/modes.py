@@ -221,8 +221,8 @@ class Lifter(TorchFunctionMode):
         if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._trace.stand_ins():
             self._trace.hooked[id(self._trace.lineage.named(args[0]))] = user_line()
         require_memory_in_place(func)
-        if func in CALLS:
-            return CALLS[func](self._trace, *args, **kwargs)
+        if func in CALLS and (found := CALLS[func](self._trace, *args, **kwargs)) is not NotImplemented:
+            return found
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
             return restride(self._trace, func, original, args, kwargs)

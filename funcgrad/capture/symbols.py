@@ -52,13 +52,13 @@ class Symbols:
         fake = self._symbolic(f"read {read}[{which}]", real, dims)
         for size in fake.shape:
             if isinstance(size, torch.SymInt):
-                self.known.read(str(expression(size)), read)
+                self.known.read(str(expression(size)))
         return fake
 
     def number(self, read: int, text: str, now: int) -> torch.SymInt:
         """A symbol for a number that Python read, or computed of what it read last in this read, as a size."""
         found: Any = self._symbolic(f"read {read} as {text}", torch.empty(now, 0), (0,)).shape[0]
-        self.known.read(str(expression(found)), read)
+        self.known.read(str(expression(found)))
         self.known.origins[str(expression(found))] = text
         return found  # type: ignore[no-any-return]
 

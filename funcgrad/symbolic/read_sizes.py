@@ -4,7 +4,7 @@ checked there."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from .sizes import Sizes
 class SizesOnPath:
     """A check that the program is for this call, once it knows the sizes of ``read``: raises ``PathMiss`` where a
     condition on them does not hold. It is called with what Python read (a number, or tensors, for their sizes), and
-    with the values of ``symbols``.
+    with the values of ``symbols``, of which ``own`` are known by this read.
 
     The conditions are all known when the program is done: how it is compiled adds to them.
     """
 
     sizes: Sizes
     read: int
+    own: Collection[str]
     symbols: Sequence[str]
     _holds: Callable[..., bool] | None = field(default=None, init=False)
 
@@ -38,7 +39,7 @@ class SizesOnPath:
             raise PathMiss(self.read, found if isinstance(found, int) else shapes_of(found))
 
     def _written(self) -> Callable[..., bool]:
-        conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.read)) or "True"
+        conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.own)) or "True"
         holds: Callable[..., bool] = eval(
             f"lambda {', '.join(self.symbols)}: {conditions}", {"math": math, "torch": torch}
         )

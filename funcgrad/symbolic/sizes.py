@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from attrs import define, field
@@ -38,7 +38,8 @@ class Sizes:
     origins: dict[str, str] = field(factory=dict)
     """What each symbol is a size of, as Python: ``x.shape[0]``."""
     _reads: dict[str, int] = field(factory=dict)
-    """The symbols that are sizes which Python read of values, and which read each is."""
+    """The symbols that are sizes which Python read of values, and which of them each is in the order in which a
+    program knows them."""
     _earlier: dict[str, str] = field(factory=dict)
     """Symbols, where torch has put one in the place of another that is equal and known before it: that one."""
     _atoms: dict[str, Atom] = field(factory=dict)
@@ -78,10 +79,10 @@ class Sizes:
         """Their names, as Python writes them."""
         return [atom.python for atom in self._atoms.values() if atom.symbol]
 
-    def read(self, symbol: str, read: int) -> None:
+    def read(self, symbol: str) -> None:
         """A symbol is known when the program has found what Python read: what is asked of it is checked then, and no
         guard of the call."""
-        self._reads[symbol] = read
+        self._reads.setdefault(symbol, len(self._reads))
 
     @property
     def are_read(self) -> bool:
@@ -94,15 +95,13 @@ class Sizes:
         known when the program is called."""
         return [condition for condition in self._conditions if self._last_read(condition) is None]
 
-    def checks(self, read: int) -> list[str]:
-        """The conditions that a read decides: of the symbols in them it is the last that is known."""
-        return [condition for condition in self._conditions if self._last_read(condition) == read]
+    def checks(self, symbols: Collection[str]) -> list[str]:
+        """The conditions that these decide: of the symbols in them, one of these is the last that is known."""
+        return [condition for condition in self._conditions if self._last_read(condition) in symbols]
 
-    def _last_read(self, condition: str) -> int | None:
-        return (
-            max((self._reads[s] for s in _SYMBOL.findall(condition) if s in self._reads), default=None)
-            if self._reads
-            else None
+    def _last_read(self, condition: str) -> str | None:
+        return max(
+            (s for s in _SYMBOL.findall(condition) if s in self._reads), key=self._reads.__getitem__, default=None
         )
 
     @property

@@ -41,6 +41,9 @@ FUSED_ADAM, FUSED_ADAMW = torch._fused_adam_, torch._fused_adamw_
 FUSED_SGD, FUSED_ADAGRAD = torch._fused_sgd_, torch._fused_adagrad_
 """The steps of optimisers with ``fused=True``. Seen in 2.13."""
 
+PACK_PADDED, PAD_PACKED = torch._pack_padded_sequence, torch._pad_packed_sequence
+"""What ``torch.nn.utils.rnn`` calls. Seen in 2.13."""
+
 
 CAPTURABLE_DEVICES = tuple(
     (importlib.import_module(f"torch.optim.{name}"), "_get_capturable_supported_devices")

@@ -1,0 +1,143 @@
+"""Packed sequences: sequences of several lengths, step by step without padding.
+
+PyTorch reads in C++, where no trace sees it, how many sequences each step has. Here the same is computed by calls that
+a trace does see: Python reads the length of the longest sequence and how many elements there are; what else is asked of
+the lengths is tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_UNSORTED = (
+    "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True, and each of it greater than 0"
+)
+
+
+def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """The elements of padded sequences, longest first, and how many there are in each step."""
+    steps = input.transpose(0, 1) if batch_first else input
+    if lengths.shape != steps.shape[1:2]:
+        raise RuntimeError(
+            f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} (batch_size={steps.shape[1]})"
+        )
+    if not ((lengths[1:] <= lengths[:-1]).all() & (lengths[-1] > 0)):
+        raise RuntimeError(_UNSORTED)
+    is_there = torch.arange(steps.shape[0])[:, None] < lengths
+    return steps[is_there.to(steps.device)], (torch.arange(_of_first(lengths))[:, None] < lengths).sum(1)
+
+
+def pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[Tensor, Tensor]:
+    """Packed sequences as padded ones, and how long each is."""
+    steps, batch = batch_sizes.shape[0], _of_first(batch_sizes)
+    if 0 < total_length < steps:
+        raise RuntimeError(
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length}"
+        )
+    length = total_length if total_length > 0 else steps
+    room = data.new_full((length * batch, *data.shape[1:]), padding_value)
+    padded = room.index_copy(0, _places(batch_sizes, batch, data), data).view(length, batch, *data.shape[1:])
+    lengths = (torch.arange(batch) < batch_sizes[:, None]).sum(0)
+    return padded.transpose(0, 1) if batch_first else padded, lengths
+
+
+def _of_first(numbers: Tensor) -> int:
+    return numbers[0].item()  # type: ignore[return-value]
+
+
+def _places(batch_sizes: Tensor, batch: int, data: Tensor) -> Tensor:
+    """Which row of all steps, one after the other, each row of packed data is."""
+    count = data.shape[0]
+    step = torch.repeat_interleave(batch_sizes, output_size=count)
+    before = (batch_sizes.cumsum(0) - batch_sizes)[step]
+    return (step * batch + torch.arange(count) - before).to(data.device)
+
+
+# ── recurrent networks ───────────────────────────────────────────────────────────────────────────────────────────
+
+_State = tuple[Tensor, ...]
+
+
+def _lstm(given: Tensor, state: _State, weights: Sequence[Tensor]) -> _State:
+    i, f, g, o = (given + functional.linear(state[0], weights[0], *weights[1:2])).chunk(4, 1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    hidden = o.sigmoid() * cell.tanh()
+    return functional.linear(hidden, weights[2]) if len(weights) > 2 else hidden, cell
+
+
+def _gru(given: Tensor, state: _State, weights: Sequence[Tensor]) -> _State:
+    (hidden,) = state
+    reset, update, new = given.chunk(3, 1)
+    own_reset, own_update, own_new = functional.linear(hidden, *weights).chunk(3, 1)
+    new = (new + own_new * (reset + own_reset).sigmoid()).tanh()
+    return ((hidden - new) * (update + own_update).sigmoid() + new,)
+
+
+def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[..., _State]:
+    return lambda given, state, weights: (activation(given + functional.linear(state[0], *weights)),)
+
+
+def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
+    """A recurrent network of packed sequences: each step of the longest is made for all, and a sequence that is over
+    keeps its state."""
+
+    def call(
+        data: Tensor, batch_sizes: Tensor, state: Tensor | Sequence[Tensor], params: Sequence[Tensor], has_biases: bool,
+        num_layers: int,
+        dropout: float, train: bool, bidirectional: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        states = (state,) if isinstance(state, Tensor) else tuple(state)
+        steps, batch, directions = batch_sizes.shape[0], states[0].shape[1], 1 + bidirectional
+        places = _places(batch_sizes, batch, data)
+        is_there = (torch.arange(batch) < batch_sizes[:, None]).to(data.device)
+        own = iter(zip(*(s.unbind(0) for s in states), strict=True))
+        each = len(params) // (num_layers * directions)
+        parts: Iterator[Sequence[Tensor]] = (params[i : i + each] for i in range(0, len(params), each))
+        last: list[_State] = []
+        for layer in range(num_layers):
+            if layer and dropout and train:
+                data = torch.dropout(data, dropout, True)
+            made = []
+            for direction in range(directions):
+                weights, now = next(parts), next(own)
+                bias = weights[2:3] if has_biases else ()
+                given = functional.linear(data, weights[0], *bias)
+                rows = (
+                    given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
+                )
+                hidden: list[Tensor] = []
+                of_state = (
+                    (weights[1], *weights[3:])
+                    if has_biases
+                    else (weights[1], *((None, *weights[2:]) if weights[2:] else ()))
+                )
+                for t in range(steps) if direction == 0 else reversed(range(steps)):
+                    made_now = cell(rows[t], now, of_state)
+                    now = tuple(torch.where(is_there[t][:, None], n, s) for n, s in zip(made_now, now, strict=True))
+                    hidden.append(now[0])
+                made.append(torch.cat(hidden if direction == 0 else hidden[::-1])[places])
+                last.append(now)
+            data = torch.cat(made, 1) if bidirectional else made[0]
+        return data, *(torch.stack(s) for s in zip(*last, strict=True))
+
+    return call
+
+
+def is_packed(*args: Any) -> bool:
+    """Whether a recurrent network is called with packed sequences."""
+    return len(args) > 3 and isinstance(args[1], Tensor) and isinstance(args[3], (list, tuple))
+
+
+PACKED_NETWORKS: Mapping[Any, Callable[..., Any]] = {
+    torch.lstm: _recurrent(_lstm), torch.gru: _recurrent(_gru), torch.rnn_tanh: _recurrent(_elman(torch.tanh)),
+    torch.rnn_relu: _recurrent(_elman(torch.relu)),
+}  # fmt: skip
+"""Recurrent networks of packed sequences."""
