@@ -9,9 +9,9 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import is_leaf, made_by_python, version_of
 from ..graphs import tensors_in
-from ..refusals.memory import VIEW_BEFORE_SWITCH
 from ..subclasses import is_traced
 from ..torch_private.functional import view_kind
 from ..torch_private.modes import without_function_modes
@@ -53,7 +53,7 @@ class Lineage:
         with without_function_modes():
             version, without_grad = version_of(source), not source.requires_grad
         if id(source) in self._switched_on and not torch.is_grad_enabled():
-            raise VIEW_BEFORE_SWITCH(where=user_line())
+            raise refusals.VIEW_BEFORE_SWITCH(where=user_line())
         rest, named = _hashable(args[1:]), tuple((k, _hashable(v)) for k, v in kwargs.items())
         for i, result in enumerate(tensors_in(out)):
             if result is not source:
@@ -151,7 +151,7 @@ class Lineage:
     def switched_on(self, view: Tensor) -> None:
         """Write down that an input, a view, comes to require grad: for itself, while it stands here for its base, too."""
         if self.is_looked_at(view):
-            raise VIEW_BEFORE_SWITCH(where=user_line())
+            raise refusals.VIEW_BEFORE_SWITCH(where=user_line())
         self._switched_on.add(id(view))
 
     def is_switched_on(self, view: Tensor) -> bool:

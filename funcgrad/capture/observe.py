@@ -12,12 +12,12 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
 from ..errors import UnresolvedCaptureWarning
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
-from ..refusals.memory import STORES_INTO_ARGUMENT, WRITES_STATE_IN_BACKWARD
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written
 from ..state.guards import Guard, Place, same
@@ -197,7 +197,7 @@ class _DryRun:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         self._left.require_replayable()
         if not same_effects(self._left.effects, written.effects):
-            raise WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
+            raise refusals.WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
         return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
@@ -389,7 +389,7 @@ def _require_same(given: Sequence[Any], names: Sequence[str], look: Callable[[],
     changed += sorted(set(names) ^ set(names_now))
     changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]
     if changed:
-        raise STORES_INTO_ARGUMENT(changed[0], where=changed[0])
+        raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
 
 
 def _resolve(

@@ -16,9 +16,9 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
+from .. import refusals
 from ..graphs import Graph, has_effect, type_text
 from ..philox import philox
-from ..refusals.memory import BODY_WRITES
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, mutation_count, to_functional
 from ..torch_private.modes import function_modes
@@ -112,7 +112,7 @@ def draws(graph: Graph | None) -> bool:
 def _require_unwritten(what: str, tensors: Any) -> None:
     for tensor, before in tensors:
         if mutation_count(unwrap_transform(tensor)) != before:
-            raise BODY_WRITES(what, type_text(tensor), where=user_line())
+            raise refusals.BODY_WRITES(what, type_text(tensor), where=user_line())
 
 
 @contextlib.contextmanager

@@ -18,14 +18,13 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import bump_version, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
-from ..refusals.memory import HOOKS_LEFT_OUT
-from ..refusals.tracing import DRAWN_BY_ANOTHER_THREAD
 from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
@@ -126,7 +125,7 @@ class Differentiable:
         every = frozenset[int]().union(*self.runs.values())
         run = frozenset[int]().union(*(own for own, here in zip(self.runs.values(), arrived, strict=True) if here))
         if run and run != every:
-            raise HOOKS_LEFT_OUT(where="the backward pass")
+            raise refusals.HOOKS_LEFT_OUT(where="the backward pass")
         return bool(run)
 
 
@@ -340,7 +339,7 @@ def _write(target: Tensor, value: Tensor) -> None:
 
 def _require_same_draws(own: OwnDraws) -> None:
     if own.not_passed:
-        raise DRAWN_BY_ANOTHER_THREAD(where="the backward pass that is differentiated (create_graph=True)")
+        raise refusals.DRAWN_BY_ANOTHER_THREAD(where="the backward pass that is differentiated (create_graph=True)")
 
 
 def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:

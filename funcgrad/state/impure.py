@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from .. import refusals
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
-from ..refusals.tracing import DRAWS_ELSEWHERE, ITERATES
 from .code import Mentions
 from .guards import Place
 
@@ -87,7 +87,7 @@ def put_back(
 
 
 def refuse_draw(generator: Generator) -> ImpureFunctionError:
-    return DRAWS_ELSEWHERE(generator.name, where=generator.name)
+    return refusals.DRAWS_ELSEWHERE(generator.name, where=generator.name)
 
 
 def _mentions(names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]) -> bool:
@@ -98,7 +98,7 @@ def _mentions(names: frozenset[str], generator: Generator, said: Mentions, funct
 
 
 def refuse_iterator(name: str) -> ImpureFunctionError:
-    return ITERATES(name, where=name)
+    return refusals.ITERATES(name, where=name)
 
 
 def is_iterator(value: Any) -> bool:

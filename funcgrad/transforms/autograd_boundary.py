@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from .. import refusals
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
@@ -19,7 +20,6 @@ from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..options import Options
-from ..refusals.tracing import REBOUND_BEFORE_BACKWARD, SECOND_DERIVATIVE_OF_GRADIENT, SECOND_DERIVATIVE_ONWARD
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
@@ -59,15 +59,16 @@ def differentiable(
 
     def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
+        differentiated = "the backward pass that is differentiated (create_graph=True)"
         leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
         if leaf is not None:
-            raise SECOND_DERIVATIVE_OF_GRADIENT(leaf, where="the backward pass that is differentiated (create_graph=True)")
+            raise refusals.SECOND_DERIVATIVE_OF_GRADIENT(leaf, where=differentiated)
         if inner.facts.onward:
-            raise SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where="the backward pass that is differentiated (create_graph=True)")
+            raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph)
         for slot, then in zip(ins, given, strict=True):
             if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
-                raise REBOUND_BEFORE_BACKWARD(slot, where=str(slot))
+                raise refusals.REBOUND_BEFORE_BACKWARD(slot, where=str(slot))
         with autocast_as(autocast), as_it_was(inner.facts.state):
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
