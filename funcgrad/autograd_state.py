@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from .refusals.memory import ONWARD_TO_OWN_GRADIENT, WRITES_OUTSIDE_IN_BACKWARD
+from . import refusals
 from .torch_private.autograd import custom_function_of, set_versions, versions_kept
 from .torch_private.levels import dual_parts
 
@@ -233,7 +233,7 @@ def go_on(
         set_versions(tuple(before), tuple(before.values()))
         apart = {id(leaf) for leaf in leaves}
         if apart and any(id(leaf) in apart for leaf in leaves_below(tensors)):
-            raise ONWARD_TO_OWN_GRADIENT(where="the history of an input of which a leaf is an input, too")
+            raise refusals.ONWARD_TO_OWN_GRADIENT(where="the history of an input of which a leaf is an input, too")
         # what is written to may have no history to ask for, which it had when it was used
         edges = [get_gradient_edge(t) for t in tensors]
         for tensor in written:
@@ -242,4 +242,4 @@ def go_on(
         torch.autograd.backward(edges, [gradient for _, gradient in pairs], retain_graph=keeps_graph)
         is_written = then != versions_of(tuple(before))
     if is_written:
-        raise WRITES_OUTSIDE_IN_BACKWARD(where="the history of an input")
+        raise refusals.WRITES_OUTSIDE_IN_BACKWARD(where="the history of an input")

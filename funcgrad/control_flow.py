@@ -55,9 +55,5 @@ def repeat(condition: Body, body: Body, carry: Sequence[Tensor], constants: Sequ
     return tuple(t.clone() for t in carry) if carry is first else tuple(carry)
 
 
-BODIES = (choose, scan, repeat)
-"""The calls that have bodies."""
-
-
 def _function(body: Body) -> Callable[..., Sequence[Any]]:
     return body.run if isinstance(body, Graph) else body

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from torch import Tensor
 
-from .refusals.memory import SHARED_BY_SAMPLES
+from . import refusals
 from .torch_private.levels import innermost_transform, outside_transforms
 from .torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
@@ -49,7 +49,7 @@ def write_below(target: Tensor, value: Tensor) -> None:
         return
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
-            raise SHARED_BY_SAMPLES()
+            raise refusals.SHARED_BY_SAMPLES()
         value = wrapped_value(value)
     with outside_transforms():
         target.detach().copy_(value.detach())

@@ -1228,6 +1228,12 @@ def test_every_refusal_has_a_row(monkeypatch):
     assert not [part for part in NOT_IN_THE_TABLE if not any(part in text for text in missing)], "there is a row by now"
 
 
+def test_refusals_of_a_trace_stand_in_the_table():
+    """Where a call of the class would say its message, no row says what to count, and what to do instead."""
+    kinds = {row.kind.__name__ for row in REFUSALS.values()}
+    assert not [f"{path}:{start}" for path, start, _, text in refusals() if text.split()[0] in kinds]
+
+
 def test_the_page_of_refusals_is_printed_anew():
     assert DOC.with_name("refusals.md").read_text() == page(), "python -m funcgrad.refusals > docs/refusals.md"
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import funcgrad as fg
+from funcgrad.backends import c_language, triton_language
+from funcgrad.loops.costs import COSTS
 from funcgrad.loops.coverage import page
 from funcgrad.memory.steps import Extern
 
@@ -276,6 +278,12 @@ def test_reductions_of_many_by_threads():
         return both + along + [x.var(0), x.std(1), x.prod(1), (x > 0).all(1), x.norm(), x.mean(0)]
 
     torch.testing.assert_close(fg.jit(f, backend="c")(x, whole), f(x, whole), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("language", [c_language.C, triton_language.Triton])
+def test_costs_are_of_operations_that_there_are(language):
+    """One under another name would count as an addition, without a word."""
+    assert COSTS.keys() <= language.operations.keys()
 
 
 def test_the_coverage_page_is_current():

@@ -149,7 +149,7 @@ def test_a_gradient_penalty_of_a_module_with_buffers(make):
 def test_a_copy_is_kept_only_of_what_is_overwritten_and_needed():
     def kept(f, make):
         out = fg.jit(f)(*make()[1])
-        return (out[0] if isinstance(out, tuple) else out).grad_fn.program.copied_inputs
+        return (out[0] if isinstance(out, tuple) else out).grad_fn.program.at.copied
 
     assert kept(counted, with_buffer) == (1,)
     assert kept(lambda x, b: (b.add_(1), x * x)[1], with_buffer) == ()

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from attrs import frozen
 
-from ..loops.groups import EXPENSIVE, TURNS
+from ..loops.costs import cost_of
+from ..loops.groups import TURNS
 from ..loops.index import Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
 from ..symbolic.sizes import PREFIX, Size, hint
@@ -33,9 +34,6 @@ _LONG = 2048
 _SIDE_BY_SIDE, _ROWS = 8192, 8
 """At most so many elements that all rows read in steps are put side by side before, if there are at least so many
 rows."""
-
-_DEAR = 8
-"""What an expensive operation counts for, vectorised."""
 
 PARALLEL_FROM = 200_000
 """Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy
@@ -138,9 +136,7 @@ class _Printer:
     def work(self) -> int | Size:
         """Operations, roughly."""
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
-        each = 1 + sum(
-            _DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full
-        )
+        each = 1 + sum(cost_of(e.name).in_lanes if isinstance(e, Op) else isinstance(e, Load) for e in found if e.full)
         return self._rows * self._columns * each
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 
-from ..loops.groups import EXPENSIVE
+from ..loops.costs import cost_of
 from ..loops.ir import Const, Expr, Kernel, Op, Put, Reduced, Scanned, Store, Total, computed, walk
 from .emitter import index_text, print_expressions, row_parts
 from .triton_language import TYPES, Tile, Triton, counters, is_wide, number, power_of_two, stored, typed, value_text
@@ -136,7 +136,9 @@ class _Printer:
 
     def _warps(self) -> int:
         """Eight elements for each thread; fewer where much is computed of each, more of the longest rows."""
-        dear = sum(isinstance(e, Op) and e.full and e.name in EXPENSIVE for e in walk([e.value for e in self._effects]))
+        dear = sum(
+            isinstance(e, Op) and e.full and cost_of(e.name).is_dear for e in walk([e.value for e in self._effects])
+        )
         elements = self._tile.height * max(1, self._tile.width)
         at_most = 8 if elements <= _STEP else 16
         return max(1, min(at_most, elements // (128 if dear >= _MANY else 256)))

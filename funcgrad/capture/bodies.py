@@ -9,9 +9,9 @@ from typing import Any
 from attrs import define, field
 from torch import Tensor
 
+from .. import refusals
 from ..errors import UnsupportedTensorError
 from ..graphs import tensors_in, type_text
-from ..refusals.tracing import SUBCLASS_IN_CONTROL_FLOW
 from ..subclasses import inner_tensors, is_traced
 from ..torch_private.fakes import fake_below
 from ..torch_private.functional import FunctionalTensor, from_functional, mutation_count
@@ -101,4 +101,4 @@ class Bodies:
 
 def no_subclass(tensor: Tensor) -> UnsupportedTensorError:
     """For a wrapper subclass where control flow takes plain tensors."""
-    return SUBCLASS_IN_CONTROL_FLOW(type_text(tensor), where=user_line())
+    return refusals.SUBCLASS_IN_CONTROL_FLOW(type_text(tensor), where=user_line())

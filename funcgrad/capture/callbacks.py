@@ -15,13 +15,8 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..graphs import type_text
-from ..refusals.tracing import (
-    OPAQUE_OF_SUBCLASS,
-    OPAQUE_WITHOUT_BATCH,
-    OPAQUE_WITHOUT_DERIVATIVE,
-    OPAQUE_WRITES_WITHOUT_DERIVATIVE,
-)
 from ..torch_private.autograd import autograd_heard
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
@@ -151,8 +146,10 @@ class Callback:
         given = "cotangents" if option == "vjp" else "tangents"
         mode = "reverse" if option == "vjp" else "forward"
         if self.writes:
-            raise OPAQUE_WRITES_WITHOUT_DERIVATIVE(self.name, mode, option, where=self.where)
-        raise OPAQUE_WITHOUT_DERIVATIVE(self.name, mode, self._with(f"{option}=rule"), given, returns, where=self.where)
+            raise refusals.OPAQUE_WRITES_WITHOUT_DERIVATIVE(self.name, mode, option, where=self.where)
+        raise refusals.OPAQUE_WITHOUT_DERIVATIVE(
+            self.name, mode, self._with(f"{option}=rule"), given, returns, where=self.where
+        )
 
     def _with(self, option: str) -> str:
         return f"{self.spelled.removesuffix(')')}, {option})"
@@ -161,7 +158,7 @@ class Callback:
         """The call of a whole batch, which is the first dimension of all its tensors."""
         method = self.vmap_method
         if method is None:
-            raise OPAQUE_WITHOUT_BATCH(self.name, self._with('vmap_method="sequential"'), where=self.where)
+            raise refusals.OPAQUE_WITHOUT_BATCH(self.name, self._with('vmap_method="sequential"'), where=self.where)
         n, is_batched, run = len(tensors), [d is not None for d in dims], self.run
 
         def each(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
@@ -214,7 +211,7 @@ def _vmapped(rule: Rule) -> Rule:
 def _fake(trace: Trace, tensor: Tensor) -> Tensor:
     own = trace.stand_in(tensor)
     if not isinstance(own, FunctionalTensor):
-        raise OPAQUE_OF_SUBCLASS(type_text(own), where=user_line())
+        raise refusals.OPAQUE_OF_SUBCLASS(type_text(own), where=user_line())
     return from_functional(own)
 
 

@@ -10,14 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from ..refusals.tracing import (
-    FLATTENS_WRONGLY,
-    MAKES_LAYOUT,
-    MAKES_SPARSE,
-    NOT_DENSE,
-    SUBCLASS_WITHOUT_FLATTEN,
-    SYMBOLIC_ZEROS,
-)
+from .. import refusals
 from ..subclasses import Wrapping
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
 from .source_location import user_line
@@ -59,17 +52,17 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
     no wrapper."""
     kind = type(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise NOT_DENSE(
+        raise refusals.NOT_DENSE(
             "quantized tensor" if tensor.is_quantized else f"tensor with layout {tensor.layout}",
             "dequantize" if tensor.is_quantized else "to_dense",
             where=where or user_line(),
         )
     if is_zero_tensor(tensor):
-        raise SYMBOLIC_ZEROS(where=where or user_line())
+        raise refusals.SYMBOLIC_ZEROS(where=where or user_line())
     if is_wrapper_subclass(tensor):
         _require_sound_protocol(tensor, where)
     elif kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise SUBCLASS_WITHOUT_FLATTEN(kind.__name__, where=where or user_line())
+        raise refusals.SUBCLASS_WITHOUT_FLATTEN(kind.__name__, where=where or user_line())
 
 
 _MAKES = {
@@ -100,7 +93,7 @@ def require_dense(op: Any) -> None:
     made = _made_by(op)
     if made is not None:
         what, fix = made
-        raise MAKES_SPARSE(what, op, fix, where=user_line())
+        raise refusals.MAKES_SPARSE(what, op, fix, where=user_line())
 
 
 def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
@@ -108,7 +101,7 @@ def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
     whatever its name."""
     for result in results:
         if result.layout is not torch.strided:
-            raise MAKES_LAYOUT(op, result.layout, where=user_line())
+            raise refusals.MAKES_LAYOUT(op, result.layout, where=user_line())
 
 
 def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
@@ -125,4 +118,4 @@ def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
     if not wrapping.inner:
         fault = "names no inner tensor"
     if fault:
-        raise FLATTENS_WRONGLY(type(tensor).__name__, fault, where=where or user_line())
+        raise refusals.FLATTENS_WRONGLY(type(tensor).__name__, fault, where=where or user_line())

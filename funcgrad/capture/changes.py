@@ -8,6 +8,7 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import (
     depends_on,
     has_history,
@@ -19,28 +20,6 @@ from ..autograd_state import (
     view_base,
 )
 from ..graphs import type_text
-from ..refusals.memory import (
-    BACKWARD_OF_OWN_LEAF,
-    DETACHED_AND_WRITTEN,
-    GRADIENT_OF_INPUT,
-    GRADIENT_RESTRIDED,
-    HOOKED_GRADIENT_OF_INPUT,
-    IN_PLACE_ON_LEAF,
-    INFERENCE_TENSOR,
-    METADATA_OF_SUBCLASS,
-    ONWARD,
-    OTHER_MEMORY,
-    RESIZED_UNFOLLOWED,
-    RETURNS_OVER_INNER,
-    RETURNS_RETAINED,
-    SHARED_AT_ODDS,
-    STORAGE_SET,
-    SUBCLASS_IS_VIEW,
-    SUBCLASS_SHARES_MEMORY,
-    TRACKED_ONTO_ITSELF,
-    WRITES_IN_BACKWARD_OF_OWN_LEAF,
-)
-from ..refusals.tracing import GRADIENT_INTO_INNER
 from ..slots import Base
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import creation_meta
@@ -149,24 +128,26 @@ def refuse(
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
-            raise STORAGE_SET(slot, where=str(slot))
+            raise refusals.STORAGE_SET(slot, where=str(slot))
         if own.has_other_metadata:
-            raise METADATA_OF_SUBCLASS(slot, type(tensor).__name__, where=str(slot))
+            raise refusals.METADATA_OF_SUBCLASS(slot, type(tensor).__name__, where=str(slot))
         detached = detaches(changes.get(slot, Change()).restrides)
         how = next((changes[key].data for key in _keys(slot, groups) if key in changes), None)
         if how == "tracked" and "leaf" in histories.get(slot, ""):
-            raise IN_PLACE_ON_LEAF(histories[slot], slot, where=str(slot))
+            raise refusals.IN_PLACE_ON_LEAF(histories[slot], slot, where=str(slot))
         if any(map(trace.lineage.is_unknown, (own.seen, *own.inner))):
-            raise RESIZED_UNFOLLOWED(slot, where=str(slot))
+            raise refusals.RESIZED_UNFOLLOWED(slot, where=str(slot))
         if detached and has_history(trace.current(own.seen)):
-            raise DETACHED_AND_WRITTEN(slot, where=str(slot))
+            raise refusals.DETACHED_AND_WRITTEN(slot, where=str(slot))
         if histories.get(slot) == "an inference tensor":
-            raise INFERENCE_TENSOR(slot, where=str(slot))
+            raise refusals.INFERENCE_TENSOR(slot, where=str(slot))
         if how == "tracked" and overlaps_itself(tensor):
-            raise TRACKED_ONTO_ITSELF(slot, where=str(slot))
+            raise refusals.TRACKED_ONTO_ITSELF(slot, where=str(slot))
     for group in groups:
         if group.base in changes and group.at_odds:
-            raise SHARED_AT_ODDS(" and ".join(map(str, group.base.of)), group.at_odds, where=str(group.base.of[0]))
+            raise refusals.SHARED_AT_ODDS(
+                " and ".join(map(str, group.base.of)), group.at_odds, where=str(group.base.of[0])
+            )
 
 
 def views_that_follow(
@@ -185,7 +166,7 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.leaf is not own.seen and is_leaf(own.leaf) and id(own.leaf) not in seen and own.leaf.grad is not None:
-            raise ONWARD(slot, where=str(slot))
+            raise refusals.ONWARD(slot, where=str(slot))
 
 
 def refuse_leaves(
@@ -229,7 +210,9 @@ def refuse_leaves(
         if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):
             faults.append("changes sizes, while that gradient has a history that goes by them")
         if faults:
-            refusal = HOOKED_GRADIENT_OF_INPUT if faults[-1].startswith("hooks") else GRADIENT_OF_INPUT
+            refusal = (
+                refusals.HOOKED_GRADIENT_OF_INPUT if faults[-1].startswith("hooks") else refusals.GRADIENT_OF_INPUT
+            )
             raise refusal(what, slot, " and ".join(faults), where=str(slot))
 
 
@@ -242,7 +225,7 @@ def refuse_restrided_gradients(
         if gradient is not None and (
             lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])
         ):
-            raise GRADIENT_RESTRIDED(type_text(gradient), slot, where=str(slot))
+            raise refusals.GRADIENT_RESTRIDED(type_text(gradient), slot, where=str(slot))
 
 
 def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> None:
@@ -250,16 +233,16 @@ def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> Non
     the program."""
     for slot, tensor in made.items():
         if retains_grad(tensor) and depends_on([t for t in others if t is not tensor], tensor):
-            raise RETURNS_RETAINED(slot, where=str(slot))
+            raise refusals.RETURNS_RETAINED(slot, where=str(slot))
 
 
 def refuse_hidden_backward(in_backward: Sequence[Source], failed: Exception | None) -> None:
     """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a
     leaf the function made."""
     if failed is not None:
-        raise BACKWARD_OF_OWN_LEAF() from failed
+        raise refusals.BACKWARD_OF_OWN_LEAF() from failed
     for slot in in_backward:
-        raise WRITES_IN_BACKWARD_OF_OWN_LEAF(slot, where=str(slot))
+        raise refusals.WRITES_IN_BACKWARD_OF_OWN_LEAF(slot, where=str(slot))
 
 
 def refuse_stores(
@@ -323,7 +306,7 @@ def refuse_stores(
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
         if faults:
-            raise OTHER_MEMORY(slot, " and ".join(faults), where=str(slot))
+            raise refusals.OTHER_MEMORY(slot, " and ".join(faults), where=str(slot))
 
 
 def refuse_inner_tensors(
@@ -341,16 +324,16 @@ def refuse_inner_tensors(
     for slot, tensor in named:
         change = changes.get(slot, Change())
         if slot in tangled and (change.data or change.in_backward):
-            raise SUBCLASS_SHARES_MEMORY(slot, tangled[slot], where=str(slot))
+            raise refusals.SUBCLASS_SHARES_MEMORY(slot, tangled[slot], where=str(slot))
         if slot in subclasses and change.data == "tracked" and view_base(tensor) is not None:
-            raise SUBCLASS_IS_VIEW(slot, where=str(slot))
+            raise refusals.SUBCLASS_IS_VIEW(slot, where=str(slot))
     inner_of = {id(inner): slot for slot, own in subclasses.items() for inner in own.inner}
     plain = {id(mirrored[id(t)].seen): slot for slot, t in named if slot not in subclasses}
     for leaf, output in zip(leaves, outputs, strict=True):
         if not isinstance(leaf, Tensor):
             continue
         if {id(t) for t in leaves_below([t for t in (leaf, *inner_tensors(leaf)) if has_history(t)])} & inner_of.keys():
-            raise GRADIENT_INTO_INNER(output.path, where=f"out{output.path}")
+            raise refusals.GRADIENT_INTO_INNER(output.path, where=f"out{output.path}")
         known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
         roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
         shared = [
@@ -358,4 +341,4 @@ def refuse_inner_tensors(
         ]
         # else it is taken again, of the caller's tensor
         if shared and (output.view is None or isinstance(output.view.of, Base)):
-            raise RETURNS_OVER_INNER(shared[0], output.path, where=f"out{output.path}")
+            raise refusals.RETURNS_OVER_INNER(shared[0], output.path, where=f"out{output.path}")

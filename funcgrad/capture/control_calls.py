@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..refusals.tracing import (
-    BODY_RETURNS_NO_TENSOR,
-    BRANCHES_DISAGREE,
-    CONDITION_IS_CONSTANT,
-    LOOP_RETURNS_NO_TENSOR,
-    NO_TENSOR,
-)
+from .. import refusals
 from ..torch_private.operators import PACK_PADDED, PAD_PACKED
 from ..torch_private.patches import generic_associative_scan
 from ..trees import Tree, flatten, require_same, unflatten
@@ -46,7 +40,7 @@ def cond(trace: Trace, pred: Any, true_fn: Callable[..., Any], false_fn: Callabl
     require_same(first.structure, second.structure, "result", "the branches of torch.cond return different structures")
     for value, other in zip(first.template, second.template, strict=True):
         if isinstance(value, Tensor) != isinstance(other, Tensor) or not (isinstance(value, Tensor) or value == other):
-            raise BRANCHES_DISAGREE(_shown(value), _shown(other), where=user_line())
+            raise refusals.BRANCHES_DISAGREE(_shown(value), _shown(other), where=user_line())
     flow = Choice(trace, Body(trace, first, more), Body(trace, second, more))
     outs = apply(flow, [trace.operand(pred).reshape(()), *tensors, *more.tensors])
     return first.result(outs)
@@ -96,7 +90,7 @@ def _scanned(
         if not isinstance(leaf, Tensor) and (i < len(init) or leaf is not None)
     ]
     if odd:
-        raise BODY_RETURNS_NO_TENSOR(what, odd[0], where=user_line())
+        raise refusals.BODY_RETURNS_NO_TENSOR(what, odd[0], where=user_line())
     return body.result(Scan.run(trace, Body(trace, body, more), init, xs, [*given, *more.tensors]))
 
 
@@ -114,10 +108,10 @@ def while_loop(
     like = [*(t.clone for t in carry), *(t.clone for t in given)]
     more = closed_over(trace, "the condition of a while_loop", condition, like)
     if not any(isinstance(leaf, Tensor) for leaf in condition.template):
-        raise CONDITION_IS_CONSTANT(condition.template[0], where=user_line())
+        raise refusals.CONDITION_IS_CONSTANT(condition.template[0], where=user_line())
     more |= closed_over(trace, "the body of a while_loop", body, like)
     if not all(isinstance(leaf, Tensor) for leaf in body.template):
-        raise LOOP_RETURNS_NO_TENSOR(where=user_line())
+        raise refusals.LOOP_RETURNS_NO_TENSOR(where=user_line())
     flow = While(trace, Body(trace, condition, more), Body(trace, body, more), len(carry))
     return body.result(apply(flow, [*(t.contiguous() for t in carry), *given, *more.tensors]))
 
@@ -198,5 +192,5 @@ def _shown(value: Any) -> str:
 def _tensors(trace: Trace, what: str, values: Sequence[Any], instead: str = "torch.tensor(n)") -> list[Tensor]:
     odd = next((v for v in values if not isinstance(v, Tensor)), None)
     if odd is not None:
-        raise NO_TENSOR(what, odd, instead, where=user_line())
+        raise refusals.NO_TENSOR(what, odd, instead, where=user_line())
     return [trace.operand(v) for v in values]

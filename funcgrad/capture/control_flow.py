@@ -18,18 +18,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from .. import refusals
 from ..control_flow import choose, repeat, scan
 from ..graph_primitives import Opaque
 from ..graphs import Graph, has_effect, is_random, type_text
-from ..refusals.tracing import (
-    BODY_CALLS_ONCE,
-    BODY_DRAWS,
-    BODY_DRAWS_PHILOX,
-    BRANCH_TYPES,
-    CARRY_CHANGES,
-    CONDITION_TYPE,
-    WHILE_IN_REVERSE,
-)
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import FunctionalTensor, from_functional
 from .bodies import no_subclass
@@ -129,7 +121,7 @@ class Choice:
         first, out = graph_of(self.trace, "if_true", self.if_true, fakes)
         second, other = graph_of(self.trace, "if_false", self.if_false, fakes)
         if [type_text(v) for v in out] != [type_text(v) for v in other]:
-            raise BRANCH_TYPES(type_text(out), type_text(other), where=user_line())
+            raise refusals.BRANCH_TYPES(type_text(out), type_text(other), where=user_line())
         _require_no_draws("a branch of torch.cond", self.is_derivative, first, second)
         outs = [_like(self.trace, t) for t in out]
         if self.trace.graph is not None:
@@ -334,7 +326,7 @@ class While:
         fakes = _fakes(trace, tensors)
         condition, (goes_on, *_) = graph_of(trace, "condition", self.condition, fakes)
         if goes_on.numel() != 1:
-            raise CONDITION_TYPE(type_text(goes_on), where=user_line())
+            raise refusals.CONDITION_TYPE(type_text(goes_on), where=user_line())
         body, made = graph_of(trace, "body", self.body, fakes)
         _require_same_carry("while_loop", fakes[:n], made)
         _require_no_draws("the body of a while_loop", self.is_derivative, condition, body)
@@ -346,7 +338,7 @@ class While:
     def pulled(
         self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
     ) -> Gradients:
-        raise WHILE_IN_REVERSE(where=user_line())
+        raise refusals.WHILE_IN_REVERSE(where=user_line())
 
     def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
         n = self.n_carry
@@ -427,7 +419,7 @@ def _like(trace: Trace, tensor: Tensor, steps: int | None = None) -> Tensor:
 def _require_same_carry(what: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
     was, now = [type_text(t) for t in before], [type_text(t) for t in after]
     if was != now:
-        raise CARRY_CHANGES(what, ", ".join(was), ", ".join(now), where=user_line())
+        raise refusals.CARRY_CHANGES(what, ", ".join(was), ", ".join(now), where=user_line())
 
 
 def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> None:
@@ -439,9 +431,9 @@ def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> 
         if isinstance(n.target, Opaque) and has_effect(n)
     ]
     if is_derivative and once:
-        raise BODY_CALLS_ONCE(what, once[0].name, where=user_line())
+        raise refusals.BODY_CALLS_ONCE(what, once[0].name, where=user_line())
     drawn = [graph for graph in graphs if graph is not None and any(map(is_random, graph.fx.nodes))]
     if is_derivative and (drawn or any(map(draws, graphs))):
-        raise BODY_DRAWS(what, where=user_line())
+        raise refusals.BODY_DRAWS(what, where=user_line())
     if "cond" not in what and any(map(draws, graphs)):
-        raise BODY_DRAWS_PHILOX(what, where=user_line())
+        raise refusals.BODY_DRAWS_PHILOX(what, where=user_line())

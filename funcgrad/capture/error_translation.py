@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from .. import refusals
 from ..errors import (
     FuncgradError,
-)
-from ..refusals.memory import RESIZED_AROUND, SWITCHED_OFF_WITH_VIEW, VIEW_OF_AS_STRIDED, WRITES_INTO_LEAF
-from ..refusals.tracing import (
-    ASKED_FOR_ARRAY,
-    ASKED_FOR_VALUE,
-    NOT_AN_OPERAND,
-    NOT_COMPILED,
-    SIZE_OF_SOLUTION,
-    SIZE_OF_VALUES,
-    VALUES_ON_THE_WAY,
-    VIEW_WILL_NOT_DO,
 )
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
 from ..torch_private.operators import DYNAMO as _DYNAMO
@@ -30,7 +20,7 @@ _ASKED = (
 
 def unsupported_operator(what: str, instead: str, where: str | None = None) -> FuncgradError:
     """For an operator that takes functions, and is not compiled."""
-    return NOT_COMPILED(what, instead, where=where or user_line())
+    return refusals.NOT_COMPILED(what, instead, where=where or user_line())
 
 
 _NO_OPERAND = "convert all Tensors to FakeTensors first", "Attempting to use FunctionalTensor on its own"
@@ -50,13 +40,13 @@ def named_error(error: Exception) -> FuncgradError | None:
     if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)) or any(
         said in text for said in _ASKED
     ):
-        return ASKED_FOR_VALUE(where=where)
+        return refusals.ASKED_FOR_VALUE(where=where)
     if (isinstance(error, RuntimeError) and ".numpy() is not supported" in text) or "Can't call numpy()" in text:
-        return ASKED_FOR_ARRAY(where=where)
+        return refusals.ASKED_FOR_ARRAY(where=where)
     if isinstance(error, (AssertionError, RuntimeError)) and any(said in text for said in _NO_OPERAND):
-        return NOT_AN_OPERAND(where=where)
+        return refusals.NOT_AN_OPERAND(where=where)
     if isinstance(error, DynamicOutputShapeException):
-        refusal = SIZE_OF_SOLUTION if "lstsq" in str(error.func) else SIZE_OF_VALUES
+        refusal = refusals.SIZE_OF_SOLUTION if "lstsq" in str(error.func) else refusals.SIZE_OF_VALUES
         return refusal(error.func, where=where)
     if type(error).__module__.startswith(_DYNAMO) or (
         isinstance(error, RuntimeError) and "found no compiled frames" in text
@@ -67,19 +57,19 @@ def named_error(error: Exception) -> FuncgradError | None:
             where,
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY):
-        return VALUES_ON_THE_WAY(where=where)
+        return refusals.VALUES_ON_THE_WAY(where=where)
     if isinstance(error, ValueError) and "Cannot view a tensor with" in text:  # eager PyTorch raises a RuntimeError
-        return VIEW_WILL_NOT_DO(text, where=where)
+        return refusals.VIEW_WILL_NOT_DO(text, where=where)
     if isinstance(error, RuntimeError) and "as_strided() is non-compositional" in text:
-        return VIEW_OF_AS_STRIDED(where=where)
+        return refusals.VIEW_OF_AS_STRIDED(where=where)
     if isinstance(error, RuntimeError) and "Attempted to resize a view tensor" in text:
-        return RESIZED_AROUND(where=where)
+        return refusals.RESIZED_AROUND(where=where)
     if isinstance(error, RuntimeError) and _NO_HISTORY in text:
-        return SWITCHED_OFF_WITH_VIEW(where=where)
+        return refusals.SWITCHED_OFF_WITH_VIEW(where=where)
     if isinstance(error, RuntimeError) and (
         "leaf Variable that requires grad" in text
         or "is a view and is being modified inplace" in text
         or "mutating a non-functional tensor" in text
     ):
-        return WRITES_INTO_LEAF(where=where)
+        return refusals.WRITES_INTO_LEAF(where=where)
     return None

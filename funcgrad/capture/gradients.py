@@ -8,16 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import gradient_of, is_leaf, renew_history
 from ..graphs import type_text
-from ..refusals.memory import (
-    ACCUMULATE_HOOK,
-    HOOKS_OF_INPUT,
-    RESTRIDED_AND_ASKED,
-    RETAINED_OUTSIDE,
-    SWITCHED_OFF_BASE,
-    SWITCHED_TOO_LATE,
-)
 from ..subclasses import is_traced
 from ..torch_private.modes import without_function_modes
 from .captures import RestartTrace
@@ -32,13 +25,13 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
     if is_traced(real):
         return
     if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
-        raise RETAINED_OUTSIDE(type_text(real), where=user_line())
+        raise refusals.RETAINED_OUTSIDE(type_text(real), where=user_line())
     named = tensor if is_traced(tensor) else trace.lift(tensor)
     now = trace.current(named)
     # else, what is set is set, and nothing else
     arrives = real.is_leaf and (real.requires_grad or now.requires_grad)
     if arrives and now is not named and not (reads and trace.lineage.is_given_alone(named)):
-        raise RESTRIDED_AND_ASKED(type_text(real), where=user_line())
+        raise refusals.RESTRIDED_AND_ASKED(type_text(real), where=user_line())
     if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
         trace.given_gradient.append(real)
     else:
@@ -78,13 +71,13 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
             and trace.questions.has_hooks(real)
             and real._backward_hooks
         ):
-            raise HOOKS_OF_INPUT(type_text(real), where=user_line())
+            raise refusals.HOOKS_OF_INPUT(type_text(real), where=user_line())
 
 
 def require_own(trace: Trace, tensor: Tensor) -> None:
     """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens outside."""
     if id(trace.lineage.named(tensor)) in trace.stand_ins():
-        raise ACCUMULATE_HOOK(where=user_line())
+        raise refusals.ACCUMULATE_HOOK(where=user_line())
 
 
 def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
@@ -92,12 +85,12 @@ def switch(trace: Trace, original: Any, tensor: Any, on: bool) -> None:
     real = original if not is_traced(original) else trace.reals.get(id(original))
     named = trace.lineage.named(tensor)
     if real is None and named is not tensor and trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
-        raise SWITCHED_TOO_LATE(where=user_line())
+        raise refusals.SWITCHED_TOO_LATE(where=user_line())
     if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
         if named is not tensor:
-            raise SWITCHED_TOO_LATE(where=user_line())
+            raise refusals.SWITCHED_TOO_LATE(where=user_line())
         if not on and any(other._base is real for other in trace.reals.values()):
-            raise SWITCHED_OFF_BASE(where=user_line())
+            raise refusals.SWITCHED_OFF_BASE(where=user_line())
         if on and real._is_view():
             trace.lineage.switched_on(tensor)
         if on:

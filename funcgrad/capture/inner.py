@@ -16,19 +16,11 @@ import torch
 from attrs import frozen
 from torch import SymFloat, SymInt, Tensor
 
+from .. import refusals
 from ..autograd_state import has_history, is_leaf
 from ..checkpoint_policies import Policy
 from ..errors import FuncgradError
 from ..options import BackwardAutocast, Randomness
-from ..refusals.tracing import (
-    FILLS_CACHE,
-    GRADIENT_IN_TWO_RUNS,
-    MEMORY_IN_TWO_RUNS,
-    RESULT_IN_TWO_RUNS,
-    STORE_IN_TWO_RUNS,
-    STRUCTURE_IN_TWO_RUNS,
-    WRITE_IN_TWO_RUNS,
-)
 from ..slots import Arg, Captured, Final, NewGradient, NewMemory, Signature, Slot, State, Stored
 from ..state.effects import Effect, Written
 from ..state.state import same_effects
@@ -119,7 +111,7 @@ class Inner:
         for slot, value in seen.items():
             new = trace.lineage.given(value) if isinstance(value, Tensor) else None
             if (new is None) == (slot in self.facts.stores) and slot_of.get(id(value)) == slot:
-                raise MEMORY_IN_TWO_RUNS(slot, where=str(slot))
+                raise refusals.MEMORY_IN_TWO_RUNS(slot, where=str(slot))
         self._require_same_gradients(trace.lineage, seen, gradients)
         handing.require_all()
         written = trace.written()
@@ -194,7 +186,7 @@ class Inner:
         """What the function gave an input, or Python state."""
         if isinstance(slot, Stored):
             if slot not in stored:
-                raise STORE_IN_TWO_RUNS(slot.name, where=slot.name)
+                raise refusals.STORE_IN_TWO_RUNS(slot.name, where=slot.name)
             return kept_apart(trace.named(stored[slot]), self.splits)  # type: ignore[no-any-return]
         return (
             trace.lineage.given(seen[slot.of])
@@ -228,7 +220,7 @@ class Inner:
                 now = lineage.gradient_of(value)
                 found = None if now is before.get(slot) and not given else now is not None
                 if found != self.facts.gradients.get(slot):
-                    raise GRADIENT_IN_TWO_RUNS(slot, where=str(slot))
+                    raise refusals.GRADIENT_IN_TWO_RUNS(slot, where=str(slot))
 
     def _require_known_writes(self, trace: Trace, slot_of: Mapping[int, Arg | Captured]) -> None:
         """What this run writes to, the dry run must have seen: else the write would be lost. (S2-10)"""
@@ -236,7 +228,7 @@ class Inner:
         for tensor, _ in trace.lineage.written(lambda t: id(t) in slot_of):
             slot = slot_of[id(tensor)]
             if not any((change := self.facts.change_of(s)) and change.data for s in (slot, bases.get(slot, slot))):
-                raise WRITE_IN_TWO_RUNS(slot, where=str(slot))
+                raise refusals.WRITE_IN_TWO_RUNS(slot, where=str(slot))
 
     def _own(self, slot: Slot, value: Any) -> Any:
         """The value, or for a tensor that forward changes, one that may be changed; a leaf where it must be one."""
@@ -292,15 +284,17 @@ def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:
     if first is not None and cache is not None and not same_effects(first, second):
         was, now = list(map(str, first)), list(map(str, second))
         effect = next((e for e in (*was, *now) if (e in was) != (e in now)), "in another order")
-        raise FILLS_CACHE(effect, cache, where=cache)
+        raise refusals.FILLS_CACHE(effect, cache, where=cache)
 
 
 def _another_result(facts: Facts, outputs: Sequence[Any]) -> FuncgradError:
     was, now = {o.path: o for o in facts.outputs}, {o.path: o for o in outputs}
     if was.keys() != now.keys():
-        return STRUCTURE_IN_TWO_RUNS()
+        return refusals.STRUCTURE_IN_TWO_RUNS()
     path = next(p for p in was if _kind(was[p]) != _kind(now[p]))
-    return RESULT_IN_TWO_RUNS(path, was[path].type, was[path] or "computed", now[path].type, now[path] or "computed")
+    return refusals.RESULT_IN_TWO_RUNS(
+        path, was[path].type, was[path] or "computed", now[path].type, now[path] or "computed"
+    )
 
 
 def inputs_of(inner: Inner, trace: Trace, reals: Sequence[Any], grad: bool) -> list[Any]:

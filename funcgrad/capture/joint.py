@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .. import refusals
 from ..autograd_state import has_history, is_dead_end, leaves_below, nodes_from, python_node_below
 from ..graph_primitives import Opaque, on_path
 from ..graphs import (
@@ -27,7 +28,6 @@ from ..graphs import (
     where_of,
 )
 from ..joint import Constant, Joint, Returned
-from ..refusals.tracing import CALL_BEFORE_DRAWN_READ
 from ..slots import Base, Final, Grad, Out, Signature, Slot
 from ..state.lengths import lengths_in
 from ..state.watch import Watch
@@ -245,7 +245,7 @@ def _require_nothing_done(order: Sequence[fx.Node]) -> None:
     last = max((i for i, node in enumerate(order) if is_path_check(node)), default=0)
     done = next((n for n in order[:last] if isinstance(n.target, Opaque) and not n.target.is_pure), None)
     if done is not None:
-        raise CALL_BEFORE_DRAWN_READ(done.target, where=where_of(order[last]))
+        raise refusals.CALL_BEFORE_DRAWN_READ(done.target, where=where_of(order[last]))
 
 
 def simplify(graph: Graph) -> None:

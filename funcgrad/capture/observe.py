@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import gradient_of, has_history, is_leaf, python_node_below
 from ..errors import UnresolvedCaptureWarning
 from ..graph_primitives import Path
 from ..graphs import type_text
 from ..options import Randomness
-from ..refusals.memory import STORES_INTO_ARGUMENT, WRITES_STATE_IN_BACKWARD
 from ..slots import Arg, Base, Captured, NewGradient, NewMemory, Slot, Stored
 from ..state.effects import Refill, Store, Written
 from ..state.guards import Guard, Place, same
@@ -59,33 +59,37 @@ from .stand_ins import Mirrored, mirror, mirror_alone
 from .trace import Trace
 
 
-def observe(
-    function: Callable[..., Any],
-    inputs: Inputs,
-    grad: bool,
-    root: Callable[..., Any],
-    splits: bool,
-    out_slot: Callable[[str], Slot],
-    rng: Randomness,
-    replays: bool = True,
-    at_level: int = 0,
-    path: Path | None = None,
-    varying: frozenset[str] = frozenset(),
-) -> tuple[Facts, Watch]:
-    """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is
-    recorded.
+@frozen
+class Surroundings:
+    """What a function is given in the call that is compiled, and what is asked of its program."""
 
-    ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
-    caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``:
-    whether a backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may
-    write to inputs. ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each
-    call (else it has happened). ``at_level``, ``path``, ``varying``: see ``Trace``. Raises ``MutationError`` or
-    ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
+    inputs: Inputs
+    grad: bool
+    """Whether grad mode is on outside the function, so that inputs keep their ``requires_grad``."""
+    out_slot: Callable[[str], Slot]
+    """Names an output by its path."""
+    splits: bool
+    """Whether a backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may
+    write to inputs."""
+    rng: Randomness
+    replays: bool = True
+    """Whether what it writes to Python state is to happen on each call (else it has happened)."""
+    at_level: int = 0
+    path: Path | None = None
+    varying: frozenset[str] = frozenset()
+    """For these three see ``Trace``."""
+
+
+def observe(function: Callable[..., Any], root: Callable[..., Any], around: Surroundings) -> tuple[Facts, Watch]:
+    """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is
+    recorded. ``root`` is the caller's function, where captured tensors are looked for.
+
+    Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where
+    ``around.grad`` must be True.
     """
     known: list[Tensor] = []
     while True:
-        dry = _DryRun(inputs, grad, known, out_slot, splits, rng, replays, path)
-        dry.trace.at_level, dry.trace.varying = at_level, varying
+        dry = _DryRun(around, known)
         try:
             return dry.trace.run(dry.run, (function, root), {}), dry.watch
         except RestartTrace as met:
@@ -97,31 +101,24 @@ def observe(
 class _DryRun:
     """One run on stand-ins that mirror the real tensors. ``known`` are captured tensors an earlier run met."""
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        grad: bool,
-        known: Sequence[Tensor],
-        out_slot: Callable[[str], Slot],
-        splits: bool,
-        rng: Randomness,
-        replays: bool,
-        path: Path | None,
-    ) -> None:
-        self._inputs, self._grad, self._out_slot, self._splits, self._replays = inputs, grad, out_slot, splits, replays
-        self._reals: list[tuple[Any, Tensor]] = [*inputs.tensors, *((f"captured {i}", t) for i, t in enumerate(known))]
+    def __init__(self, around: Surroundings, known: Sequence[Tensor]) -> None:
+        self._inputs, self._grad, self._out_slot = around.inputs, around.grad, around.out_slot
+        self._splits, self._replays = around.splits, around.replays
+        self._reals: list[tuple[Any, Tensor]] = [
+            *around.inputs.tensors,
+            *((f"captured {i}", t) for i, t in enumerate(known)),
+        ]
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
-        self.trace = with_modes(
-            Trace(record=False, backward_autocast=None, rng=rng, stand_in_for=self._meet, path=path)
-        )
-        self.trace.ignores_requires_grad = not grad and (
-            splits or replays
-        )  # what a pullback runs again knows the answers
-        self.trace.enables_grad_itself = not splits
+        trace = Trace(record=False, backward_autocast=None, rng=around.rng, stand_in_for=self._meet, path=around.path)
+        self.trace = with_modes(trace)
+        trace.at_level, trace.varying = around.at_level, around.varying
+        # what a pullback runs again knows the answers
+        trace.ignores_requires_grad = not around.grad and (around.splits or around.replays)
+        trace.enables_grad_itself = not around.splits
         self._passes = Passes()
-        if splits:
+        if self._splits:
             self.trace.backward_is_done = lambda *how: self._passes.done(self._mirrored, self._written(), *how)
 
     def release(self) -> None:
@@ -216,7 +213,7 @@ class _DryRun:
             return evolve(state_of(self.watch, written, arguments), effects=(), stores=())
         self._left.require_replayable()
         if not same_effects(self._left.effects, written.effects):
-            raise WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
+            raise refusals.WRITES_STATE_IN_BACKWARD(written.effects[-1], where=str(written.effects[-1]))
         return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
@@ -450,7 +447,7 @@ def _require_same(
         if (hidden := hidden_tensor(leaf)) is not None
     ]
     if changed:
-        raise STORES_INTO_ARGUMENT(changed[0], where=changed[0])
+        raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
 
 
 def _resolve(

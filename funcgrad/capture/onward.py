@@ -14,10 +14,9 @@ from typing import Any
 from attrs import field, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import has_hooks, is_leaf, version_of
 from ..graphs import type_text
-from ..refusals.memory import BACKWARD_INPUTS, ONWARD_CREATE_GRAPH, ONWARD_TO_BASE, ONWARD_WITH_FAULTS
-from ..refusals.tracing import ONWARD_IN_TWO_RUNS
 from ..slots import Onward
 from .facts import BackwardCall, Facts, Source
 from .questions import Asked
@@ -53,12 +52,12 @@ class Passes:
         """A ``.backward()`` has run; ``again``: so that it can be differentiated; ``targets``: to these alone."""
         for own in mirrored.values():
             if any(own.seen is target for target in targets) and not is_leaf(own.seen):
-                raise BACKWARD_INPUTS(type_text(own.seen), where=user_line())
+                raise refusals.BACKWARD_INPUTS(type_text(own.seen), where=user_line())
         seen = {id(own.seen) for own in mirrored.values()}
         above = {key: own for key, own in mirrored.items() if id(own.leaf) not in seen and own.leaf.grad is not None}
         if above and again:
             own = next(iter(above.values()))
-            raise ONWARD_CREATE_GRAPH(type_text(own.seen), where=user_line())
+            raise refusals.ONWARD_CREATE_GRAPH(type_text(own.seen), where=user_line())
         for own in above.values():
             own.leaf.grad = None
         if above:
@@ -97,7 +96,7 @@ def calls_of(
                 )
                 unheard[slot] = Asked(slot, _HEARD, False, NotImplemented)
             if faults:
-                raise ONWARD_WITH_FAULTS(slot, " and ".join(faults), where=str(slot))
+                raise refusals.ONWARD_WITH_FAULTS(slot, " and ".join(faults), where=str(slot))
             found[goes_in] = computed[slot] = None
         calls.append(BackwardCall(tuple(found), one.keeps_graph, written))  # type: ignore[arg-type]
     return tuple(calls), tuple(computed), tuple(unheard.values())
@@ -141,7 +140,7 @@ class Handing:
         n = len({slot.call for slot in self.values})
         expected = calls[n].slots if n < len(calls) else ()
         for slot in reached - set(expected):
-            raise ONWARD_TO_BASE(slot, where=str(slot))
+            raise refusals.ONWARD_TO_BASE(slot, where=str(slot))
         for slot in expected:
             gradient = self.leaves[slot].grad
             # what is written to it later, it had then
@@ -151,4 +150,4 @@ class Handing:
         """Raises ``TraceError`` where the dry run met calls that this run did not make."""
         for slot in self.facts.onward:
             if slot not in self.values:
-                raise ONWARD_IN_TWO_RUNS(slot.of, where=str(slot.of))
+                raise refusals.ONWARD_IN_TWO_RUNS(slot.of, where=str(slot.of))

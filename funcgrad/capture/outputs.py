@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.nn import Parameter
 
+from .. import refusals
 from ..autograd_state import (
     gradient_of,
     has_history,
@@ -22,8 +23,6 @@ from ..autograd_state import (
     view_base,
 )
 from ..graphs import type_now
-from ..refusals.memory import RETURNS_NO_GRAD_VIEW, STORES_OWN_LEAF, STORES_WITH_GRADIENT
-from ..refusals.tracing import ATTRIBUTE_OF_RESULT, RETURNS_OWN_LEAF
 from ..slots import Arg, Base, Captured, Out, Slot
 from .lineage import Lineage
 from .questions import set_by_function
@@ -110,7 +109,7 @@ def look_at_outputs(
                 and has_history(seen_of)
                 and detaches(view.steps)
             ):
-                raise RETURNS_NO_GRAD_VIEW(where=f"result{path}")
+                raise refusals.RETURNS_NO_GRAD_VIEW(where=f"result{path}")
             of_input = view is not None and is_untold(now) and id(seen_of) in slot_of
             own_leaf = now.requires_grad and id(leaf) not in slot_of and is_leaf(now) and not of_input
             made = id(leaf) not in slot_of
@@ -218,7 +217,7 @@ def _views(
 def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
     for name, value in attributes:
         if isinstance(value, Tensor) or hidden_tensor(value) is not None:
-            raise ATTRIBUTE_OF_RESULT(path, name, where=f"result{path}.{name}")
+            raise refusals.ATTRIBUTE_OF_RESULT(path, name, where=f"result{path}.{name}")
 
 
 def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object]) -> None:
@@ -232,8 +231,8 @@ def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, ob
         if not path.startswith("stored(") or id(tensor) in slot_of:
             continue
         if id(tensor) in depends:
-            raise STORES_OWN_LEAF(path, where=path)
+            raise refusals.STORES_OWN_LEAF(path, where=path)
         if id(tensor) not in returned and gradient_of(tensor) is not None:
-            raise STORES_WITH_GRADIENT(path, where=path)
+            raise refusals.STORES_WITH_GRADIENT(path, where=path)
     if depends:
-        raise RETURNS_OWN_LEAF()
+        raise refusals.RETURNS_OWN_LEAF()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..refusals.tracing import CUDNN_STATISTICS
+from .. import refusals
 from ..torch_private.operators import operator_of_functions
 from ..torch_private.tensors import unwrap_transform
 from .error_translation import unsupported_operator
@@ -196,5 +196,5 @@ def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     if op is aten._new_zeros_with_same_feature_meta.default:
         return _zero_tangent(args[0], args[1], kwargs.get("self_num_batch_dims", 0)) or (op, args, kwargs)
     if op is aten.cudnn_batch_norm.default and args[5] and args[3] is not None:
-        raise CUDNN_STATISTICS(where=user_line())
+        raise refusals.CUDNN_STATISTICS(where=user_line())
     return op, args, kwargs

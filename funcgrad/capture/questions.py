@@ -14,9 +14,8 @@ from typing import Any
 from attrs import define, field, frozen
 from torch import SymInt, Tensor, nn
 
+from .. import refusals
 from ..autograd_state import has_history, has_hooks
-from ..refusals.memory import SETS_ATTRIBUTE
-from ..refusals.tracing import ASKS_WHAT_CHANGES, BASE_OF_INPUT, HISTORY_OF_INPUT
 from ..slots import Arg, Captured
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
@@ -88,7 +87,7 @@ class _History:
         return self.known_as
 
     def __getattr__(self, name: str) -> Any:
-        raise HISTORY_OF_INPUT(name, where=user_line())
+        raise refusals.HISTORY_OF_INPUT(name, where=user_line())
 
 
 @frozen(eq=False)
@@ -174,7 +173,7 @@ class Questions:
     def require_no_base(self, real: Tensor) -> None:
         """What an input is a view of may be compared with None, not computed with: the next call's is another one."""
         if id(real) in self.bases:
-            raise BASE_OF_INPUT(where=user_line())
+            raise refusals.BASE_OF_INPUT(where=user_line())
 
     def has_hooks(self, real: Tensor) -> bool:
         """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another
@@ -214,11 +213,11 @@ def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor
     tensor."""
     for slot, real in named:
         for name in set_by_function(inputs[id(real)]) if not is_wrapper_subclass(real) else ():
-            raise SETS_ATTRIBUTE(slot, name, where=str(slot))
+            raise refusals.SETS_ATTRIBUTE(slot, name, where=str(slot))
 
 
 def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
     if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(3).f_code.co_filename)):
         what, fix = _UNKNOWABLE[func]
-        raise ASKS_WHAT_CHANGES(what, fix, where=user_line())
+        raise refusals.ASKS_WHAT_CHANGES(what, fix, where=user_line())

@@ -17,6 +17,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from .. import refusals
 from ..errors import FuncgradError, Refusal
 from ..generators import (
     generator_state,
@@ -29,19 +30,6 @@ from ..generators import (
 )
 from ..graphs import type_text
 from ..philox import philox
-from ..refusals.tracing import (
-    DRAW_IN_TWO_RUNS,
-    DRAW_TOO_WIDE,
-    GENERATOR_COPIED,
-    GENERATOR_IN_BACKWARD,
-    GENERATOR_OF_PHILOX,
-    NO_PHILOX_RULE,
-    NORMAL_WITH_GAPS,
-    SEED_ASKED_FOR,
-    SEEDED_BY_OLD_METHOD,
-    SEEDED_UNTOLD,
-    STATE_OF_PHILOX,
-)
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional
 from ..torch_private.levels import outside_transforms
@@ -114,7 +102,7 @@ class Draws:
 
     def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
         """``torch.seed``: by another number in each call, which the function asks for."""
-        self._refuse(SEEDED_UNTOLD)
+        self._refuse(refusals.SEEDED_UNTOLD)
 
     def seed_one(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
         """``Generator.manual_seed``."""
@@ -125,7 +113,7 @@ class Draws:
 
     def clone(self, _: Any, generator: torch.Generator) -> NoReturn:
         """``Generator.clone_state``."""
-        raise GENERATOR_COPIED(where=user_line())
+        raise refusals.GENERATOR_COPIED(where=user_line())
 
     def initial_seed(self, original: Callable[..., Any], generator: torch.Generator) -> int:
         """``Generator.initial_seed``: known where the function has set it."""
@@ -133,7 +121,7 @@ class Draws:
         if seed is not None:
             return seed % 2**64
         if is_default(generator) or generator_id(generator) in (self._outside or ()):
-            self._refuse(SEED_ASKED_FOR)
+            self._refuse(refusals.SEED_ASKED_FOR)
         return original(generator)  # type: ignore[no-any-return]
 
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
@@ -169,14 +157,14 @@ class Draws:
         if self._outside is None or known in self._outside:
             return
         if self._trace.current_pass == "backward" or not is_new(generator):
-            raise GENERATOR_IN_BACKWARD(where=user_line())
+            raise refusals.GENERATOR_IN_BACKWARD(where=user_line())
         with outside_transforms(), mode:
             seed_generator(initial_seed(generator), generator.device, generator)
 
     def _done(self, op: Any, *args: Any) -> None:
         """Something else is done to a generator than to draw from it."""
         if self._is_pure and not isinstance(args[-1], torch.Generator):
-            self._refuse(STATE_OF_PHILOX)
+            self._refuse(refusals.STATE_OF_PHILOX)
         self._call(op, *args)
         self.drawn += 1
 
@@ -196,7 +184,7 @@ class Draws:
         cannot be replaced)."""
         seed, heard = seeds_noted()
         if heard == self._seeds[1] and seed != self._seeds[0]:
-            self._refuse(SEEDED_BY_OLD_METHOD)
+            self._refuse(refusals.SEEDED_BY_OLD_METHOD)
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
         """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager
@@ -213,7 +201,7 @@ class Draws:
         """Refuse ``normal_`` of a tensor with gaps in memory: of 16 elements on, eager PyTorch draws one by one for
         it, and in pairs of eight for the dense tensor that the functional form makes."""
         if op is aten.normal_.default and not self._is_pure and not is_dense(args[0]) and args[0].numel() >= _PAIRED:
-            raise NORMAL_WITH_GAPS(type_text(args[0]), where=user_line())
+            raise refusals.NORMAL_WITH_GAPS(type_text(args[0]), where=user_line())
 
     def __call__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of a random operator; ``NotImplemented`` for one that is recorded as it is."""
@@ -225,15 +213,15 @@ class Draws:
         generator = arguments.pop("generator", None)
         if generator is not None and not is_default(generator):
             if self._is_pure:
-                raise GENERATOR_OF_PHILOX(op, where=user_line())
+                raise refusals.GENERATOR_OF_PHILOX(op, where=user_line())
             self._met(generator, self._trace.tracer)
         self.drawn += 1
         if not self._is_pure:
             return NotImplemented
         if op not in RULES:
-            raise NO_PHILOX_RULE(op, where=user_line())
+            raise refusals.NO_PHILOX_RULE(op, where=user_line())
         if self._key is None and not self._first_run:
-            raise DRAW_IN_TWO_RUNS(where=user_line())
+            raise refusals.DRAW_IN_TWO_RUNS(where=user_line())
         _require_accepted(op, args, kwargs)
         like = op(*args, **kwargs)
         if self._key is None:
@@ -425,7 +413,7 @@ def _between(draw: Draw, low: int, high: int) -> Tensor:
         return draw.result((bits & (span - 1) if span < 2**64 else bits) + low)
     if span < 2**63:
         return draw.result(torch.remainder(bits, span) + low)
-    raise DRAW_TOO_WIDE(low, high - 1, where=user_line())
+    raise refusals.DRAW_TOO_WIDE(low, high - 1, where=user_line())
 
 
 @_rule(

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .. import refusals
 from ..generators import is_default
 from ..graph_primitives import getitem, require_false, require_true, scalar, size
 from ..graphs import Graph, pass_of, storages, value_of, written_copies
 from ..opaque_calls import call_opaque
-from ..refusals.tracing import NOT_AN_OPERAND, NUMBER_LEFT_BEHIND
 from ..slots import Arg, Out, Signature, Slot, identifier
 from ..torch_private.autograd import next_sequence_number, running_sequence_number
 from ..torch_private.fakes import FakeTensor, FakeTensorMode, without_modes
@@ -183,7 +183,7 @@ class Recorder:
     def _constant(self, value: Tensor) -> fx.Node:
         assert self.graph is not None
         if isinstance(value, FakeTensor):
-            raise NOT_AN_OPERAND(where=user_line())
+            raise refusals.NOT_AN_OPERAND(where=user_line())
         name = f"constant{len(self.constants)}"
         with without_modes():
             self.constants[name] = value.detach().clone()
@@ -195,7 +195,7 @@ class Recorder:
     def _scalar_node(self, value: Any) -> Any:
         number = self.symbols.floats.node(value)
         if number is None or number.floats is not self.symbols.floats:
-            raise NUMBER_LEFT_BEHIND(where=user_line())
+            raise refusals.NUMBER_LEFT_BEHIND(where=user_line())
         if not number.symbols:
             return number.hint
         if number.text not in self._scalars:

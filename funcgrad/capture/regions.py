@@ -17,9 +17,9 @@ from attrs import frozen
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .. import refusals
 from ..checkpoint_policies import Policy, name_asked
 from ..graphs import is_getitem, is_view, tensors_in, value_of
-from ..refusals.tracing import CHECKPOINT_CONTEXTS, POLICY_ANSWER
 from ..tags import Said, Tag, said_of, say
 from ..torch_private.autograd import checkpoint_contexts, policy_context
 from ..torch_private.operators import is_operator
@@ -55,7 +55,7 @@ class Region:
         if isinstance(answer, bool):
             answer = CheckpointPolicy.MUST_SAVE if answer else CheckpointPolicy.PREFER_RECOMPUTE
         if "OFFLOAD" in answer.name and any(t.device.type != "cpu" for t in tensors_in(out)):
-            raise POLICY_ANSWER(answer.name, op, where=user_line())
+            raise refusals.POLICY_ANSWER(answer.name, op, where=user_line())
         named = f" of {name_asked()!r}" if name_asked() else ""
         return Said(self.number, self.name, _FLAGS[answer], f"the policy of {self.name} says {answer.name}{named}")
 
@@ -84,7 +84,7 @@ def _policy(context_fn: Callable[[], tuple[Any, Any]]) -> Policy | None:
         return None
     policy: Policy | None = getattr(contexts[0], "policy_fn", None)
     if policy is None:
-        raise CHECKPOINT_CONTEXTS(where=user_line())
+        raise refusals.CHECKPOINT_CONTEXTS(where=user_line())
     return policy
 
 

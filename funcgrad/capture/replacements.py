@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from .. import refusals
 from ..graphs import tensors_in
-from ..refusals.tracing import CALLS_LINEARIZE
 from .captures import GradientsMatter
 from .control_calls import cond
 from .fast_paths import fast_path_replacements
@@ -90,4 +90,4 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
 
 
 def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    raise CALLS_LINEARIZE(where=user_line())
+    raise refusals.CALLS_LINEARIZE(where=user_line())

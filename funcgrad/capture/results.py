@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from ..refusals.memory import HOOK_ON_RESULT
-from ..refusals.tracing import CONSTANT_OF_PYTREE, RESULT_HIDES_TENSOR, RETURNS_NEW_OBJECT, VALUE_IN_TWO_RUNS
+from .. import refusals
 from ..subclasses import is_traced
 from ..trees import Leaf, Tree
 
@@ -52,7 +51,7 @@ def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) ->
     they do not."""
     for leaf in leaves:
         if id(leaf) in hooked:
-            raise HOOK_ON_RESULT(where=hooked[id(leaf)])
+            raise refusals.HOOK_ON_RESULT(where=hooked[id(leaf)])
 
 
 def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:
@@ -61,11 +60,13 @@ def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> 
     for kind, context in contexts(tree):
         hidden = hidden_tensor((context,))
         if hidden is not None:
-            raise CONSTANT_OF_PYTREE(kind.__name__, hidden.removeprefix("[0]"), where="result")
+            raise refusals.CONSTANT_OF_PYTREE(kind.__name__, hidden.removeprefix("[0]"), where="result")
     for leaf, path in zip(leaves, paths, strict=True):
         hidden = hidden_tensor(leaf)
         if hidden is not None:
-            raise RESULT_HIDES_TENSOR(type(leaf).__name__, path, hidden, _instead_of(leaf), where=f"result{path}")
+            raise refusals.RESULT_HIDES_TENSOR(
+                type(leaf).__name__, path, hidden, _instead_of(leaf), where=f"result{path}"
+            )
 
 
 def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequence[Any]) -> None:
@@ -75,9 +76,9 @@ def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequenc
         if leaf is before or isinstance(leaf, (Tensor, *_SYMBOLIC)):
             continue
         if isinstance(leaf, PLAIN) and repr(leaf) != repr(before):
-            raise VALUE_IN_TWO_RUNS(path, before, leaf, where=f"result{path}")
+            raise refusals.VALUE_IN_TWO_RUNS(path, before, leaf, where=f"result{path}")
         if not _is_immutable(leaf):
-            raise RETURNS_NEW_OBJECT(type(leaf).__name__, _instead_of(leaf), where=f"result{path}")
+            raise refusals.RETURNS_NEW_OBJECT(type(leaf).__name__, _instead_of(leaf), where=f"result{path}")
 
 
 def hidden_tensor(value: Any) -> str | None:

@@ -16,8 +16,8 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
+from .. import refusals
 from ..graphs import is_expanded, target_text, tensors_in
-from ..refusals.memory import AROUND_A_VIEW, OVERLAPS_ITSELF, OVERLAPS_ITSELF_TRACKED
 from ..torch_private.operators import written_by
 from ..torch_private.tensors import storage_id, unwrap_transform
 from .lineage import Lineage
@@ -117,7 +117,7 @@ def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
     if op is aten.copy_.default and storage_id(target) == storage_id(args[1]) and Geometry.of(args[1]) == own:
         return  # eager PyTorch leaves it as it is
     if not is_expanded(target) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(args)):
-        raise OVERLAPS_ITSELF_TRACKED(target_text(op), where=user_line())
+        raise refusals.OVERLAPS_ITSELF_TRACKED(target_text(op), where=user_line())
     value, hit = _filled(target, op, args)
     repeated = [d for d, (n, s) in enumerate(zip(own.shape, own.stride, strict=True)) if n > 1 and s == 0]
     once = evolve(own, shape=tuple(1 if d in repeated else n for d, n in enumerate(own.shape)))
@@ -157,7 +157,7 @@ def _filled(target: Tensor, op: Any, args: Sequence[Any]) -> tuple[Any, Tensor |
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."
         )
-    raise OVERLAPS_ITSELF(target_text(op), where=user_line())
+    raise refusals.OVERLAPS_ITSELF(target_text(op), where=user_line())
 
 
 def _true_like(value: Any) -> Any:
@@ -181,7 +181,7 @@ def _indices(root: Tensor, own: Geometry) -> list[Tensor]:
     order = memory.argsort()
     at = np.searchsorted(memory, looked_at, sorter=order).clip(max=memory.size - 1)
     if (memory[order[at]] != looked_at).any():
-        raise AROUND_A_VIEW(where=user_line())
+        raise refusals.AROUND_A_VIEW(where=user_line())
     return [
         torch.tensor(i.tolist(), dtype=torch.int64, device=root.device).reshape(i.shape)
         for i in np.unravel_index(order[at], base.shape)

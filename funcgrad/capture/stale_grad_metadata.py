@@ -16,16 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import family_of, has_history, is_leaf, nodes_below, version_of
 from ..errors import MutationError
 from ..graphs import tensors_in, type_text
-from ..refusals.memory import (
-    HISTORY_REUSED,
-    MEMORY_AFTER_USE,
-    MEMORY_AND_WRITES,
-    MEMORY_OF_OTHER_KIND,
-    RESTRIDED_AFTER_USE,
-)
 from .source_location import user_line
 
 
@@ -75,7 +69,7 @@ class Forgotten:
 
     def given(self, known: Callable[[Tensor], bool], what: str) -> None:
         """What was ``known`` as one tensor is given other memory (``x.data = y``), unheard of by what has saved it."""
-        error = MEMORY_AFTER_USE(what, where=user_line())
+        error = refusals.MEMORY_AFTER_USE(what, where=user_line())
         for tensor, nodes in self._used.values():
             self._outdated |= dict.fromkeys(nodes if known(tensor) else (), error)
 
@@ -83,7 +77,7 @@ class Forgotten:
         """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still
         share one history, which it finds again by how it lies in memory, if that was written to since the
         ``version``."""
-        error = MEMORY_AND_WRITES(what, where=user_line())
+        error = refusals.MEMORY_AND_WRITES(what, where=user_line())
         self._parted.append((tensor, by, version, error))
 
     def require_apart(self) -> None:
@@ -97,7 +91,7 @@ class Forgotten:
     def severed(self, tensor: Tensor, what: str) -> None:
         """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd
         tracks that."""
-        error = HISTORY_REUSED(what, where=user_line())
+        error = refusals.HISTORY_REUSED(what, where=user_line())
         self._severed.append((family_of(tensor), tensor, error))
 
     def require_whole(self, values: Iterable[Any]) -> None:
@@ -108,7 +102,7 @@ class Forgotten:
 
     def misfits(self, by: Tensor, what: str) -> None:
         """``by`` stands for what has a history of other sizes, or of another dtype."""
-        self._outdated[by.grad_fn] = MEMORY_OF_OTHER_KIND(what, type_text(by), where=user_line())
+        self._outdated[by.grad_fn] = refusals.MEMORY_OF_OTHER_KIND(what, type_text(by), where=user_line())
 
     def require_saved(self, roots: Iterable[Any]) -> None:
         """Raises ``MutationError`` where a backward pass from ``roots`` would come to such a node."""
@@ -143,7 +137,7 @@ class Forgotten:
         computed = not real._is_view() and own.requires_grad and has_history(own)
         error = self._errors.get(id(tensor))
         if error is None and (used or (computed and not fits)):
-            error = RESTRIDED_AFTER_USE(type_text(own), func.__name__, where=user_line())
+            error = refusals.RESTRIDED_AFTER_USE(type_text(own), func.__name__, where=user_line())
         if error is not None:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
         if used:  # what was computed from it is still there

@@ -14,21 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import bump_version, is_stale, version_of, with_history_of, without_derivative
 from ..graphs import type_text
-from ..refusals.memory import (
-    HISTORY_GIVEN,
-    MEMORY_IN_TWO_WAYS,
-    MEMORY_OF_OTHER_CLASS,
-    MEMORY_OF_STALE_VIEW,
-    OUT_REQUIRES_GRAD,
-    OUT_TRANSPOSED,
-    RESIZED_AROUND,
-    RESIZES_GIVEN,
-    RESTRIDES_NO_PLAIN,
-    STORAGE_GIVEN,
-    VIEW_SWITCHED_AND_RESTRIDED,
-)
 from ..subclasses import is_traced
 from ..torch_private.autograd import creation_meta, set_creation_meta
 from ..torch_private.fakes import without_modes
@@ -50,15 +38,15 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     if not (
         isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device
     ):
-        raise MEMORY_OF_OTHER_CLASS(type_text(tensor), type_text(value), where=user_line())
+        raise refusals.MEMORY_OF_OTHER_CLASS(type_text(tensor), type_text(value), where=user_line())
     if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
         raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
     found_anew = tensor._is_view() and tensor.requires_grad and how != "data"  # its history, by how it lies in memory
     if is_stale(value) or is_stale(tensor) or (found_anew and creation_meta(tensor).name != "DEFAULT"):
-        raise MEMORY_OF_STALE_VIEW(where=user_line())
+        raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own).how != how:
-        raise MEMORY_IN_TWO_WAYS(where=user_line())
+        raise refusals.MEMORY_IN_TWO_WAYS(where=user_line())
     for counted in {id(t): t for t in (own, tensor)}.values() if how != "data" else ():
         bump_version(counted)  # what was saved of it, or of what shares its counter, is out of date
     memory = value.data  # a version counter of its own
@@ -79,9 +67,9 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
 
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
     if more or (source is not None and not isinstance(source, Tensor)):
-        raise STORAGE_GIVEN(where=user_line())
+        raise refusals.STORAGE_GIVEN(where=user_line())
     if is_stale(tensor):
-        raise MEMORY_OF_STALE_VIEW(where=user_line())
+        raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
     # in later runs, inputs are leaves
     if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
@@ -105,7 +93,7 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
         or trace.lineage.given(own) is not None
         or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs)
     ):
-        raise HISTORY_GIVEN(where=user_line())
+        raise refusals.HISTORY_GIVEN(where=user_line())
     if trace.graph is None:
         trace.forgotten.severed(tensor, f"a tensor {type_text(tensor)}")
     memory = source.data
@@ -129,14 +117,14 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     inside = is_traced(original) and id(original) not in trace.inputs
     inside = inside and (trace.lineage.source(tensor) is not None or trace.lineage.is_looked_at(tensor))
     if trace.lineage.given(original) is not None:
-        raise RESIZES_GIVEN(where=user_line())
+        raise refusals.RESIZES_GIVEN(where=user_line())
     beyond = (
         not is_traced(real)
         and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
     )
     inside = inside or (not tensor.numel() and trace.lineage.is_looked_at(tensor))
     if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
-        raise RESIZED_AROUND(where=user_line())
+        raise refusals.RESIZED_AROUND(where=user_line())
     order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
     flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
     if shape.numel() > flat.numel():
@@ -175,7 +163,7 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
     """
     tensor = args[0]
     if not isinstance(tensor, FunctionalTensor):
-        raise RESTRIDES_NO_PLAIN(
+        raise refusals.RESTRIDES_NO_PLAIN(
             type(tensor).__name__, func.__name__, func.__name__.removesuffix("_"), where=user_line()
         )
     own = original if is_traced(original) else trace.lift(original)
@@ -184,7 +172,7 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
         trace.writes.spread_versions()
         return original  # type: ignore[no-any-return]
     if trace.lineage.is_switched_on(tensor):
-        raise VIEW_SWITCHED_AND_RESTRIDED(where=user_line())
+        raise refusals.VIEW_SWITCHED_AND_RESTRIDED(where=user_line())
     first = trace.graph is None  # in later runs, it may be changed
     if first and func is Tensor.detach_:
         if own._is_view():
@@ -281,10 +269,10 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
     if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
         return out
     if out.requires_grad:
-        raise OUT_REQUIRES_GRAD(where=user_line())
+        raise refusals.OUT_REQUIRES_GRAD(where=user_line())
     own = trace.reals.get(id(original), original)
     if out.numel() and not like.is_contiguous():
-        raise OUT_TRANSPOSED(where=user_line())
+        raise refusals.OUT_TRANSPOSED(where=user_line())
     if (
         out.numel()
         or not like.numel()

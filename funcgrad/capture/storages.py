@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..errors import DataDependentControlFlowError, FuncgradError
-from ..refusals.memory import MEMORY_MOVED, MORE_THAN_DATA, STORAGE_CHANGED
-from ..refusals.tracing import ASKED_FOR_MEMORY, STORAGE_SIZE
 from ..torch_private.tensors import storage_identity
 from .source_location import user_line
 
@@ -67,14 +66,14 @@ class TracedStorage:
 
 def _refused(what: str) -> FuncgradError:
     if what.endswith(("_()", "=")):
-        return STORAGE_CHANGED(what, where=user_line())
+        return refusals.STORAGE_CHANGED(what, where=user_line())
     if what == "nbytes()":
-        return STORAGE_SIZE(where=user_line())
+        return refusals.STORAGE_SIZE(where=user_line())
     return _unknown(f"the storage of a tensor ({what})")
 
 
 def _unknown(what: str) -> DataDependentControlFlowError:
-    return ASKED_FOR_MEMORY(what, where=user_line())
+    return refusals.ASKED_FOR_MEMORY(what, where=user_line())
 
 
 def require_memory_in_place(func: Any) -> None:
@@ -82,7 +81,7 @@ def require_memory_in_place(func: Any) -> None:
     if func is Tensor.__dlpack__:
         raise _unknown("the memory of a tensor (DLPack)")
     if func is Tensor.share_memory_ or func is Tensor.pin_memory:
-        raise MEMORY_MOVED(func.__name__, where=user_line())
+        raise refusals.MEMORY_MOVED(func.__name__, where=user_line())
 
 
 _MORE_THAN_DATA = {
@@ -97,7 +96,7 @@ def require_data_alone(op: Any) -> None:
     """Raise for an operator that changes more of a tensor than its elements."""
     name = op.name()
     if name in _MORE_THAN_DATA:
-        raise MORE_THAN_DATA(name, _MORE_THAN_DATA[name], where=user_line())
+        raise refusals.MORE_THAN_DATA(name, _MORE_THAN_DATA[name], where=user_line())
 
 
 STORAGES = {Tensor.untyped_storage, Tensor.storage}

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .. import refusals
 from ..autograd_state import renew_history
 from ..errors import FuncgradError, GraphError
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
 from ..options import BackwardAutocast, Randomness
-from ..refusals.tracing import CAPTURE_IN_TWO_RUNS, OF_OUTER_TRANSFORM, TENSOR_LEFT_BEHIND
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
@@ -278,7 +278,7 @@ class Trace(Recorder):
                 return torch.zeros(real.shape, dtype=real.dtype, device=real.device)
         if id(real) not in self.captured:
             if self._stand_in_for is None:
-                raise CAPTURE_IN_TWO_RUNS(type_text(real), where=user_line())
+                raise refusals.CAPTURE_IN_TWO_RUNS(type_text(real), where=user_line())
             require_traceable(real, user_line())
             self.questions.require_no_base(real)
             self.bind(real, self._stand_in_for(real), user_line())
@@ -292,7 +292,7 @@ class Trace(Recorder):
             if traced:
                 value = self.lineage.current(value)
             if traced and any(fake_mode_of(inner) not in (None, self.fakes) for inner in inner_tensors(value)):
-                raise TENSOR_LEFT_BEHIND(type_text(value), where=user_line())
+                raise refusals.TENSOR_LEFT_BEHIND(type_text(value), where=user_line())
             if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
                 value = self._read_now(value)
             elif is_transform_wrapper(value) and id(value) not in self.captured:
@@ -319,7 +319,7 @@ class Trace(Recorder):
             return wrapper
         if self.at_level and level_of(wrapper) <= self.at_level:
             return self._read_now(self.lineage.current(self.lift(wrapper)))
-        error = OF_OUTER_TRANSFORM(type_text(inner), where=user_line())
+        error = refusals.OF_OUTER_TRANSFORM(type_text(inner), where=user_line())
         error.wrapper = wrapper
         raise error
 

@@ -16,9 +16,9 @@ import torch
 from attrs import frozen
 from torch import Tensor, fx
 
+from .. import refusals
 from ..graphs import Graph, has_effect, type_text
 from ..philox import philox
-from ..refusals.memory import BODY_WRITES
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, mutation_count, to_functional
 from ..torch_private.modes import function_modes
@@ -74,9 +74,8 @@ def closed_over(trace: Trace, what: str, function: Callable[..., Any], like: Seq
 def graph_of(
     trace: Trace, name: str, function: Callable[..., Sequence[Tensor]], like: Sequence[Tensor], own: int | None = None
 ) -> tuple[Graph | None, list[Tensor]]:
-    """What a function of operands like these fakes records (None where nothing is recorded), and the fakes it
-    returns, each of contiguous memory of its own; those from ``own`` on, which are copied where they go, as they
-    are."""
+    """What a function of operands like these fakes records (None where nothing is recorded), and the fakes it returns,
+    each of contiguous memory of its own; those from ``own`` on, which are copied where they go, as they are."""
     with without_modes(), trace.fakes:
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like]
     operands = functional(trace, fakes)
@@ -113,14 +112,14 @@ def draws(graph: Graph | None) -> bool:
 def _require_unwritten(what: str, tensors: Any) -> None:
     for tensor, before in tensors:
         if mutation_count(unwrap_transform(tensor)) != before:
-            raise BODY_WRITES(what, type_text(tensor), where=user_line())
+            raise refusals.BODY_WRITES(what, type_text(tensor), where=user_line())
 
 
 @contextlib.contextmanager
 def _without_effect(trace: Trace) -> Iterator[None]:
-    """What runs inside has no effect on the program: draws and checks leave no nodes. Others stay: what is outside
-    may be looked at anew there (functionalisation takes views again after a write), and is what it is from then on;
-    what nobody reads is removed in the end."""
+    """What runs inside has no effect on the program: draws and checks leave no nodes. Others stay: what is outside may
+    be looked at anew there (functionalisation takes views again after a write), and is what it is from then on; what
+    nobody reads is removed in the end."""
     last = None if trace.graph is None else next(reversed(trace.graph.nodes), None)
     with trace.draws.undone():
         yield

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..graphs import written_copies
-from ..refusals.tracing import WRITES_TO_LIST
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, replace_value, to_functional
@@ -73,7 +73,7 @@ def _custom_write(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str
     tensors = {id(t) for t in written_by(op, args, kwargs)}
     written = tuple(place for place, value in places.items() if id(value) in tensors)
     if len(written) != len(tensors):
-        raise WRITES_TO_LIST(op, where=user_line())
+        raise refusals.WRITES_TO_LIST(op, where=user_line())
     plain = [from_functional(a) if isinstance(a, Tensor) else a for a in args]
     named = {k: from_functional(v) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
     with without_modes(), trace.fakes:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import bump_version, family_of, version_of
 from ..graphs import is_expanded, target_text, tensors_in
-from ..refusals.memory import WRITES_WHAT_IT_READS
 from ..slots import Slot
 from ..subclasses import inner_tensors
 from ..torch_private.autograd import running_node
@@ -215,7 +215,7 @@ def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
                 "Please clone() the tensor before performing the operation."
             )
         if (not is_same or name in _UNCHECKED) and share_elements(other, target):
-            raise WRITES_WHAT_IT_READS(target_text(what), where=user_line())
+            raise refusals.WRITES_WHAT_IT_READS(target_text(what), where=user_line())
 
 
 _FILLING = {"fill", "masked_fill", "index_fill"}

@@ -44,8 +44,8 @@ def function_of(given: Sequence[bool], context: Any, refs: Callable[[Any], Any])
     program = differentiable_of(context)
     if program is None:
         return Function(given), None
-    if isinstance(program.copied, str):
-        return Function(given), f"{program.name}, which {program.copied}"
+    if isinstance(program.inlined, str):
+        return Function(given), f"{program.name}, which {program.inlined}"
     return Region(given, refs(context._get_compiled_autograd_symints())), None
 
 
@@ -57,7 +57,7 @@ def floats_of(context: Any) -> list[float]:
 def written_by(context: Any, saved: Sequence[Any], read: Callable[[Ref], Any]) -> list[Tensor]:
     """What the backward of a region writes to. ``saved``: what stands for what it has saved, of which outputs that
     it writes to come last; what the caller's Python unpacks is its own."""
-    outs = saved[len(saved) - len(context.program.writes_outs) :]
+    outs = saved[len(saved) - len(context.program.at.writes_outs) :]
     return [*context.written, *(read(ref) for ref in outs if ref.of == "inputs")]
 
 
@@ -102,7 +102,7 @@ class Copy:
     def __init__(self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any]) -> None:
         self._trace, self._hooks, self._at, self._prefix = trace, hooks, at, prefix
         self._program: Differentiable = context.program
-        self._graph: Graph = self._program.copied  # type: ignore[assignment]
+        self._graph: Graph = self._program.inlined  # type: ignore[assignment]
         self._symbols: dict[str, Any] = {}
         self._values: dict[fx.Node, Any] = {}
         self._parts: dict[Slot, list[tuple[tuple[str, ...], fx.Node]]] = {}
@@ -123,7 +123,7 @@ class Copy:
     def has_effects(self) -> bool:
         """Whether it runs Python that may look around."""
         opaque = any(isinstance(n.target, Opaque) and not n.target.is_pure for n in self._graph.fx.nodes)
-        return opaque or self._program.has_prologue or bool(self._program.n_written)
+        return opaque or self._program.has_prologue or bool(self._program.written)
 
     def __call__(
         self, kept: Sequence[Any], cotangents: Sequence[Tensor | None], functional: Callable[[Tensor], Tensor],
@@ -132,14 +132,14 @@ class Copy:
         """Copy it. ``kept``: what was saved; ``readers``: what is computed before anything is written. Returns
         gradients by input."""
         program, trace = self._program, self._trace
-        incoming = [cotangents[i] for i in program.differentiable]
+        incoming = [cotangents[i] for i in program.at.differentiable]
         here = [t is not None for t in incoming]
-        n_kept = len(kept) - len(program.writes_outs)
-        writes = program.n_written > 0 and program.writes_now(here)
+        n_kept = len(kept) - len(program.at.writes_outs)
+        writes = bool(program.written) and program.writes_now(here)
         given = [slot for slot in self._parts if slot not in self._late]
         for slot, value in zip(given, kept[:n_kept], strict=False):
             self._take(slot, value)
-        for slot, layout, value in zip(given[n_kept:], program.cotangents, incoming, strict=True):
+        for slot, layout, value in zip(given[n_kept:], program.cotangents.values(), incoming, strict=True):
             shape = value_of(self._parts[slot][0][1]).shape
             self._take(slot, layout.zeros([self._size(n) for n in shape]) if value is None else layout(value))
         if program.has_prologue:
@@ -152,11 +152,11 @@ class Copy:
                 self._enter(node, fake)
         outs = self._copied(functional)
         if writes:
-            new = [self._own(outs[i]) for _, i in (*program.writes_inputs, *program.writes_outs)]
+            new = [self._own(outs[i]) for i in program.at.written]
             old = [self._own(v) for v in kept[n_kept:]]
             args = (self._hooks, *old, *new, *readers())
-            trace.opaque(_Epilogue(self._at, program.n_written), args, (), name=f"{self._prefix}epilogue")
-        return dict(zip(program.backward_gradients, outs, strict=False))
+            trace.opaque(_Epilogue(self._at, len(new)), args, (), name=f"{self._prefix}epilogue")
+        return dict(zip(program.at.gradients, outs, strict=False))
 
     def _own(self, value: Any) -> Any:
         """A tensor of the trace as its graph knows it."""

@@ -16,9 +16,10 @@ from torch import fx
 
 from ..graphs import is_getitem
 from ..symbolic.sizes import hint
+from .costs import is_dear, own_cost
 from .domain import Domain, Place, core, decide, place, refine, widen
 from .gather import Gather
-from .groups import EXPENSIVE, ROW, Decision, ExternTask, Fused, Group, Order, Task
+from .groups import ROW, Decision, ExternTask, Fused, Group, Order, Task
 from .index import Axis, Index, innermost, substitute
 from .lower import Lowering
 from .order import in_turn, totals_first
@@ -210,7 +211,7 @@ class _Fusion:
             if at is None:
                 continue
             misfit = _misfit(value, at, group, domain, sources)
-            if not misfit and at.level == "row" and _is_dear(value) and not _has_room(group, domain):
+            if not misfit and at.level == "row" and is_dear(value) and not _has_room(group, domain):
                 misfit = f"for each {_COLUMNS} columns one function of a row at most"
             if misfit:
                 why = misfit
@@ -301,7 +302,7 @@ class _Fusion:
             return 0 if value in self._group_of and value.numel == 1 else math.inf
         if value not in self._cost:
             if isinstance(value, (Map, Within, Gather)):
-                own = 4.0 if isinstance(value, Gather) else 20.0 if _is_dear(value) else 1.0
+                own = own_cost(value) if isinstance(value, Gather) or is_dear(value) else 1.0
                 self._cost[value] = own + sum(self._cost_of(v) for v in value.inputs if not self._is_small(v, value))
             else:
                 self._cost[value] = sum(map(self._cost_of, value.inputs))
@@ -348,13 +349,9 @@ def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequ
     return ""
 
 
-def _is_dear(value: Value) -> bool:
-    return isinstance(value, Map) and value.op in EXPENSIVE
-
-
 def _has_room(group: Group, domain: Domain) -> bool:
     """Whether its rows are long enough for one more expensive operation on a number for the row."""
-    dear = [v for v in group.members if _is_dear(v) and (at := place(v, domain)) is not None and at.level == "row"]
+    dear = [v for v in group.members if is_dear(v) and (at := place(v, domain)) is not None and at.level == "row"]
     return _COLUMNS * (len(dear) + 1) <= math.prod(hint(a.size) for a in domain.column_axes)
 
 

@@ -18,23 +18,6 @@ ROW = 16
 TURNS = ("sin", "cos")
 """Functions of an angle: most of the work on both is the same."""
 
-EXPENSIVE = frozenset(
-    (
-        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh "
-        "atanh pow atan2 hypot "
-        "philox0 philox1"
-    ).split()
-)
-"""Operations that cost as much as some twenty additions."""
-
-_SLOW = frozenset("div reciprocal sqrt rsqrt fmod remainder erfcx".split())
-"""As some eight."""
-
-
-def operations(op: str) -> float:
-    """What an operation costs, in additions."""
-    return 20.0 if op in EXPENSIVE else 8.0 if op in _SLOW else 1.0
-
 
 @frozen(eq=False)
 class Decision:

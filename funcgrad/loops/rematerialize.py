@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import frozen
 
+from .costs import own_cost
 from .gather import Gather
-from .groups import ROW, Group, Task, operations
+from .groups import ROW, Group, Task
 from .values import Count, Map, Memory, Number, Value, View, Within
 
 _AT_MOST = 64.0
@@ -22,9 +23,6 @@ _AT_MOST = 64.0
 _PUT = 8.0
 """Operations for an element that is put where a tensor says: threads seldom share these, as they would those of a
 kernel before."""
-
-_GATHERED = 4.0
-"""What reading an element at an index that is data counts for."""
 
 _LOOKS = 3
 """Ways in which it looks at tensors: what takes an element from each of many places (a window) is read from one."""
@@ -86,9 +84,8 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
         if current is not value and (current in stored or isinstance(current, Memory)):
             sources.add(current)
         elif isinstance(current, (Map, View, Within, Number, Count, Gather)):
-            cost += operations(current.op) if isinstance(current, Map) else 0.0
-            if isinstance(current, Gather):
-                gathers, cost = True, cost + _GATHERED
+            cost += own_cost(current)
+            gathers = gathers or isinstance(current, Gather)
             looks += isinstance(current, (View, Within)) and current.arg.about * ROW > value.about
             new = [v for v in current.inputs if v not in seen]
             seen.update(new)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from .groups import EXPENSIVE, TURNS, operations
+from .costs import cost_of
+from .groups import TURNS
 from .ir import Effect, Expr, Load, Op, Reduced, Scanned, Stage, Store, Total, walk
 
 _STREAMS = 12
@@ -127,7 +128,7 @@ def _origin(expr: Expr) -> Expr | None:
         current = pending.pop()
         if not current.full or current in dear:
             continue
-        if isinstance(current, Op) and current.name in EXPENSIVE and current is not expr:
+        if isinstance(current, Op) and cost_of(current.name).is_dear and current is not expr:
             dear.add(current)
             continue
         cost += _cost(current)
@@ -151,7 +152,7 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
         number = max((numbers[a] for a in expr.args), default=0)
         if isinstance(expr, Op) and expr.name in TURNS and turned.get(expr.operands[0], -1) >= number:
             number = turned[expr.operands[0]]
-        elif expr.full and isinstance(expr, Op) and expr.name in EXPENSIVE:
+        elif expr.full and isinstance(expr, Op) and cost_of(expr.name).is_dear:
             while spent.get(number, 0) >= _AT_ONCE or number in in_order:
                 number += 1
             spent[number] = spent.get(number, 0) + 1
@@ -198,5 +199,5 @@ def _again(expr: Expr) -> float:
 def _cost(expr: Expr) -> float:
     """What an element costs, given those it is made of."""
     if isinstance(expr, Op):
-        return operations(expr.name)
+        return cost_of(expr.name).alone
     return _KEPT_FROM if isinstance(expr, Scanned) else 0.5 if isinstance(expr, Load) else 0.0

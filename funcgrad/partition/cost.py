@@ -12,9 +12,9 @@ from torch import Tensor, fx
 
 from ..control_flow import scan
 from ..graphs import Graph, bodies_of, is_getitem, is_view, nbytes, pass_of, tensors_in, value_of
-from ..loops.groups import EXPENSIVE
+from ..loops.costs import own_cost
 from ..loops.lower import Lowering, lower
-from ..loops.values import Map, Reduce, Value, Within, below
+from ..loops.values import Reduce, Value, Within, below
 from ..symbolic.sizes import hint
 
 _BYTES = 0.25
@@ -74,9 +74,7 @@ def _operations(node: fx.Node, lowering: Lowering) -> float:
 def _own_operations(value: Value) -> float:
     if isinstance(value, Reduce):
         return math.inf
-    if isinstance(value, Map):
-        return (20.0 if value.op in EXPENSIVE else 1.0) * value.about
-    return float(value.about) if isinstance(value, Within) else 0.0
+    return (1.0 if isinstance(value, Within) else own_cost(value)) * value.about
 
 
 def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:

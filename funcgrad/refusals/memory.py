@@ -32,7 +32,9 @@ WRITES_IN_BACKWARD_OF_OWN_LEAF = Refusal(
 )
 STORAGE_SET = Refusal(MutationError, "the function gives {0} other memory (set_ of a storage)", "x.set_(y) of a tensor")
 METADATA_OF_SUBCLASS = Refusal(
-    MutationError, "the function changes the metadata of {0}, a {1}", "return a tensor with the new metadata"
+    MutationError,
+    "the function changes the metadata of {0}, a {1}",
+    "return a tensor with the new metadata",
 )
 IN_PLACE_ON_LEAF = Refusal(
     MutationError,
@@ -46,7 +48,9 @@ RESIZED_UNFOLLOWED = Refusal(
     "return a view instead",
 )
 DETACHED_AND_WRITTEN = Refusal(
-    MutationError, "the function detaches {0} in place and writes to it in grad mode", "return it"
+    MutationError,
+    "the function detaches {0} in place and writes to it in grad mode",
+    "return it",
 )
 INFERENCE_TENSOR = Refusal(
     MutationError,
@@ -59,7 +63,9 @@ TRACKED_ONTO_ITSELF = Refusal(
     "write to what it is a view of, or to a clone",
 )
 SHARED_AT_ODDS = Refusal(
-    AliasContractError, "the function writes to memory that {0} share, but {1}", "pass views of one tensor, or a clone"
+    AliasContractError,
+    "the function writes to memory that {0} share, but {1}",
+    "pass views of one tensor, or a clone",
 )
 ONWARD = Refusal(
     MutationError,
@@ -73,7 +79,8 @@ GRADIENT_OF_INPUT = Refusal(
     "need",
 )
 HOOKED_GRADIENT_OF_INPUT = evolve(
-    GRADIENT_OF_INPUT, fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does"
+    GRADIENT_OF_INPUT,
+    fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
 )
 GRADIENT_RESTRIDED = Refusal(
     MutationError,
@@ -122,7 +129,9 @@ SWITCHED_OFF_WITH_VIEW = Refusal(
     "take the view after requires_grad_(False), or of x.detach()",
 )
 WRITES_INTO_LEAF = Refusal(
-    MutationError, "the function writes into a tensor it was given", "write into a copy: x = x.clone()"
+    MutationError,
+    "the function writes into a tensor it was given",
+    "write into a copy: x = x.clone()",
 )
 SWITCHED_TOO_LATE = Refusal(
     MutationError,
@@ -158,8 +167,8 @@ SWITCHED_OFF_BASE = Refusal(
 STORES_INTO_ARGUMENT = Refusal(
     MutationError,
     "the function stores into a container it was given, at {0}",
-    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it "
-    "stores in an object that is captured",
+    "return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores"
+    " in an object that is captured",
 )
 WRITES_STATE_IN_BACKWARD = Refusal(
     MutationError,
@@ -277,7 +286,9 @@ MEMORY_OF_OTHER_CLASS = Refusal(
 )
 MEMORY_IN_TWO_WAYS = Refusal(MutationError, "the function gives a tensor other memory in two ways", "one of the two")
 STORAGE_GIVEN = Refusal(
-    MutationError, "the function gives a tensor the memory of a storage (set_)", "x.set_(y) of a tensor"
+    MutationError,
+    "the function gives a tensor the memory of a storage (set_)",
+    "x.set_(y) of a tensor",
 )
 HISTORY_GIVEN = Refusal(
     MutationError,
@@ -286,13 +297,19 @@ HISTORY_GIVEN = Refusal(
     "x.data = y",
 )
 RESIZES_GIVEN = Refusal(
-    MutationError, "the function resizes other memory that it gave a tensor", "give it what it is to hold"
+    MutationError,
+    "the function resizes other memory that it gave a tensor",
+    "give it what it is to hold",
 )
 OUT_REQUIRES_GRAD = Refusal(
-    MutationError, "the function gives a tensor that requires grad other memory (out=)", "out.copy_(value)"
+    MutationError,
+    "the function gives a tensor that requires grad other memory (out=)",
+    "out.copy_(value)",
 )
 OUT_TRANSPOSED = Refusal(
-    MutationError, "the function resizes what out= names to a transposed layout", "return a new tensor"
+    MutationError,
+    "the function resizes what out= names to a transposed layout",
+    "return a new tensor",
 )
 STORAGE_CHANGED = Refusal(
     MutationError,
@@ -300,7 +317,9 @@ STORAGE_CHANGED = Refusal(
     "write to the tensor (x.copy_(y), x.zero_()), or do it outside of the function",
 )
 MEMORY_MOVED = Refusal(
-    MutationError, "the function moves the memory of a tensor ({0}())", "do it outside of the function"
+    MutationError,
+    "the function moves the memory of a tensor ({0}())",
+    "do it outside of the function",
 )
 MORE_THAN_DATA = Refusal(MutationError, "{0} {1}", "call it outside of the function")
 BODY_WRITES = Refusal(
@@ -320,8 +339,8 @@ SHARED_BY_SAMPLES = Refusal(
 )
 HOOKS_LEFT_OUT = Refusal(
     MutationError,
-    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them "
-    "would not run in this backward pass: the results that they made have no gradient here",
+    "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them would "
+    "not run in this backward pass: the results that they made have no gradient here",
     "call backward from all results at once, or compile the parts as functions of their own",
 )
 STORES_OBJECT = Refusal(

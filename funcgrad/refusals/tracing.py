@@ -32,7 +32,9 @@ OPAQUE_WRITES_WITHOUT_DERIVATIVE = evolve(
     fix="call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{2}",
 )
 OPAQUE_OF_SUBCLASS = Refusal(
-    UnsupportedTensorError, "an opaque call takes no tensor subclass: this is a {0}", "pass its inner tensors"
+    UnsupportedTensorError,
+    "an opaque call takes no tensor subclass: this is a {0}",
+    "pass its inner tensors",
 )
 OPAQUE_WITHOUT_BATCH = Refusal(
     UnsupportedTransformError,
@@ -67,7 +69,9 @@ GRADIENT_INTO_INNER = Refusal(
     "compute with the subclass, or pass its inner tensors as arguments",
 )
 BODY_RETURNS_NO_TENSOR = Refusal(
-    TraceError, "{0} returns {1!r}, which is no tensor", "return tensors: torch.tensor(n), torch.full_like(x, n)"
+    TraceError,
+    "{0} returns {1!r}, which is no tensor",
+    "return tensors: torch.tensor(n), torch.full_like(x, n)",
 )
 CONDITION_IS_CONSTANT = Refusal(
     DataDependentControlFlowError,
@@ -75,7 +79,9 @@ CONDITION_IS_CONSTANT = Refusal(
     "compute it of the carried tensors: lambda i, x: i < n, with i = torch.tensor(0)",
 )
 LOOP_RETURNS_NO_TENSOR = Refusal(
-    TraceError, "the body of a while_loop returns what is no tensor", "return tensors: torch.tensor(n)"
+    TraceError,
+    "the body of a while_loop returns what is no tensor",
+    "return tensors: torch.tensor(n)",
 )
 NO_TENSOR = Refusal(TraceError, "{0} is {1!r}, which is no tensor", "pass a tensor: {2}")
 BRANCHES_DISAGREE = Refusal(
@@ -86,8 +92,8 @@ BRANCHES_DISAGREE = Refusal(
 WHILE_IN_REVERSE = Refusal(
     UnsupportedTransformError,
     "a while_loop is differentiated in reverse mode, which would have to keep something of every step",
-    "write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old)"
-    " in its body; differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
+    "write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old) "
+    "in its body; differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
 )
 CARRY_CHANGES = Refusal(
     TraceError,
@@ -122,14 +128,16 @@ NOT_AN_OPERAND = Refusal(
     "name it among the operands: torch.cond(condition, f, g, (x, w))",
 )
 NOT_COMPILED = Refusal(
-    UnsupportedOperatorError, "{0}, which is not compiled yet", "write {1}, or call it outside of the function"
+    UnsupportedOperatorError,
+    "{0}, which is not compiled yet",
+    "write {1}, or call it outside of the function",
 )
 ASKED_FOR_VALUE = Refusal(
     DataDependentControlFlowError,
     "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it "
     "is traced",
-    "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for "
-    'a choice between computations, or pass the value as a Python argument; or leave out reads="error"',
+    "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for a "
+    'choice between computations, or pass the value as a Python argument; or leave out reads="error"',
 )
 ASKED_FOR_ARRAY = Refusal(
     DataDependentControlFlowError,
@@ -142,7 +150,10 @@ SIZE_OF_VALUES = Refusal(
     "the size of the result of {0} depends on tensor values, which are not known while tracing",
     "use a form of fixed size: torch.where(mask, x, 0) for x[mask], or compute the indices outside",
 )
-SIZE_OF_SOLUTION = evolve(SIZE_OF_VALUES, fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular")
+SIZE_OF_SOLUTION = evolve(
+    SIZE_OF_VALUES,
+    fix="torch.linalg.pinv(a) @ b, or torch.linalg.qr and solve_triangular",
+)
 VALUES_ON_THE_WAY = Refusal(
     DataDependentControlFlowError,
     "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is "
@@ -218,7 +229,9 @@ HISTORY_OF_INPUT = Refusal(
 )
 ASKS_WHAT_CHANGES = Refusal(UnsupportedTensorError, "the function asks {0}, which is another one in each call", "{1}")
 BASE_OF_INPUT = Refusal(
-    UnsupportedTensorError, "the function uses the tensor that an input is a view of (_base)", "pass it as an argument"
+    UnsupportedTensorError,
+    "the function uses the tensor that an input is a view of (_base)",
+    "pass it as an argument",
 )
 DRAW_TOO_WIDE = Refusal(UnsupportedTransformError, "a draw of whole numbers from {0} to {1}", 'rng="eager"')
 NORMAL_WITH_GAPS = Refusal(
@@ -274,8 +287,8 @@ VALUE_IN_TWO_RUNS = Refusal(
 )
 RETURNS_NEW_OBJECT = Refusal(
     ResultError,
-    "the function makes a {0} and returns it: eager PyTorch returns a new one from each call, a compiled "
-    "function would return this one from all of them",
+    "the function makes a {0} and returns it: eager PyTorch returns a new one from each call, a compiled function"
+    " would return this one from all of them",
     "{1}",
 )
 ASKED_FOR_MEMORY = Refusal(

@@ -87,7 +87,7 @@ def measured_peak(program: Program, outer: Signature, inputs: Inputs) -> int:
     gives it: nothing of the caller's is written to, and the generators are not drawn from."""
     around = tuple(layer for layer in program.layers if not layer.context)
     signature, kernel = inner_signature(outer, around), program.call.names["kernel"]
-    moves = kernel.watched_inputs if isinstance(kernel, Differentiable) else ()
+    moves = kernel.at.watched_inputs if isinstance(kernel, Differentiable) else ()
     for layer in reversed(program.layers):
         if layer.context:
             kernel = layer(kernel)

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ..refusals.tracing import COTANGENT_DIFFERS
+from .. import refusals
 from ..subclasses import Wrapping, inner_tensors
 from ..symbolic.sizes import Size, hint
 from ..symbolic.torch_sizes import shape_of, strides_of
@@ -100,7 +100,7 @@ def _made_like(cotangent: Tensor, wanted: Wrapping | None) -> Tensor:
         coerced = cotangent.__coerce_same_metadata_as_tangent__(None if wanted is None else wanted.context, kind)
         if coerced is not None and _shape_of(Wrapping.of(coerced)) == _shape_of(wanted):
             return coerced  # type: ignore[no-any-return]
-    raise COTANGENT_DIFFERS(_named(own), _named(wanted), where="the backward pass")
+    raise refusals.COTANGENT_DIFFERS(_named(own), _named(wanted), where="the backward pass")
 
 
 def _shape_of(wrapping: Wrapping | None) -> Any:

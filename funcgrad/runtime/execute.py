@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,15 +18,14 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..autograd_state import bump_version, is_leaf, version_of
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.views import Step, take
 from ..generators import Drawn, OwnDraws, mark_of, own_draws, state_of
 from ..graphs import Graph
-from ..refusals.memory import HOOKS_LEFT_OUT
-from ..refusals.tracing import DRAWN_BY_ANOTHER_THREAD
-from ..slots import Slot
+from ..slots import Final, Grad, Late, Slot
 from ..subclasses import Wrapping, inner_tensors, overwrite
 from ..torch_private.autograd import any_autocast, below_autograd, versions_kept
 from ..torch_private.levels import is_mapped
@@ -43,77 +42,78 @@ _KEYS = 1 << 40
 
 @frozen(eq=False)
 class Differentiable:
-    """The two halves of a program and how their values are laid out. All ints are positions.
+    """The two halves of a program, and what becomes of the values of each slot.
 
-    ``forward`` returns ``n_outs`` outputs, then saved values; ``differentiable`` are the outputs that require grad.
-    ``backward`` takes, in a list that it empties, the inputs at ``kept_inputs``, the saved values, one incoming
-    gradient per differentiable output (laid out as ``cotangents`` say), and the inputs at ``late_inputs`` as they are
-    then; it returns the gradients of the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in
-    ``writes_inputs``, ``(output, result)`` in ``writes_outs``; the nodes of autograd that write are those that an
-    incoming gradient of a differentiable output ``runs``. ``backward`` is None for a program that is itself a gradient
-    (its derivative is compiled when it is first asked for), and where differentiating all outputs failed: then
-    ``refused`` is the error, and what some of them lead to is differentiated when a gradient comes in for these alone.
-    ``pullback`` returns a gradient or None for every input that requires grad: those at ``gradient_inputs``. It may
-    read the inputs at ``needed_inputs`` alone, as forward saw them: of those at ``copied_inputs``, which the call
-    writes to or restrides, a copy is kept. Those at ``restrided_inputs`` will look otherwise after the call; leaves
-    among ``restrided_leaves`` do so by these steps, unknown to autograd (by none: they are given other memory, and no
-    gradient comes to them). The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values
-    at the end of the call backward needs, each with how far its version counter moves until then; ``watched_outs`` are
-    outputs that look at what is saved.
+    ``forward`` takes ``ins`` and returns ``outs``, then saved values. ``backward`` takes, in a list that it empties,
+    what ``backward_ins`` names: inputs of forward, which are kept as they are, saved values, one incoming gradient per
+    differentiable output (those in ``cotangents``, laid out as these say), and inputs as they are then (``Late``). It
+    returns what ``backward_outs`` names: gradients of inputs, then what it writes to inputs and outputs (``Final``);
+    the nodes of autograd that write are those that an incoming gradient ``runs``. ``backward`` is None for a program
+    that is itself a gradient (its derivative is compiled when it is first asked for), and where differentiating all
+    outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated when a gradient comes
+    in for these alone.
     """
 
     forward: Runnable
     backward: Runnable | None
-    n_outs: int
-    differentiable: tuple[int, ...]
-    cotangents: tuple[CotangentLayout, ...]
-    kept_inputs: tuple[int, ...]
-    late_inputs: tuple[int, ...]
-    backward_gradients: tuple[int, ...]
-    writes_inputs: tuple[tuple[int, int], ...]
-    writes_outs: tuple[tuple[int, int], ...]
-    runs: tuple[frozenset[int], ...]
-    gradient_inputs: tuple[int, ...]
-    needed_inputs: tuple[int, ...]
-    copied_inputs: tuple[int, ...]
-    watched_inputs: tuple[tuple[int, int], ...]
-    watched_outs: tuple[int, ...]
-    restrided_inputs: tuple[int, ...]
-    restrided_leaves: Mapping[int, tuple[Step, ...]]
-    bumps: tuple[int, ...]
-    subclass_inputs: tuple[int, ...]
-    makes_zeros: bool
-    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or
-    it matters which outputs got a gradient."""
+    ins: tuple[Slot, ...]
+    outs: tuple[Slot, ...]
+    backward_ins: tuple[Slot, ...]
+    backward_outs: tuple[Slot, ...]
+    cotangents: Mapping[Slot, CotangentLayout]
+    runs: Mapping[Slot, frozenset[int]]
     pullback: Pullback
+    """Returns a gradient or None for every input that ``requires_grad``. It may read inputs that are ``needed`` alone,
+    as forward saw them: of those that are ``copied``, which the call writes to or restrides, a copy is kept."""
+    requires_grad: Collection[Slot]
+    needed: Collection[Slot]
+    copied: Collection[Slot]
+    restrided: Collection[Slot]
+    """Inputs that will look otherwise after the call."""
+    unnoticed: Mapping[Slot, tuple[Step, ...]]
+    """Leaves among these that do so by these steps, unknown to autograd (by none: they are given other memory, and no
+    gradient comes to them)."""
+    watched: Mapping[Slot, int]
+    """Inputs whose values at the end of the call backward needs, each with how far its version counter moves until
+    then; and outputs that look at what is saved."""
+    bumps: Collection[Slot]
+    """Inputs whose version counters move."""
+    wrappings: Mapping[Slot, Wrapping]
+    """How the wrapper subclasses among what is given, and comes out, are made of the tensors that the graphs know."""
+    makes_zeros: bool
+    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or it
+    matters which outputs got a gradient."""
     refused: Exception | None
     draws: tuple[Drawn, ...]
     """What forward draws random numbers from: a derivative that runs it again must draw the same."""
     name: str
-    copied: Graph | str
+    inlined: Graph | str
     """What ``backward`` runs, as a graph that may be copied into another one; or why it may not."""
-    wrappings: Mapping[Slot, Wrapping]
-    """How the wrapper subclasses that it is given, and gives, are made of the tensors which that graph knows."""
     number: int = field(factory=functools.partial(next, itertools.count()), init=False)
     """It tells the program apart from all others."""
+    at: _Positions = field(init=False)
+
+    @at.default
+    def _positions(self) -> _Positions:
+        return _Positions.of(self)
+
+    @property
+    def written(self) -> list[Final]:
+        """What backward writes to: inputs, then outputs."""
+        found = [s for s in self.backward_outs if isinstance(s, Final)]
+        return [s for s in found if s.of in self.ins] + [s for s in found if s.of in self.outs]
 
     @property
     def has_prologue(self) -> bool:
         """Whether backward looks at more than what was saved: at versions, and at what inputs hold when it runs."""
-        return bool(self.watched_inputs or self.watched_outs or self.late_inputs)
-
-    @property
-    def n_written(self) -> int:
-        """How many tensors backward writes to."""
-        return len(self.writes_inputs) + len(self.writes_outs)
+        return bool(self.at.watched_inputs or self.at.watched_outs or self.at.late)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        if self.restrided_leaves:
-            inputs = tuple(
-                _ahead(v, self.restrided_leaves[i]) if i in self.restrided_leaves else v for i, v in enumerate(inputs)
-            )
+        unnoticed = self.at.unnoticed
+        if unnoticed:
+            inputs = tuple(_ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
         # tracked: a second derivative flows on to what made them
-        first = {i: inputs[i].clone() for i in self.copied_inputs}
+        first = {i: inputs[i].clone() for i in self.at.copied}
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
@@ -123,52 +123,102 @@ class Differentiable:
 
         Raises ``MutationError`` where some of what writes would run, and some not.
         """
-        every = frozenset[int]().union(*self.runs)
-        run = frozenset[int]().union(*(own for own, here in zip(self.runs, arrived, strict=True) if here))
+        every = frozenset[int]().union(*self.runs.values())
+        run = frozenset[int]().union(*(own for own, here in zip(self.runs.values(), arrived, strict=True) if here))
         if run and run != every:
-            raise HOOKS_LEFT_OUT(where="the backward pass")
+            raise refusals.HOOKS_LEFT_OUT(where="the backward pass")
         return bool(run)
+
+
+@frozen
+class _Positions:
+    """Where the values of slots stand, found once: of inputs, of outputs, and of what backward returns."""
+
+    n_outs: int
+    differentiable: tuple[int, ...]
+    kept: tuple[int, ...]
+    late: tuple[int, ...]
+    requires_grad: tuple[int, ...]
+    needed: frozenset[int]
+    copied: tuple[int, ...]
+    restrided: frozenset[int]
+    subclasses: frozenset[int]
+    bumps: tuple[int, ...]
+    unnoticed: Mapping[int, tuple[Step, ...]]
+    watched_inputs: tuple[tuple[int, int], ...]
+    watched_outs: tuple[int, ...]
+    gradients: tuple[int, ...]
+    writes_inputs: tuple[int, ...]
+    writes_outs: tuple[int, ...]
+    written: tuple[int, ...]
+
+    @staticmethod
+    def of(program: Differentiable) -> _Positions:
+        ins, outs = ({slot: i for i, slot in enumerate(slots)} for slots in (program.ins, program.outs))
+        results = {slot: i for i, slot in enumerate(program.backward_outs)}
+
+        def among(places: Mapping[Slot, int], slots: Iterable[Slot]) -> tuple[int, ...]:
+            return tuple(places[slot] for slot in slots if slot in places)
+
+        return _Positions(
+            n_outs=len(outs),
+            differentiable=among(outs, program.cotangents),
+            kept=among(ins, program.backward_ins),
+            late=tuple(ins[s.of] for s in program.backward_ins if isinstance(s, Late)),
+            requires_grad=tuple(sorted(among(ins, program.requires_grad))),
+            needed=frozenset(among(ins, program.needed)),
+            copied=tuple(sorted(among(ins, program.copied))),
+            restrided=frozenset(among(ins, program.restrided)),
+            subclasses=frozenset(among(ins, program.wrappings)),
+            bumps=tuple(ins[slot] for slot in program.bumps),
+            unnoticed={ins[slot]: steps for slot, steps in program.unnoticed.items()},
+            watched_inputs=tuple((ins[slot], moves) for slot, moves in program.watched.items() if slot in ins),
+            watched_outs=among(outs, program.watched),
+            gradients=tuple(ins[s.of] for s in program.backward_outs if isinstance(s, Grad)),
+            writes_inputs=among(ins, (s.of for s in program.written)),
+            writes_outs=among(outs, (s.of for s in program.written)),
+            written=among(results, program.written),
+        )
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
+        at = program.at
         ctx.generators = {of: state_of(of) for of in program.draws}
         # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
         # (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
         ctx.generators_then = {of: mark_of(of) for of in program.draws}
-        for i in program.bumps:
+        for i in at.bumps:
             bump_version(inputs[i])
-        outs, saved = tuple(values[: program.n_outs]), values[program.n_outs :]
+        outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
         # as they lie now: the caller may be about to change how an input looks (t_)
         kept = (
-            [inputs[i].detach() if i in program.restrided_inputs else inputs[i] for i in program.kept_inputs]
+            [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
             + list(saved)
-            + [outs[i] for i, _ in program.writes_outs]
+            + [outs[i] for i in at.writes_outs]
         )
         ctx.program = program
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
-        ctx.late = [inputs[i].detach() for i in program.late_inputs]
-        ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
-        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in program.watched_inputs]
-        ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in program.watched_outs]
+        ctx.late = [inputs[i].detach() for i in at.late]
+        ctx.written = [inputs[i].detach() for i in at.writes_inputs]
+        ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
+        ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
         # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
         # backward. An input whose values no derivative needs may die when the caller lets it go.
         ctx.inputs = [
-            v
-            if i in program.needed_inputs or not isinstance(v, Tensor)
-            else (_Hollow if i in program.subclass_inputs else Outline).of(v)
+            v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
             for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
         ]
         ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
-        ctx.shapes = [tuple(outs[i].shape) for i in program.differentiable] if program.makes_zeros else []
+        ctx.shapes = [tuple(outs[i].shape) for i in at.differentiable] if program.makes_zeros else []
         ctx.set_materialize_grads(not program.makes_zeros and program.refused is None)
         ctx.mark_non_differentiable(
-            *[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)]
+            *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
         return outs
 
@@ -180,12 +230,13 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Any, ...]:
         program: Differentiable = ctx.program
-        cotangents = [incoming[i] for i in program.differentiable]
+        at = program.at
+        cotangents = [incoming[i] for i in at.differentiable]
         here = [t is not None for t in cotangents]
         if program.refused is not None and all(here):
             raise program.refused
         if program.makes_zeros and program.refused is None:
-            wanted = zip(program.cotangents, ctx.shapes, cotangents, strict=True)
+            wanted = zip(program.cotangents.values(), ctx.shapes, cotangents, strict=True)
             cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         require_saved_versions(ctx)
@@ -198,7 +249,7 @@ class _Apply(torch.autograd.Function):
             require_versions(
                 (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
             )
-            places = program.gradient_inputs
+            places = at.requires_grad
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             given = [None if one is None else one() for one in ctx.given]
             if program.draws:
@@ -208,9 +259,9 @@ class _Apply(torch.autograd.Function):
             else:
                 gradients = program.pullback(given, values, cotangents)
         else:
-            laid_out = [layout(t) for layout, t in zip(program.cotangents, cotangents, strict=True)]
+            laid_out = [layout(t) for layout, t in zip(program.cotangents.values(), cotangents, strict=True)]
             kept = [t if t is not None else scalar for t, scalar in zip(saved, ctx.scalars, strict=True)]
-            n_kept = len(kept) - len(program.writes_outs)
+            n_kept = len(kept) - len(at.writes_outs)
             written = (*ctx.written, *kept[n_kept:])
             values = [*kept[:n_kept], *laid_out, *ctx.late]
             del saved, kept, cotangents, laid_out, incoming
@@ -219,9 +270,9 @@ class _Apply(torch.autograd.Function):
             ctx.maybe_clear_saved_tensors()
             with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
                 results = program.backward(values)
-            places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
+            places, gradients = at.gradients, results[: len(at.gradients)]
             if is_run:
-                write_back(written, [results[i] for _, i in program.writes_inputs + program.writes_outs])
+                write_back(written, [results[i] for i in at.written])
         result: list[Any] = [None] * (2 + len(ctx.inputs))
         for i, gradient in zip(places, gradients, strict=True):
             result[2 + i] = gradient
@@ -274,8 +325,8 @@ def differentiable_of(context: Any) -> Differentiable | None:
 
 
 def sizes_beside(context: Any) -> list[int]:
-    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where
-    it makes zeros."""
+    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where it
+    makes zeros."""
     return [n for shape in (*(t.shape for t in context.late), *context.shapes) for n in shape]
 
 
@@ -303,7 +354,7 @@ def _write(target: Tensor, value: Tensor) -> None:
 
 def _require_same_draws(own: OwnDraws) -> None:
     if own.not_passed:
-        raise DRAWN_BY_ANOTHER_THREAD(where="the backward pass that is differentiated (create_graph=True)")
+        raise refusals.DRAWN_BY_ANOTHER_THREAD(where="the backward pass that is differentiated (create_graph=True)")
 
 
 def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:

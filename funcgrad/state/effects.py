@@ -28,8 +28,8 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from .. import refusals
 from ..errors import ContainerError
-from ..refusals.memory import STORES_OBJECT
 from ..slots import Stored
 from ..trees import LEAF, flatten
 from .buffers import BUFFERS, held_by, put_into
@@ -186,7 +186,7 @@ class Written:
         """Raise ``MutationError`` for the first thing that cannot be replayed."""
         if self._refused:
             name, what = self._refused[0]
-            raise STORES_OBJECT(what, name, where=name)
+            raise refusals.STORES_OBJECT(what, name, where=name)
 
     # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
 

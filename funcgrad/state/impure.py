@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from .. import refusals
 from ..errors import ImpureFunctionError, UnwatchedStateWarning
-from ..refusals.tracing import DRAWS_ELSEWHERE, ITERATES
 from .code import Mentions
 from .guards import Place
 
@@ -101,7 +101,7 @@ def put_back(
 
 
 def refuse_draw(generator: Generator) -> ImpureFunctionError:
-    return DRAWS_ELSEWHERE(generator.name, where=generator.name)
+    return refusals.DRAWS_ELSEWHERE(generator.name, where=generator.name)
 
 
 def _mentions(
@@ -114,7 +114,7 @@ def _mentions(
 
 
 def refuse_iterator(name: str) -> ImpureFunctionError:
-    return ITERATES(name, where=name)
+    return refusals.ITERATES(name, where=name)
 
 
 def is_iterator(value: Any) -> bool:

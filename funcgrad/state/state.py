@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ..refusals.tracing import CHANGED_BEFORE_BACKWARD
+from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
@@ -106,7 +106,7 @@ def _put_back(guard: Guard) -> Any:
         refill(place.owner, guard.value)
         return lambda: refill(place.owner, held)
     if place.kind not in ("item", "class", "slot", "cell") or guard.how == "present":
-        raise CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
+        raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     place.write(MISSING if guard.how == "absent" else guard.value)
     return lambda: place.write(now)
 

@@ -9,6 +9,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from .. import refusals
 from ..backends.backend import Runnable
 from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
@@ -31,7 +32,6 @@ from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
 from ..options import Options
-from ..refusals.tracing import REBOUND_BEFORE_BACKWARD, SECOND_DERIVATIVE_OF_GRADIENT, SECOND_DERIVATIVE_ONWARD
 from ..runtime.captured import CapturedCall
 from ..runtime.cotangents import CotangentLayout, Outline
 from ..runtime.execute import Differentiable
@@ -58,14 +58,14 @@ def differentiable(
     asked for. ``active``: the outputs an incoming gradient is expected for."""
     inner, joint, graphs, autocast = found.inner, made.joint, made.graphs, found.key.ambient.autocast
     before = [slot for layer in found.layers for slot in layer.version_bumps]
-    ins, outs = list(inner.signature.ins), list(inner.signature.outs)
+    ins, outs = inner.signature.ins, inner.signature.outs
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, made.runnables, strict=True)]
     signatures = [
         graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)
     ]
     backward = signatures[1] if len(graphs) == 2 else None
-    needed, cotangents = _needed(joint, graphs), _cotangents(joint, active)
+    needed = _needed(joint, graphs)
     over_saved = _over_saved(graphs[0]) if backward else set()
     captured = {c.slot: c for c in inner.facts.captured}
     restrided = {slot: change.restrides for slot, change in inner.facts.changes.items() if change.restrides}
@@ -74,67 +74,51 @@ def differentiable(
 
     def derivative(given: Sequence[Any], values: Sequence[Any], incoming: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Runs the function again, so what it closes over must be what it was."""
+        differentiated = "the backward pass that is differentiated (create_graph=True)"
         leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
         if leaf is not None:
-            raise SECOND_DERIVATIVE_OF_GRADIENT(
-                leaf, where="the backward pass that is differentiated (create_graph=True)"
-            )
+            raise refusals.SECOND_DERIVATIVE_OF_GRADIENT(leaf, where=differentiated)
         if inner.facts.onward:
-            raise SECOND_DERIVATIVE_ONWARD(
-                inner.facts.onward[0].of, where="the backward pass that is differentiated (create_graph=True)"
-            )
+            raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph)
         for slot, then in zip(ins, given, strict=True):
             if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
-                raise REBOUND_BEFORE_BACKWARD(slot, where=str(slot))
+                raise refusals.REBOUND_BEFORE_BACKWARD(slot, where=str(slot))
         with autocast_as(autocast), as_it_was(inner.facts.state):
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
-    written = [s for s in backward.outs if isinstance(s, Final)] if backward else []
-    gradients = [s for s in backward.outs if isinstance(s, Grad)] if backward else []
+    copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
+    writes = backward is not None and any(isinstance(slot, Final) for slot in backward.outs)
+    layouts = dict(zip(active, _cotangents(joint, active), strict=True))
     return Differentiable(
         forward=runnables[0],
         backward=runnables[1] if backward else None,
-        n_outs=len(outs),
-        differentiable=tuple(outs.index(slot) for slot in active),
-        cotangents=cotangents,
-        kept_inputs=tuple(ins.index(s) for s in backward.ins if s in ins) if backward else (),
-        late_inputs=tuple(ins.index(s.of) for s in backward.ins if isinstance(s, Late)) if backward else (),
-        backward_gradients=tuple(ins.index(s.of) for s in gradients),
-        writes_inputs=tuple((ins.index(s.of), backward.outs.index(s)) for s in written if s.of in ins)
-        if backward
-        else (),
-        writes_outs=tuple((outs.index(s.of), backward.outs.index(s)) for s in written if s.of in outs)
-        if backward
-        else (),
-        runs=tuple(joint.runs.get(slot, frozenset()) for slot in active) if written else (),
-        gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),
-        # type: ignore[arg-type]
-        needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
-        copied_inputs=tuple(
-            i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in changed)
-        ),
-        watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
-        watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
-        restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in changed),
-        restrided_leaves={
-            ins.index(s): steps
-            for s, steps in (restrided | apart).items()
-            if s in ins and not any(step.tracked for step in steps)
-        },
-        bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
-        subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
-        makes_zeros=bool(written) or any(layout.wrapping is not None for layout in cotangents),
+        ins=ins,
+        outs=outs,
+        backward_ins=backward.ins if backward else (),
+        backward_outs=backward.outs if backward else (),
+        cotangents=layouts,
+        runs={slot: joint.runs.get(slot, frozenset()) for slot in active} if writes else {},
         pullback=derivative,
+        requires_grad=[slot for slot in ins if inner.facts.requires_grad(slot)],  # type: ignore[arg-type]
+        needed=needed,
+        copied=copied,
+        restrided=changed,
+        unnoticed={
+            s: steps for s, steps in (restrided | apart).items() if s in ins and not any(step.tracked for step in steps)
+        },
+        watched=_watched(inner, joint, graphs, before) | dict.fromkeys(over_saved, 0),
+        bumps=list(dict.fromkeys(map(inner.facts.goes_in_as, before))),
+        wrappings=joint.wrappings,
+        makes_zeros=writes or any(layout.wrapping is not None for layout in layouts.values()),
         refused=found.refused,
         draws=_draws(graphs[0], inner),
         name=name_of(found.root),
-        copied=_copied(found, made, options),
-        wrappings=joint.wrappings,
+        inlined=_inlined(found, made, options),
     )
 
 
-def _copied(found: CapturedCall, made: Executable, options: Options) -> Graph | str:
+def _inlined(found: CapturedCall, made: Executable, options: Options) -> Graph | str:
     """The graph of the backward half, where it may be copied into that of a larger backward pass; or why it may not."""
     if options.numerics == "eager":
         return 'is compiled with numerics="eager", which other kernels would not keep'

@@ -12,14 +12,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from .. import refusals
 from ..capture.callbacks import VMAP_METHODS, Callback, Look, Rule, Run, Sizes, apply
 from ..capture.derived import Gradients, spread
 from ..capture.results import hidden_tensor
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, CustomDerivativeError, OpaqueCallError, OptionError
-from ..refusals.memory import OPAQUE_ALIASED_WRITE
-from ..refusals.tracing import OPAQUE_CLOSES_OVER
 from ..torch_private.functional import from_functional
 from ..torch_private.tensors import storage_id, unwrap_transform
 from ..trees import Tree, flatten, unflatten
@@ -177,7 +176,7 @@ class _Opaque:
         )
         path = hidden_tensor([*(cell.cell_contents for cell in cells), *bound])
         if path is not None:
-            raise OPAQUE_CLOSES_OVER(name, self.spelled, where=where)
+            raise refusals.OPAQUE_CLOSES_OVER(name, self.spelled, where=where)
 
     def _written(self, packed: Sequence[Packed], tensors: Sequence[Tensor], name: str, where: str | None) -> list[int]:
         n = len(packed)
@@ -190,7 +189,7 @@ class _Opaque:
         written = [place.index for i in self.writes for place in packed[i].places]
         lies = [_memory(t) for t in tensors] if written else []
         if any(lies[i] == lies[j] for i in written for j in range(len(lies)) if i != j):
-            raise OPAQUE_ALIASED_WRITE(name, where=where)
+            raise refusals.OPAQUE_ALIASED_WRITE(name, where=where)
         return written
 
 

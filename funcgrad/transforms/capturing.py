@@ -17,7 +17,7 @@ from ..capture.floats import NotSymbolicError, VaryingNumbersError
 from ..capture.inner import Inner
 from ..capture.inputs import Inputs, read_all
 from ..capture.joint import BackwardError, capture
-from ..capture.observe import observe
+from ..capture.observe import Surroundings, observe
 from ..capture.reads import READS_LATER
 from ..checkpoint_policies import policy_of
 from ..errors import AutocastWarning
@@ -113,9 +113,10 @@ def _observed(
     level = level_of_call() if at_level else 0
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
-        out_slot, splits = definition.out_slot, definition.splits
-        told = options.rng, replays, level, path, varying
-        return definition, grad, *observe(definition, inputs, grad, definition.root, splits, out_slot, *told)
+        around = Surroundings(
+            inputs, grad, definition.out_slot, definition.splits, options.rng, replays, level, path, varying
+        )  # fmt: skip
+        return definition, grad, *observe(definition, definition.root, around)
 
     try:
         return observed(definition, torch.is_grad_enabled(), definition.replays)

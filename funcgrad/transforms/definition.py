@@ -19,11 +19,11 @@ from attrs import frozen
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from .. import refusals
 from ..autograd_state import has_history
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
 from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError
-from ..refusals.tracing import FORWARD_OVER_WRITES
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private.autograd import forbid_writes
 from ..torch_private.levels import transforms_or_duals
@@ -304,7 +304,7 @@ class Pullback:
                 variables[i] = value
             results = self.inner.run_pure(*variables)
             if results is None:
-                raise FORWARD_OVER_WRITES(where=definition_line(self.root))
+                raise refusals.FORWARD_OVER_WRITES(where=definition_line(self.root))
             return tuple(
                 results[outs.index(slot)] for slot, t in zip(self.active, cotangents, strict=True) if t is not None
             )

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import refusals
 from ..capture.capture_sources import Origin, Unresolved, find_origins
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CapturedTransformError
-from ..refusals.tracing import LEGACY_VMAP_TWICE
 from ..runtime.call import MISS
 from ..torch_private.levels import (
     BelowLevel,
@@ -105,7 +105,7 @@ def call_under_legacy_vmap(compiled: Programs, args: tuple[Any, ...], kwargs: di
         i: legacy_unbatched_at(at, v) for i, v in enumerate(leaves) if isinstance(v, Tensor) and is_legacy_batched(v)
     }
     if any(map(is_legacy_batched, below.values())):
-        raise LEGACY_VMAP_TWICE(where=user_line())
+        raise refusals.LEGACY_VMAP_TWICE(where=user_line())
     with vmap_level(next(iter(below.values())).shape[0], "error") as level:
         args, kwargs = unflatten(
             [batched_at(level, below[i], 0) if i in below else v for i, v in enumerate(leaves)], tree

@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import evolve
 
+from .. import refusals
 from ..backends.backend import Runnable
 from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
@@ -28,7 +29,6 @@ from ..layers.layer import statements_of
 from ..layers.stack import with_subclasses
 from ..levels import outside_levels
 from ..options import ENVIRONMENT, Options, log
-from ..refusals.tracing import RAISES_IN_TRACE
 from ..runtime.cache import ProgramCache, kept_by_module
 from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
@@ -207,7 +207,7 @@ class Programs:
                 _LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2
             )
             return result
-        raise RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
+        raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""

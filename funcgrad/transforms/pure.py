@@ -13,6 +13,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from .. import refusals
 from ..capture.autocast import Autocast, autocast_as
 from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
@@ -20,7 +21,6 @@ from ..capture.trace import active_trace
 from ..generators import Drawn
 from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
-from ..refusals.tracing import RUNS_ONCE
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
 from ..torch_private.levels import batched_at, sharing_dual_level, unbatched_at, vmap_level
@@ -359,7 +359,7 @@ def require_repeatable(graph: Graph) -> None:
         None,
     )
     if once is not None:
-        raise RUNS_ONCE(once.target.name, once.target, where=where_of(once))
+        raise refusals.RUNS_ONCE(once.target.name, once.target, where=where_of(once))
 
 
 def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:

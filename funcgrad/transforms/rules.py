@@ -16,11 +16,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from .. import refusals
 from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError
 from ..generators import mark_of
-from ..refusals.tracing import NO_FORWARD_RULE
 from ..torch_private.levels import (
     FORWARD_MODE,
     dual_parts,
@@ -293,7 +293,7 @@ class VjpFunction(_Ruled):
         _, at = innermost_transform()
         # a level of reverse mode inside of this one takes the rule; of autograd's own it may be either
         if call.level < max(at + 1, 0):
-            raise NO_FORWARD_RULE(name_of(call.rules[0]), where=user_line())
+            raise refusals.NO_FORWARD_RULE(name_of(call.rules[0]), where=user_line())
         wrt = [i for i, tangent in enumerate(tangents) if tangent is not None]
         active = [i for i, like in enumerate(ctx.like) if like.is_active]
 
