@@ -24,7 +24,8 @@ from ..symbolic.sizes import PREFIX, Size, hint
 from .c_lanes import lanes_function, lanes_of
 from .c_language import REDUCTIONS, TYPES, C, start
 from .c_language import stored as _stored
-from .c_scatter import decoded, parameters, scatter_function
+from .c_rows import over_rows
+from .c_scatter import parameters, scatter_function
 from .c_totals import Totals
 from .emitter import index_text, print_expressions, row_parts
 
@@ -34,6 +35,9 @@ _LONG = 2048
 _SHORT, _LANES, _FEWER_LANES = 256, 16, 8
 """Reductions of so few columns, if they may not fill vectors of 16 numbers, are computed in vectors of 8: GCC 12 computes the columns that
 are left over one by one, where OpenMP reduces."""
+
+_FEWEST = 4
+"""Columns of a number that is not known for which vectors are worth their start, as long as there are as many as now."""
 
 _SIDE_BY_SIDE, _ROWS = 8192, 8
 """At most so many elements that all rows read in steps are put side by side before, if there are at least so many rows."""
@@ -177,8 +181,7 @@ class _Printer:
             return [*shared, *_spans("n" if self.length else self._columns, kernel.tile, inner)]
         if not kernel.rows:
             return ["{", *(f"  {line}" for line in inner), "}"]
-        head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        return [*head, *(f"  {line}" for line in (*decoded(kernel.rows, self._rows), *inner, *self._totals.rows_done())), "}"]
+        return over_rows(kernel.rows, self._rows, shared, [*inner, *self._totals.rows_done()])
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -301,7 +304,8 @@ class _Printer:
         in_spans = bool(wide) and not is_few(last.size, _LONG)
         is_short = clauses and not kernel.tile and hint(last.size) < _SHORT and not divides(_LANES, last.size)
         clauses = [f"simdlen({_FEWER_LANES})", *clauses] if is_short else clauses
-        lines = [] if in_order else [f"#pragma omp simd {' '.join(clauses)}".rstrip()]
+        is_tiny = not clauses and isinstance(last.size, Size) and last.size.hint < _FEWEST
+        lines = [] if in_order or is_tiny else [f"#pragma omp simd {' '.join(clauses)}".rstrip()]
         bounds = ("begin", "end") if kernel.tile or in_spans else ("0", str(last.size))
         lines.append(f"for (int64_t {last.name} = {bounds[0]}; {last.name} < {bounds[1]}; ++{last.name}) {{")
         lines += [*(f"  {line}" for line in body), "}"]
