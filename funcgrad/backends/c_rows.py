@@ -9,7 +9,7 @@ from ..symbolic.sizes import Size
 from .emitter import index_text
 
 
-def over_rows(axes: Sequence[Axis], rows: int | Size, shared: Sequence[str], body: Sequence[str]) -> list[str]:
+def over_rows(axes: Sequence[Axis], rows: int, shared: Sequence[str], body: Sequence[str]) -> list[str]:
     """Lines that go over all rows of some axes; ``shared``: a pragma, where threads of the region around it share them."""
     head = [*shared, f"for (int64_t row = 0; row < {rows}; ++row) {{"]
     if not any(isinstance(axis.size, Size) for axis in axes[1:]):
@@ -24,12 +24,12 @@ def over_rows(axes: Sequence[Axis], rows: int | Size, shared: Sequence[str], bod
     return [f"int64_t {' = 0, '.join(names)} = 0, next = -1;", *head, *(f"  {line}" for line in lines), "}"]
 
 
-def decoded(axes: Sequence[Axis], rows: int | Size) -> list[str]:
+def decoded(axes: Sequence[Axis], rows: int) -> list[str]:
     """Lines that say what the counters of some axes are in a row of all there are."""
     return [f"const int64_t {name} = {text};" for name, text in _counters(axes, rows)]
 
 
-def _counters(axes: Sequence[Axis], rows: int | Size) -> list[tuple[str, str]]:
+def _counters(axes: Sequence[Axis], rows: int) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     rest = Index(((Axis("row", rows), 1),))
     for axis in reversed(axes):
