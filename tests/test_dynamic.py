@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,45 @@ def test_parameters_and_labels() -> None:
         args = p, torch.randn(n, 7), torch.randint(5, (n,))
         assert_rounded(compiled(*args), torch.func.grad(perceptron)(*args))
     assert compiled.cache_info().misses == 1
+
+
+def c_text(compiled: Any, *args: Tensor) -> str:
+    return "\n".join(s.text for s in compiled.program(*args).sources if s.language == "c")
+
+
+def test_a_row_of_symbolic_length_is_added_up_in_single_precision_many_columns_at_a_time() -> None:
+    compiled = fg.jit(lambda x: x.exp().sum(-1), dynamic=True, backend="c")
+    for columns in (2, 7, 2047, 2048, 2049, 5000, 3_000_000):
+        x = torch.randn(2, columns)
+        torch.testing.assert_close(compiled(x), x.double().exp().sum(-1).float(), rtol=2e-6, atol=0)
+    assert compiled.cache_info().misses == 1
+    assert re.search(r"float a0 = 0;\n *#pragma omp simd .*reduction\(\+:a0\)", c_text(compiled, x))
+
+
+def test_rows_of_symbolic_axes_are_counted_on() -> None:
+    def turned(x: Tensor) -> Tensor:
+        return x.permute(2, 0, 3, 1).contiguous().sin()
+
+    compiled = fg.jit(turned, dynamic=True, backend="c")
+    for shape in ((2, 3, 4, 5), (5, 2, 3, 7), (30, 40, 50, 20), (2, 2, 2, 2), (7, 3, 200, 9)):
+        x = torch.randn(shape)
+        assert_rounded(compiled(x), turned(x))
+    assert compiled.cache_info().misses == 1
+    assert "if (row == next)" in c_text(compiled, x)
+
+
+def test_many_conditions_are_asked_once_of_the_same_sizes() -> None:
+    def pooled(x: Tensor, w: Tensor) -> Tensor:
+        return F.max_pool2d(F.conv2d(x, w, padding=1).relu(), 2).square().sum()
+
+    compiled = fg.grad_compiled(pooled, dynamic=True, backend="c")
+    shapes = ((4, 8, 8), (6, 12, 10), (4, 8, 8), (2, 2, 2), (6, 12, 10), (4, 9, 7))
+    for n, high, wide in shapes:
+        x, w = torch.randn(n, 3, high, wide), torch.randn(4, 3, 3, 3)
+        assert_rounded(compiled(x, w), torch.func.grad(pooled)(x, w))
+    call = compiled.program(torch.randn(4, 3, 8, 8), w).call
+    assert "if sizes not in fits:" in call.text
+    assert call.names["fits"], "what was found to fit is kept"
 
 
 def test_a_size_is_a_symbol_at_its_second_value() -> None:

@@ -20,16 +20,27 @@ from ..loops.costs import cost_of
 from ..loops.groups import TURNS
 from ..loops.index import Index
 from ..loops.ir import Expr, Kernel, Load, Op, Put, Scanned, Stage, Store, Total, computed, walk
+from ..symbolic.known import divides, is_few
 from ..symbolic.sizes import PREFIX, Size, hint
 from .c_lanes import lanes_function, lanes_of
 from .c_language import REDUCTIONS, TYPES, C, start
 from .c_language import stored as _stored
-from .c_scatter import decoded, parameters, scatter_function
+from .c_rows import over_rows
+from .c_scatter import parameters, scatter_function
 from .c_totals import Totals
 from .emitter import index_text, print_expressions, row_parts
 
 _LONG = 2048
-"""Columns from which on a row is added up in double precision."""
+"""Columns that are added up in single precision; a longer row goes on in double precision, so many columns at a
+time."""
+
+_SHORT, _LANES, _FEWER_LANES = 256, 16, 8
+"""Reductions of so few columns, if they may not fill vectors of 16 numbers, are computed in vectors of 8: GCC 12
+computes the columns that are left over one by one, where OpenMP reduces."""
+
+_FEWEST = 4
+"""Columns of a number that is not known for which vectors are worth their start, as long as there are as many as
+now."""
 
 _SIDE_BY_SIDE, _ROWS = 8192, 8
 """At most so many elements that all rows read in steps are put side by side before, if there are at least so many
@@ -174,21 +185,10 @@ class _Printer:
         inner = self._stages()
         shared = [f"#pragma omp for schedule(static){'' if self._totals else ' nowait'}"] if self._is_parallel else []
         if kernel.tile:
-            n = "n" if self.length else str(self._columns)
-            return [
-                *shared,
-                f"for (int64_t begin = 0; begin < {n}; begin += {kernel.tile}) {{",
-                f"  const int64_t end = begin + {kernel.tile} < {n} ? begin + {kernel.tile} : {n};",
-                *(f"  {line}" for line in inner), "}",
-            ]  # fmt: skip
+            return [*shared, *_spans("n" if self.length else self._columns, kernel.tile, inner)]
         if not kernel.rows:
             return ["{", *(f"  {line}" for line in inner), "}"]
-        head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        return [
-            *head,
-            *(f"  {line}" for line in (*decoded(kernel.rows, self._rows), *inner, *self._totals.rows_done())),
-            "}",
-        ]
+        return over_rows(kernel.rows, self._rows, shared, [*inner, *self._totals.rows_done()])
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -228,43 +228,42 @@ class _Printer:
         body = print_expressions(self._language, roots, inside, lambda e: True)
         after: list[str] = []
         clauses: list[str] = []
+        wide: list[str] = []
+
+        def reduced_in(kind: str, dtype: torch.dtype, value: str) -> str:
+            name, how = f"a{next(self._numbers)}", REDUCTIONS[kind]
+            body.append(f"{name} = {how.add.format(name, value)};")
+            clauses.append(f"reduction({how.clause}:{name})")
+            if self._is_wide(kind, dtype):
+                wide.append(name)
+                before.append(f"double w{name} = 0;")
+            else:
+                before.append(f"{TYPES[dtype]} {name} = {start(kind, dtype)};")
+            return name
+
         for reduced in stage.reductions:
-            name = names[reduced] = f"a{next(self._numbers)}"
-            how = REDUCTIONS[reduced.kind]
-            kind, sum_ = self._type_of_row(reduced.kind, reduced.dtype), name
-            if kind != TYPES[reduced.dtype]:
-                sum_ = f"w{name}"
-                after.append(f"const {TYPES[reduced.dtype]} {name} = {sum_};")
-            before.append(f"{kind} {sum_} = {start(reduced.kind, reduced.dtype)};")
-            body.append(f"{sum_} = {how.add.format(sum_, inside[reduced.body])};")
-            clauses.append(f"reduction({how.clause}:{sum_})")
+            name = names[reduced] = reduced_in(reduced.kind, reduced.dtype, inside[reduced.body])
+            after += [f"const float {name} = w{name};"] if name in wide else []
         body += self._kept_and_stored(stage, effects, inside)
         for effect in effects:
             if isinstance(effect, Store):
                 continue
-            value, total, how = inside[effect.value], self._totals.place(effect), REDUCTIONS[effect.kind]
+            value, total = inside[effect.value], self._totals.place(effect)
             # in a register: no loop over columns is vectorised that adds to one place in memory
             if not effect.at.terms:
-                name = f"a{next(self._numbers)}"
-                before.append(
-                    f"{self._type_of_row(effect.kind, effect.value.dtype)} {name} = "
-                    f"{start(effect.kind, effect.value.dtype)};"
-                )
-                body.append(f"{name} = {how.add.format(name, value)};")
-                clauses.append(f"reduction({how.clause}:{name})")
-                after.append(f"{total} = {how.add.format(total, name)};")
+                name = reduced_in(effect.kind, effect.value.dtype, value)
+                held = f"w{name}" if name in wide else name
+                after.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, held)};")
             else:
-                body.append(f"{total} = {how.add.format(total, value)};")
-        return [
-            *before,
-            *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)),
-            *after,
-        ]
+                body.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, value)};")
+        in_order = any(isinstance(e, Scanned) for e in inside if e not in names)
+        return [*before, *self._loops(body, clauses, in_order, wide), *after]
 
-    def _type_of_row(self, kind: str, dtype: torch.dtype) -> str:
-        """What C keeps a reduction of a row in; of how many columns there are in a symbolic row nothing is known."""
-        is_long = not self._kernel.tile and (isinstance(self._columns, Size) or self._columns > _LONG)
-        return "double" if is_long and kind == "sum" and dtype == torch.float32 else TYPES[dtype]
+    def _is_wide(self, kind: str, dtype: torch.dtype) -> bool:
+        """Whether a reduction of a row goes on in double precision; of how many columns there are in a symbolic row
+        nothing is known."""
+        is_long = not self._kernel.tile and not is_few(self._columns, _LONG)
+        return is_long and kind == "sum" and dtype == torch.float32
 
     def _kept_and_stored(self, stage: Stage, effects: Sequence[Store | Total], names: Mapping[Expr, str]) -> list[str]:
         lines = [f"{self._kept[keep]}[{self._column()}] = {names[keep]};" for keep in stage.keeps]
@@ -318,20 +317,29 @@ class _Printer:
                 lines.append(f"{'double' if wide else TYPES[expr.dtype]} {name} = {start(expr.kind, expr.dtype)};")
         return lines
 
-    def _loops(self, body: Sequence[str], clauses: Sequence[str], in_order: bool) -> list[str]:
+    def _loops(
+        self, body: Sequence[str], clauses: Sequence[str], in_order: bool, wide: Sequence[str] = ()
+    ) -> list[str]:
+        """The loops over columns; ``wide``: sums of single precision that go on in double precision."""
         kernel = self._kernel
         if not kernel.columns:
             return ["{", *(f"  {line}" for line in body), "}"]
-        lines: list[str] = []
-        for depth, axis in enumerate(kernel.columns):
-            pad = "  " * depth
-            if depth == len(kernel.columns) - 1 and not in_order:
-                lines.append(f"{pad}#pragma omp simd {' '.join(clauses)}".rstrip())
-            bounds = ("begin", "end") if kernel.tile else ("0", str(axis.size))
-            lines.append(f"{pad}for (int64_t {axis.name} = {bounds[0]}; {axis.name} < {bounds[1]}; ++{axis.name}) {{")
-        pad = "  " * len(kernel.columns)
-        lines += [pad + line for line in body]
-        return [*lines, *("  " * depth + "}" for depth in reversed(range(len(kernel.columns))))]
+        *outer, last = kernel.columns
+        in_spans = bool(wide) and not is_few(last.size, _LONG)
+        is_short = clauses and not kernel.tile and hint(last.size) < _SHORT and not divides(_LANES, last.size)
+        clauses = [f"simdlen({_FEWER_LANES})", *clauses] if is_short else clauses
+        is_tiny = not clauses and isinstance(last.size, Size) and last.size.hint < _FEWEST
+        lines = [] if in_order or is_tiny else [f"#pragma omp simd {' '.join(clauses)}".rstrip()]
+        bounds = ("begin", "end") if kernel.tile or in_spans else ("0", str(last.size))
+        lines.append(f"for (int64_t {last.name} = {bounds[0]}; {last.name} < {bounds[1]}; ++{last.name}) {{")
+        lines += [*(f"  {line}" for line in body), "}"]
+        lines = [*(f"float {name} = 0;" for name in wide), *lines, *(f"w{name} = w{name} + {name};" for name in wide)]
+        if in_spans:
+            lines = _spans(last.size, _LONG, lines)
+        for axis in reversed(outer):
+            head = f"for (int64_t {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name}) {{"
+            lines = [head, *(f"  {line}" for line in lines), "}"]
+        return lines
 
     def _column(self) -> str:
         """Which element of a kept row the present column is."""
@@ -341,6 +349,15 @@ class _Printer:
         for axis in self._kernel.columns:
             text = axis.name if text == "0" else f"({text}) * {axis.size} + {axis.name}"
         return text
+
+
+def _spans(n: int | Size | str, most: int, body: Sequence[str]) -> list[str]:
+    """A loop over at most so many of ``n`` elements at a time, from ``begin`` to ``end``."""
+    return [
+        f"for (int64_t begin = 0; begin < {n}; begin += {most}) {{",
+        f"  const int64_t end = begin + {most} < {n} ? begin + {most} : {n};",
+        *(f"  {line}" for line in body), "}",
+    ]  # fmt: skip
 
 
 def _read_in_steps(kernel: Kernel) -> list[Load]:

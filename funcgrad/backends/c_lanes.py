@@ -14,7 +14,8 @@ from ..loops.index import Axis, Index, at_axis
 from ..loops.ir import Expr, Kernel, Load, Scanned, Stage, Store, computed, walk
 from ..symbolic.sizes import hint
 from .c_language import REDUCTIONS, TYPES, C, start, stored
-from .c_scatter import decoded, parameters
+from .c_rows import over_rows
+from .c_scatter import parameters
 from .emitter import index_text, print_expressions
 
 _LANES = (16, 8)
@@ -108,16 +109,8 @@ def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
         copied = [*print_expressions(language, [load], own, lambda e: True)]
         before += _nested([*kernel.columns, lane], [*copied, f"{there[load]} = {own[load]};"])
     rows = math.prod(a.size for a in others) * block.size
-    loop = [
-        *(["#pragma omp for schedule(static) nowait"] if is_shared else []),
-        f"for (int64_t row = 0; row < {rows}; ++row) {{",
-    ]
-    inside = [*decoded([*others, block], rows), *body]
-    return [
-        f"void {{name}}({', '.join(parameters(kernel))}) {{",
-        *_indented([*before, *loop, *_indented(inside), "}"]),
-        "}",
-    ]
+    loop = over_rows([*others, block], rows, ["#pragma omp for schedule(static) nowait"] if is_shared else [], body)
+    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *_indented([*before, *loop]), "}"]
 
 
 def _stage(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from ..loops.index import Axis, Index, substitute
+from ..loops.index import Axis, substitute
 from ..loops.ir import Expr, Kernel, Put, computed, walk
 from ..symbolic.sizes import hint
 from .c_language import STORED, C, stored
+from .c_rows import decoded
 from .emitter import elements, index_text, print_expressions
 
 _SHARE = 64
@@ -78,16 +79,6 @@ def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bo
 
 def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
-
-
-def decoded(axes: Sequence[Axis], rows: int) -> list[str]:
-    """Lines that say what the counters of some axes are in a row of all there are."""
-    lines: list[str] = []
-    rest = Index(((Axis("row", rows), 1),))
-    for axis in reversed(axes):
-        lines.insert(0, f"const int64_t {axis.name} = {index_text(rest % axis.size)};")
-        rest = rest // axis.size
-    return lines
 
 
 def _loops(axes: Sequence[Axis], body: list[str]) -> list[str]:

@@ -87,11 +87,7 @@ def print_call(
     inner_names: dict[str, str] = {}
     lines += print_guards(key, leaf_names, captured_names, examples, constants, otherwise, names.fresh, inner_names)
     paths = dict(zip(key.paths, leaf_names, strict=True)) | {str(slot): name for slot, name in numbers.items()}
-    conditions = symbol_values(joint.conditions, joint.symbols, paths)
-    if conditions:
-        constants.update(math=math, torch=torch)
-        checks = [f"    if not ({c}): {otherwise}{_comment(c, joint)}" for c in conditions]
-        lines += ["try:", *checks, f"except (ArithmeticError, ValueError): {otherwise}"]
+    lines += _print_conditions(joint, paths, constants, otherwise)
     variables = arguments | numbers | {c.slot: name for c, name in zip(facts.captured, captured_names, strict=True)}
     lines += [f"if {variables[slot]}.is_leaf is not {is_leaf}: {otherwise}" for slot, is_leaf in facts.leaves.items()]
     lines += [f"if {variables[slot]}.grad is not None: {otherwise}" for slot in facts.gradless]
@@ -113,6 +109,44 @@ def print_call(
     lines.append(f"return {print_unflatten(joint.returned.tree, iter(results), constants)}")
     text = "def call(args, kwargs):\n" + "".join(f"    {line}\n" for line in lines)
     return Source("call", "python", text, constants)
+
+
+def _print_conditions(joint: Joint, name_of: Mapping[str, str], constants: dict[str, Any], otherwise: str) -> list[str]:
+    """Lines that ask the conditions on numbers and sizes. Those on sizes depend on nothing else: where they are
+    many, they are asked once of the same sizes."""
+    of_sizes = [] if joint.sizes is None else joint.sizes.guards
+    again = [*joint.guards, *(of_sizes if len(of_sizes) <= _FEW else ())]
+    lines = _asked(symbol_values(again, joint.symbols, name_of), joint, constants, otherwise)
+    if joint.sizes is None or len(of_sizes) <= _FEW:
+        return lines
+    constants["fits"] = _Fits()
+    asked_of = [s for s in joint.sizes.symbols if re.search(rf"\b{s}\b", " ".join(of_sizes))]
+    once = [*_asked(of_sizes, joint, constants, otherwise), "fits.add(sizes)"]
+    return [*lines, f"sizes = ({', '.join(asked_of)},)", "if sizes not in fits:", *(f"    {line}" for line in once)]
+
+
+def _asked(conditions: Sequence[str], joint: Joint, constants: dict[str, Any], otherwise: str) -> list[str]:
+    if not conditions:
+        return []
+    constants.update(math=math, torch=torch)
+    checks = [f"    if not ({c}): {otherwise}{_comment(c, joint)}" for c in conditions]
+    return ["try:", *checks, f"except (ArithmeticError, ValueError): {otherwise}"]
+
+
+_FEW = 8
+"""Conditions on sizes that are as fast to ask as whether they have been asked."""
+
+
+class _Fits(set[tuple[int, ...]]):
+    """Sizes of which all conditions were found to hold, a few of them."""
+
+    def add(self, sizes: tuple[int, ...]) -> None:
+        if len(self) >= _MOST_SIZES:
+            self.clear()
+        super().add(sizes)
+
+
+_MOST_SIZES = 256
 
 
 def _tentative(
@@ -248,7 +282,7 @@ class _Names:
     def __init__(self, taken: Iterable[str]) -> None:
         own = "args kwargs root kernel lock value own seen MISS Tensor keys ambient AMBIENT family_of history holds"
         own += " autocast enable_grad no_grad below_autograd as_strided bump_version versions_kept"
-        own += " with_history_of with_dead_end"
+        own += " with_history_of with_dead_end fits sizes"
         own += " overwrite Size bool_ absent still_answers Parameter go_on renew_history versions_of Tentative drawn"
         dtypes = {str(v).removeprefix("torch.") for v in vars(torch).values() if isinstance(v, torch.dtype)}
         self._used = {*taken, *own.split(), *dir(builtins), *dtypes, *_DEVICES, "math"}

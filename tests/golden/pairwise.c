@@ -1,4 +1,4 @@
-void k_a35c4e279cda(const float* restrict p0, float* restrict p1, float* restrict p2) {
+void k_d67a06448568(const float* restrict p0, float* restrict p1, float* restrict p2) {
   {
     double d_p1[120] __attribute__((aligned(64)));
     for (int64_t i = 0; i < 120; ++i) d_p1[i] = 0;
@@ -26,7 +26,7 @@ void k_a35c4e279cda(const float* restrict p0, float* restrict p1, float* restric
       float a0 = 0;
       float a1 = 0;
       float a2 = 0;
-      #pragma omp simd reduction(+:a0) reduction(+:a1) reduction(+:a2)
+      #pragma omp simd simdlen(8) reduction(+:a0) reduction(+:a1) reduction(+:a2)
       for (int64_t c0 = 0; c0 < 40; ++c0) {
         const float v9 = v3 - g0[c0];
         const float v10 = v9 * v9;

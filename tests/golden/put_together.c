@@ -1,4 +1,4 @@
-void k_c55fab7cb8b5(const float* restrict p0, float* restrict p1) {
+void k_65c20aa7231f(const float* restrict p0, float* restrict p1) {
   {
     for (int64_t row = 0; row < 5; ++row) {
       const int64_t r0 = row;
@@ -7,7 +7,7 @@ void k_c55fab7cb8b5(const float* restrict p0, float* restrict p1) {
       const int v5 = v2 < (4LL);
       {
         int far = 0;
-        #pragma omp simd reduction(|:far)
+        #pragma omp simd simdlen(8) reduction(|:far)
         for (int64_t r1 = 0; r1 < 30; ++r1) {
           const float v6 = p0[CLAMP(r0, 0, 3) * 30 + r1 + 30];
           const float v7 = p0[r1 * -1 + 29];
