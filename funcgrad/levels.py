@@ -33,7 +33,8 @@ def level_of_call() -> int:
 
 
 def below_levels(value: Tensor) -> Tensor | None:
-    """The numbers of a tensor, whatever levels differentiate it; None where a vmap has others of them for each sample."""
+    """The numbers of a tensor, whatever levels differentiate it; None where a vmap has others of them for each
+    sample."""
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
             return None
@@ -42,12 +43,13 @@ def below_levels(value: Tensor) -> Tensor | None:
 
 
 def write_below(target: Tensor, value: Tensor) -> None:
-    """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform, which eager torch.func
-    refuses. Raises ``MutationError`` where they are others in each sample of a batch."""
+    """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform,
+    which eager torch.func refuses. Raises ``MutationError`` where they are others in each sample of a batch."""
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
             raise MutationError(
-                "the function writes to a tensor that all samples of a vmap share, and each sample would write other values",
+                "the function writes to a tensor that all samples of a vmap share, and each sample would write other "
+                "values",
                 fix="pass the tensor as an argument with a batch dimension, or return what is to be written",
             )
         value = wrapped_value(value)
@@ -56,8 +58,8 @@ def write_below(target: Tensor, value: Tensor) -> None:
 
 
 def write_dual(target: Tensor, value: Tensor, is_tracked: bool) -> None:
-    """Write a value and its tangent into a tensor. One whose tangent is what it was has been written to through ``detach()``, which eager
-    PyTorch's forward mode does not hear of, or by what does not change it."""
+    """Write a value and its tangent into a tensor. One whose tangent is what it was has been written to through
+    ``detach()``, which eager PyTorch's forward mode does not hear of, or by what does not change it."""
     before, after = dual_parts(target)[1], dual_parts(value)[1]
     is_kept = before is not None and after is not None and before.is_set_to(after)
     if is_kept and not (is_tracked and target.requires_grad):
