@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
 
 from . import refusals
-from .torch_private.levels import innermost_transform, outside_transforms
+from .torch_private.levels import dual_parts, innermost_transform, outside_transforms
 from .torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, wrapped_value
 
 _level: ContextVar[int] = ContextVar("funcgrad_level", default=-1)
@@ -44,12 +45,21 @@ def below_levels(value: Tensor) -> Tensor | None:
 def write_below(target: Tensor, value: Tensor) -> None:
     """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform,
     which eager torch.func refuses. Raises ``MutationError`` where they are others in each sample of a batch."""
-    if not is_transform_wrapper(value):  # the level is one of torch.autograd.forward_ad
-        target.copy_(value)
-        return
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
             raise refusals.SHARED_BY_SAMPLES()
         value = wrapped_value(value)
     with outside_transforms():
         target.detach().copy_(value.detach())
+
+
+def write_dual(target: Tensor, value: Tensor, is_tracked: bool) -> None:
+    """Write a value and its tangent into a tensor. One whose tangent is what it was has been written to through
+    ``detach()``, which eager PyTorch's forward mode does not hear of, or by what does not change it."""
+    before, after = dual_parts(target)[1], dual_parts(value)[1]
+    is_kept = before is not None and after is not None and before.is_set_to(after)
+    if is_kept and not (is_tracked and target.requires_grad):
+        target.detach().copy_(value.detach())
+    else:
+        with contextlib.nullcontext() if is_tracked else torch.no_grad():
+            target.copy_(value)

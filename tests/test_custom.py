@@ -560,6 +560,32 @@ def test_a_tensor_of_an_outer_level_that_is_closed_over(kind, y):
     )
 
 
+@pytest.mark.parametrize("word", [func.grad, func.jacrev, lambda f: func.vmap(func.grad(lambda y: f(y)))])
+def test_a_compiled_function_under_transforms_in_a_rule(word, y):
+    """It compiles where no level runs: what it is given is of a level of its own."""
+    scaled = fg.jit(lambda x, y: (x * y.sin()).sum(), **OPTIONS)
+
+    def solved(x):
+        return func.grad(scaled)(x, x).sum() + func.jvp(lambda x: scaled(x, x), (x,), (x,))[1]
+
+    f = fg.custom_vjp(solved)
+    f.defvjp(lambda x: (solved(x), x), lambda x, g: (func.vjp(lambda x: scaled(x, x), x)[1](g)[0] * 3,))
+    of = torch.stack([y, y.cos()]) if word not in (func.grad, func.jacrev) else y
+    same(word(f)(of), 3 * (of.sin() + of * of.cos()))
+
+
+def test_a_compiled_function_in_a_rule_that_closes_over_an_outer_level(y):
+    def of(w):
+        c = fg.jit(lambda x: x * w, **OPTIONS)
+        f = fg.custom_vjp(lambda x: func.vjp(c, x)[1](x)[0])
+        f.defvjp(lambda x: (func.vjp(c, x)[1](x)[0], None), lambda _, g: (g,))
+        return f(w * 2).sum()
+
+    for f in (func.grad(of), func.grad(lambda w: func.grad(lambda x: of(w) * x)(w.sum()))):
+        with pytest.raises(fg.CustomDerivativeError, match="closes over a tensor that is differentiated"):
+            f(y)
+
+
 def test_a_second_derivative_of_a_rule_that_draws(y):
     f = vjp_of(fwd=lambda x: (x * 2, x * torch.rand(3, dtype=F64)), bwd=lambda r, g: (g * r,))
     func.grad(lambda x: f(x).sum())(y)

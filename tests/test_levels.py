@@ -141,6 +141,30 @@ def test_a_custom_function_that_returns_a_view_has_its_own_rules(x, f, name):
     )
 
 
+class Column(torch.autograd.Function):
+    """A view with gaps, of which its rule says something else."""
+
+    @staticmethod
+    def forward(x):
+        return x[:, 1]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent[:, 1] * 2
+
+
+@pytest.mark.parametrize("f", [
+    lambda x: Column.apply(x), lambda x: Column.apply(x.t()), lambda x: Column.apply(x[1:]),
+    lambda x: (Column.apply(x * x), x[1:]),
+])  # fmt: skip
+def test_a_view_with_gaps_has_tangents_of_tangents(x, f):
+    same(jvp(jvp(jit(f)))(x), jvp(jvp(f))(x))
+
+
 # ── what is batched, and what is not ─────────────────────────────────────────────────────────────────────────────────
 
 

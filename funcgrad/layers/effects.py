@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import frozen
 
 from ..capture.memory import BaseOf
@@ -13,8 +15,8 @@ from ..subclasses import HowWritten, Wrapping
 @frozen
 class CopyBack:
     """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as
-    by ``.data``). ``is_below``: it is no tensor of the level of torch.func that the program runs at, and is written
-    to below that."""
+    by ``.data``). ``by``: what writes where the program runs at a level: below it, to a tensor that is none of the
+    level's, or at that of duals."""
 
     target: Slot
     source: Final
@@ -23,7 +25,7 @@ class CopyBack:
     to_no_end: bool = False
     """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which
     nobody else has."""
-    is_below: bool = False
+    by: Literal["copy_", "write_below", "write_dual"] = "copy_"
 
     def __str__(self) -> str:
         how = ["" if self.how == "plain" else self.how, "requires grad, to no end" if self.to_no_end else ""]

@@ -12,7 +12,7 @@ import torch
 from ..autograd_state import bump_version, go_on, renew_history, versions_of, with_dead_end, with_history_of
 from ..capture.memory import BaseOf
 from ..capture.views import Step, View
-from ..levels import write_below
+from ..levels import write_below, write_dual
 from ..philox import draw_key
 from ..slots import Signature, Slot, identifier
 from ..source import Source
@@ -241,9 +241,14 @@ class _Printer:
             self._constants["overwrite"] = overwrite
             how = "" if effect.how == "plain" else f", {effect.how!r}"
             self.lines.append(f"{within}overwrite({target}, {self._variables[effect.source]}{how})")
-        elif isinstance(effect, CopyBack) and effect.is_below:
+        elif isinstance(effect, CopyBack) and effect.by == "write_below":
             self._constants["write_below"] = write_below
             self.lines.append(f"{within}write_below({target}, {self._variables[effect.source]})")
+        elif isinstance(effect, CopyBack) and effect.by == "write_dual":
+            self._constants["write_dual"] = write_dual
+            self.lines.append(
+                f"{within}write_dual({target}, {self._variables[effect.source]}, {effect.how == 'plain'})"
+            )
         elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             source = self._variables[effect.source]

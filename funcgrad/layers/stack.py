@@ -50,9 +50,10 @@ def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
 
 
 def plan_layers(
-    outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool
+    outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool, at_level: bool = False
 ) -> tuple[Layer, ...]:
-    """One layer for each fact that asks for one: none for a pure function of distinct tensors."""
+    """One layer for each fact that asks for one: none for a pure function of distinct tensors. ``at_level``: the
+    kernel says itself what is tracked, in forward mode, too."""
     layers: list[Layer] = []
     signature = outer
     for plan in ORDER:
@@ -64,8 +65,8 @@ def plan_layers(
     ambient = (
         no_autocast(signature, autocast_devices),
         grad_mode(signature, needs_grad_mode),
-        # which would track what requires grad outside
-        untracked(signature, not facts.differentiable and (tracked or needs_grad_mode)),
+        # it would track what is outside
+        untracked(signature, not (at_level or facts.differentiable) and (tracked or needs_grad_mode)),
     )
     return (*layers, *(layer for layer in ambient if layer is not None))
 
@@ -104,16 +105,19 @@ def inner_values(statements: Iterable[Statement], inputs: Inputs, facts: Facts) 
     raise AssertionError("statements without a kernel")
 
 
-def writing_below(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor]) -> tuple[Layer, ...]:
-    """The layers of a program at a level of torch.func: tensors that belong to none are written to below it."""
+def writing_at_level(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor], level: int) -> tuple[Layer, ...]:
+    """The layers of a program at a level of torch.func: tensors that belong to none are written to below it. At that
+    of duals (-1), all are written to with their tangents."""
 
-    def below(effect: Effect) -> Effect:
-        is_below = (
-            isinstance(effect, CopyBack) and effect.target in reals and not is_transform_wrapper(reals[effect.target])
-        )
-        return evolve(effect, is_below=is_below) if isinstance(effect, CopyBack) else effect
+    def at_level(effect: Effect) -> Effect:
+        if not isinstance(effect, CopyBack):
+            return effect
+        if level < 0:
+            return evolve(effect, by="copy_" if effect.how == "unversioned" or effect.is_subclass else "write_dual")
+        is_below = effect.target in reals and not is_transform_wrapper(reals[effect.target])
+        return evolve(effect, by="write_below" if is_below else "copy_")
 
-    return tuple(evolve(layer, effects=tuple(map(below, layer.effects))) for layer in layers)
+    return tuple(evolve(layer, effects=tuple(map(at_level, layer.effects))) for layer in layers)
 
 
 def inner_signature(outer: Signature, layers: tuple[Layer, ...]) -> Signature:

@@ -25,7 +25,7 @@ from ..graph_primitives import Path, has_sizes
 from ..joint import Joint
 from ..layers.inverse import inverse_of
 from ..layers.layer import statements_of
-from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_below
+from ..layers.stack import inner_signature, inner_values, outer_signature, plan_layers, writing_at_level
 from ..levels import level_of_call
 from ..options import Options
 from ..runtime.captured import CapturedCall
@@ -83,9 +83,9 @@ def _captured(
             warnings.warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning, stacklevel=2)
         devices = tuple(device for device, _ in key.ambient.autocast)
         outer = outer_signature(facts, definition.out_slot)
-        layers = plan_layers(outer, facts, devices, not grad and not definition.splits)
+        layers = plan_layers(outer, facts, devices, not grad and not definition.splits, at_level)
         if at_level:
-            layers = writing_below(layers, dict([*inputs.tensors, *tensors.items()]))
+            layers = writing_at_level(layers, dict([*inputs.tensors, *tensors.items()]), level_of_call())
         statements = statements_of(layers, outer)
         inner = Inner(
             definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements),

@@ -119,6 +119,10 @@ def _with_copies(values: Sequence[Any], written: Collection[int]) -> list[Any]:
     return [v.clone() if i in written else v for i, v in enumerate(values)]
 
 
+def _is_tracked(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
 def _is_opaque(value: Any) -> bool:
     """Whether no level of autograd below knows a value."""
     if not isinstance(value, Tensor):
@@ -282,37 +286,6 @@ def _called(compiled: Programs, values: Sequence[Any]) -> Any:
     return compiled(*map(_in_memory, values))
 
 
-class _DualNode(torch.autograd.Function):
-    """The same in the graph of autograd's own level, where forward mode knows the values, too."""
-
-    @staticmethod
-    def forward(ctx: Any, passage: Passage, own: Sequence[Any], *values: Any) -> Any:
-        ctx.save_for_forward(*[v if isinstance(v, Tensor) else None for v in values])
-        ctx.others = {i: v for i, v in enumerate(values) if not isinstance(v, Tensor)}
-        return _recorded(ctx, passage, -1, *_ran(passage, -1, own, values))
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
-        found: list[Any] = [None] * ctx.passage.n
-        for i, gradient in zip(ctx.passage.tracked, _gradients(ctx, incoming), strict=True):
-            found[i] = gradient
-        return None, None, *found
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        values = [ctx.others[i] if v is None else dual_parts(v)[0] for i, v in enumerate(ctx.saved_tensors)]
-        wrt = tuple(i for i, tangent in enumerate(tangents[2:]) if tangent is not None)
-        compiled = ctx.passage.compiled
-        of = compiled.definition.reversed()
-        pushed = compiled.derived(("push reversed", wrt), lambda: pushed_forward(of, wrt, len(values)))
-        with torch.enable_grad(), of.again():
-            found = pushed.run((*values, *(tangents[2 + i] for i in wrt)), {})
-        pairs = zip(found[: of.n_outs], found[of.n_outs :], strict=True)
-        return tuple(
-            t if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex()) else None for v, t in pairs
-        ) or (None,)
-
-
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -323,17 +296,12 @@ def _one_below(compiled: Programs, level: int, own: Sequence[Any]) -> tuple[Any,
 
 
 def _wrapped(level: int, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Values from below a level; autograd's own (-1) knows all there are."""
-    return (
-        tuple([wrapped_at(level, v) if isinstance(v, Tensor) else v for v in values]) if level >= 0 else tuple(values)
-    )
+    """Values from below a level."""
+    return tuple([wrapped_at(level, v) if isinstance(v, Tensor) else v for v in values])
 
 
 def _run_below(compiled: Programs, level: int, own: Sequence[Any]) -> Sequence[Any]:
     """A pure function of values below a level. What is linear in symbolic zeros is zeros."""
-    if level < 0:  # autograd's own
-        with torch.enable_grad():
-            return compiled.run(tuple(own), {})  # type: ignore[no-any-return]
     of = compiled.definition
     with BelowLevel(tracked=True):
         if isinstance(of, BackwardHalf) and of.is_of_zeros(own):
@@ -352,21 +320,39 @@ def _pushed(compiled: Programs, values: Sequence[Any], kind: str | None, level: 
         exact, places = of.exact
         with of.again():
             return _pushed(compiled.derived("exact", lambda: exact), [values[i] for i in places], kind, level)
-    parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
+    if kind is None and torch.is_grad_enabled() and any(_is_tracked(v) or _is_tracked(t) for v, t in pairs):
+        return _pushed_and_tracked(compiled, values, wrt)
     n = len(values)
-    if kind is None and torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values):
-        own = [dual_parts(v)[0].detach() if isinstance(v, Tensor) else v for v in values]
-        values = _with_copies(values, of.written)
-        tracked = tuple(i for i, v in enumerate(values) if isinstance(v, Tensor) and v.requires_grad)
-        outs: Any = _DualNode.apply(_passage(compiled, tracked, n, False), own, *values)  # type: ignore[no-untyped-call]
-        return outs if of.n_outs else ()
-    pushed = compiled.derived(("push", wrt), lambda: pushed_forward(of, wrt, n))
+    parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
+    pushed = compiled.derived(("push", wrt, False), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
     outs = [
         _sample(v) if isinstance(v, Tensor) and not any(map(_is_batched, parts[:n])) else v for v in found[: of.n_outs]
     ]
-    duals = zip(outs, found[of.n_outs :], strict=True)
-    return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in duals)
+    return _duals(outs, found[of.n_outs :])
+
+
+def _pushed_and_tracked(compiled: Programs, values: Sequence[Any], wrt: tuple[int, ...]) -> tuple[Any, ...]:
+    """Forward mode where autograd's own level knows the values, too: backward is one of values that have tangents."""
+    definition: Any = compiled.definition
+    tracked, n = tuple(i for i, v in enumerate(values) if _is_tracked(v)), len(values)
+    of = definition.reversed() if tracked else definition
+    values = _with_copies(values, definition.written)
+    primals = [dual_parts(v)[0] if isinstance(v, Tensor) else v for v in values]
+    states = {drawn: state_of(drawn) for drawn in definition.draws} if definition.draws else None
+    pushed = compiled.derived(("push", wrt, bool(tracked)), lambda: pushed_forward(of, wrt, n))
+    found = pushed.run((*primals, *(dual_parts(values[i])[1] for i in wrt)), {})
+    own = tuple(v.detach() if isinstance(v, Tensor) else v for v in found[: of.n_outs])
+    if tracked:
+        passage = _passage(compiled, tracked, n, False)
+        kept = values if passage.places is None else [values[i] for i in passage.places]
+        own = applied_at_level(_Node, passage, -1, (own, kept, states), *[primals[i] for i in tracked])
+    return _duals(own[: of.n_outs], found[of.n_outs :])
+
+
+def _duals(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
+    pairs = zip(values, tangents, strict=True)
+    return tuple(_dual(v, t) if t is not None and (v.is_floating_point() or v.is_complex()) else v for v, t in pairs)
 
 
 def _dual(value: Tensor, tangent: Tensor) -> Tensor:

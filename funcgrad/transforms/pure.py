@@ -18,12 +18,13 @@ from ..capture.autocast import Autocast, autocast_as
 from ..capture.capture_sources import Origin
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
+from ..capture.views import is_dense
 from ..generators import Drawn
 from ..graph_primitives import Opaque
 from ..graphs import Graph, pass_of, where_of
 from ..slots import Cotangent, Out, Saved, Slot
 from ..state.state import as_it_was
-from ..torch_private.levels import batched_at, sharing_dual_level, unbatched_at, vmap_level
+from ..torch_private.levels import batched_at, dual_parts, sharing_dual_level, unbatched_at, vmap_level
 from ..torch_private.modes import without_function_modes
 from ..torch_private.tensors import is_zero_tensor
 from ..trees import Tree, flatten, unflatten
@@ -268,25 +269,19 @@ class Mapped(_OfPure):
 @frozen(eq=False, kw_only=True)
 class Pushed(_OfPure):
     """The Jacobian-vector product of a pure function: of its values, then of a tangent for each value in ``wrt``, to
-    its outputs, then a tangent for each (None: it is no tensor)."""
+    its outputs, then a tangent for each (None: it has none)."""
 
     n: int
     wrt: tuple[int, ...]
 
     def __call__(self, *values: Any) -> Any:
         leaves, tangents = values[: self.n], values[self.n :]
-        floats: list[int] = []
-        others: list[Any] = []
 
         def f(*own: Any) -> tuple[Any, ...]:
-            outs = self.of(*with_values(leaves, self.wrt, own))
-            floats[:] = [i for i, v in enumerate(outs) if isinstance(v, Tensor)]
-            others[:] = outs
-            return tuple(outs[i] for i in floats)
+            return self.of(*with_values(leaves, self.wrt, own))  # type: ignore[no-any-return]
 
         with nesting():
-            primals, found = _jvp_of(f, tuple(leaves[i] for i in self.wrt), tuple(tangents))
-        return *with_values(others, floats, primals), *with_values([None] * len(others), floats, found)
+            return _jvp_of(f, tuple(leaves[i] for i in self.wrt), tuple(tangents))
 
     @property
     def n_of_own(self) -> int:
@@ -369,12 +364,29 @@ def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:
     return evolve(graph, constants=constants).run(*values, instead=MAPPED)
 
 
-def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Any:
-    """As ``torch.func.jvp``, of functions that may return nothing."""
+def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """What ``f`` returns, then a tangent for each: as ``torch.func.jvp``, of functions that may return what is no
+    tensor, or nothing; None where nothing depends on the primals, for which that makes zeros."""
     lasting = primals[0].new_zeros(())
+    outs: list[Any] = []
+    tensors: list[int] = []
+    duals: list[int] = []
+
+    def of_tensors(*own: Any) -> tuple[Tensor, ...]:
+        # a view must have a tangent that lies as it does: one with rules of its own has none where memory is not told
+        outs[:] = [
+            v.clone() if isinstance(v, Tensor) and (v.storage_offset() or not is_dense(v)) else v for v in f(*own)
+        ]
+        tensors[:] = [i for i, v in enumerate(outs) if isinstance(v, Tensor)]
+        duals[:] = [i for i in tensors if dual_parts(outs[i])[1] is not None]
+        return *(outs[i] for i in tensors), lasting
+
     with sharing_dual_level():
-        found: Any = torch.func.jvp(lambda *own: (*f(*own), lasting), primals, tangents)
-    return found[0][:-1], found[1][:-1]
+        found: Any = torch.func.jvp(of_tensors, primals, tangents)
+    pushed = dict(zip(tensors, found[1], strict=False))
+    return *with_values(outs, tensors, found[0][:-1]), *with_values(
+        [None] * len(outs), duals, [pushed[i] for i in duals]
+    )
 
 
 def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: str) -> Mapped:

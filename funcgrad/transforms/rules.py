@@ -21,6 +21,7 @@ from ..capture.source_location import user_line
 from ..capture.trace import active_trace
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError
 from ..generators import mark_of
+from ..levels import level_of_call
 from ..torch_private.levels import (
     FORWARD_MODE,
     dual_parts,
@@ -178,10 +179,14 @@ class _OwnLevels(TorchFunctionMode):
     def __init__(self, levels: frozenset[int]) -> None:
         super().__init__()
         self._reverse = levels
+        self._compiles_at = level_of_call()
         self.met = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _, level = innermost_transform()
+        # a call inside compiles, where no level runs: it is one of its own level
+        if (called := level_of_call()) != self._compiles_at:
+            level = max(level, called)
         for value in flatten((args, kwargs))[0]:
             if isinstance(value, Tensor) and (of := wrapping_level(value)) > level:
                 self.met = self.met or of not in self._reverse or value.requires_grad
