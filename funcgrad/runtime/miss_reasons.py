@@ -1,30 +1,25 @@
-"""Whether a program fits a call, and if not, why: the reasons a miss gives, and what they teach about floats and ints.
+"""Whether a program fits a call, and if not, why: the reasons a miss gives.
 
 The hot path asks the printed call (``call.py``); this is the same question asked slowly, for an answer one can read.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from attrs import evolve
 from torch import Tensor
 
 from ..autograd_state import gradient_of
 from ..capture.facts import Facts
-from ..capture.inputs import Inputs, Symbolic
+from ..capture.inputs import Inputs
 from ..capture.memory import history
 from ..capture.questions import answer_of
 from ..joint import Broken
-from ..slots import Captured, State
-from ..state.guards import Place
+from ..slots import Captured
 from ..subclasses import with_inner
-from ..torch_private.tensors import is_wrapper_subclass
-from .key import Ambient, CallKey, Difference, DynamicSpec, LeafSpec, TensorSpec, aliasing, explain, sizes_in, spec_of
+from .key import Ambient, CallKey, Difference, aliasing, explain, sizes_in, spec_of
 from .program import Program
 
 _GONE = (AttributeError, KeyError, IndexError, ValueError)
@@ -117,125 +112,3 @@ def _read(read: Callable[[], Any]) -> Any:
         return read()
     except _GONE as gone:
         return gone
-
-
-def with_sizes_as_symbols(inputs: Inputs) -> Inputs:
-    """The inputs, with the sizes of all tensors as symbols, but for those of 0 and 1, which mean another program."""
-    tensors = [(slot.path, t) for slot, t in inputs.tensors if not is_wrapper_subclass(t)]
-    dims = {path: frozenset(d for d, n in enumerate(t.shape) if n > 1) for path, t in tensors}
-    return evolve(inputs, sizes={path: own for path, own in dims.items() if own})
-
-
-Symbol = tuple[str, int | None]
-"""What may be traced as a symbol: a float, by its path, or a size, by the path of the tensor and the dimension."""
-
-
-def symbols_in(inputs: Inputs) -> set[Symbol]:
-    """The symbols that stand in the place of numbers of a call."""
-    floats = {(slot.path, None) for slot, leaf in inputs.dynamic if isinstance(leaf, Symbolic)}
-    return floats | {(path, d) for path, dims in inputs.sizes.items() for d in dims}
-
-
-_FEW = 8
-"""So many symbols are left out one by one."""
-
-
-def fewer(symbols: Collection[Symbol]) -> list[frozenset[Symbol]]:
-    """All symbols; where the function does not trace with them, those to try next; in the end none."""
-    floats = frozenset(s for s in symbols if s[1] is None)
-    everything = frozenset(symbols)
-    one_less = [everything - {s} for s in sorted(symbols, key=str)] if len(symbols) <= _FEW else []
-    return [*dict.fromkeys([everything, *one_less, floats, everything - floats, frozenset[Symbol]()])]
-
-
-def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
-    """The inputs, with the values of some symbols in their places."""
-    pairs = zip(inputs.slots, inputs.leaves, strict=True)
-    leaves = tuple(v.value if isinstance(v, Symbolic) and (slot.path, None) in gone else v for slot, v in pairs)
-    sizes = {path: frozenset(d for d in dims if (path, d) not in gone) for path, dims in inputs.sizes.items()}
-    state = tuple(number for number in inputs.state if (number[0].path, None) not in gone)
-    return evolve(inputs, leaves=leaves, sizes={path: dims for path, dims in sizes.items() if dims}, state=state)
-
-
-def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, ints: bool = False) -> Inputs:
-    """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
-    symbol: its third value will be a hit. So is an int of Python state that was two others: many a one is there in
-    two values, or decides what is computed. ``ints``: whether ints among the arguments are like floats: those that
-    another program has as symbols."""
-    here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
-    varying: set[str] = set()
-    dims: dict[str, frozenset[int]] = dict(inputs.sizes)
-    places: dict[Any, Place] = {}
-    others: Counter[Any] = Counter()
-    kinds = {float, int} if ints else {float}
-    for program in programs:
-        found = _varying(program, inputs, here, sizes, kinds)
-        if found is not None:
-            varying |= found[0]
-            dims |= {path: dims.get(path, frozenset()) | own for path, own in found[1].items() if own}
-            places |= {place.identity: place for place in found[2]}
-            others.update(place.identity for place in found[3])
-            places |= {place.identity: place for place in found[3] if others[place.identity] >= _OTHER_INTS}
-    leaves = [Symbolic(v) if s.path in varying else v for s, v in zip(inputs.slots, inputs.leaves, strict=True)]
-    return evolve(inputs, leaves=tuple(leaves), sizes=dims, state=_numbers(places.values(), set(here)))
-
-
-def _numbers(places: Iterable[Place], taken: set[str]) -> tuple[tuple[State, Place, Symbolic], ...]:
-    """Numbers of Python state as symbols, each under a name of its own."""
-    found: list[tuple[State, Place, Symbolic]] = []
-    for place in places:
-        name = next(n for i in itertools.count(1) if (n := place.name if i == 1 else f"{place.name}#{i}") not in taken)
-        taken.add(name)
-        value = place.read()
-        found.append((State(name, type(value)), place, Symbolic(value)))
-    return tuple(found)
-
-
-_Varying = tuple[set[str], dict[str, frozenset[int]], list[Place], list[Place]]
-_OTHER_INTS = 2
-"""So many other values an int of Python state has had when it becomes a symbol."""
-
-
-def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
-    """Whether a place holds a number of this type, and something else can stand there for it while a function is
-    traced."""
-    return place is not None and place.is_writable and type(place.read()) is kind
-
-
-def _varying(
-    program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool, kinds: Collection[type]
-) -> _Varying | None:
-    """The floats, the dimensions and the numbers of Python state in which a call differs from those a program is
-    for, and that program's symbols; then the ints of Python state in which it differs. None if they differ in other
-    things."""
-    numbers = {p for p, v in here.items() if type(v) in kinds}
-    specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
-    found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
-    dims = {p: _symbolic(spec, here.get(p)) for p, spec in specs.items()} if sizes else {}
-    places = [place for slot, place in program.facts.numbers if type(place.read()) is slot.kind]
-    own = {slot.path for slot, place in program.facts.numbers if place in places}
-    ints: list[Place] = []
-    for difference in why_not(program, inputs):
-        place = difference.place
-        if difference.where in numbers:
-            found.add(difference.where)
-        elif _may_hold(place, float):
-            places.append(place)
-        elif _may_hold(place, int):
-            ints.append(place)
-        elif (
-            difference.where not in own
-            and difference.about != "sizes"
-            and not (difference.about and dims.get(difference.where))
-        ):
-            return None
-    return found, dims, places, ints
-
-
-def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:
-    """The dimensions of a tensor that a program has as symbols, or that are others now; none of 0 or 1, which mean
-    another program."""
-    if not isinstance(spec, TensorSpec) or not isinstance(now, Tensor) or len(spec.shape) != now.dim():
-        return frozenset()
-    pairs = zip(spec.shape, now.shape, strict=True)
-    return frozenset(d for d, (was, size) in enumerate(pairs) if (isinstance(was, str) or was != size) and size > 1)

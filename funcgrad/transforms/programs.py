@@ -34,17 +34,17 @@ from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
 from ..runtime.key import aliasing
-from ..runtime.miss_reasons import (
+from ..runtime.miss_reasons import why_not
+from ..runtime.program import Program
+from ..runtime.recompiles import Recompiles
+from ..runtime.varying import (
     Symbol,
-    fewer,
+    symbol_sets_to_try,
     symbols_in,
-    why_not,
     with_sizes_as_symbols,
     with_symbols,
     without_symbols,
 )
-from ..runtime.program import Program
-from ..runtime.recompiles import Recompiles
 from ..stages import Stages
 from ..symbolic.sizes import SizeError
 from ..torch_private.modes import flops_uncounted, modes_entered, saved_as_they_are
@@ -277,7 +277,7 @@ class Programs:
         shared = aliasing([tensor for _, tensor in inputs.tensors])  # what shares memory today need not tomorrow
         symbols = symbols_in(symbolic)
         symbols -= {symbol for symbol, where in self._not_symbolic if where == shared}
-        for kept in fewer(symbols):
+        for kept in symbol_sets_to_try(symbols):
             attempt = without_symbols(symbolic, symbols_in(symbolic) - kept)
             try:
                 program = self._compile(attempt, path)
