@@ -96,7 +96,7 @@ def _while_alive(program: weakref.ref[Program]) -> Call:
 
 
 class ProgramCache:
-    """At most 64 programs; the one used least recently goes first. ``find`` runs the first program that fits.
+    """At most 64 programs; the one used least recently goes first. ``run_first_fit`` runs the first program that fits.
 
     A list of entries never changes: other threads may be walking it. Who puts a new one in its place holds the lock.
     """
@@ -107,7 +107,7 @@ class ProgramCache:
         self.hits = 0
         self.misses = 0
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Path] | None = None) -> Any:
+    def run_first_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Path] | None = None) -> Any:
         """The result of the program that fits, or ``MISS``. ``met`` is told what Python reads first of values in
         this call, where programs that fit but for that have read it."""
         path: Path = ()

@@ -54,7 +54,7 @@ class Compiled(Programs):
                 return call_under_transforms(self, args, kwargs) if transforms_or_duals() else self.run(args, kwargs)
         if transforms_or_duals():
             return call_under_transforms(self, args, kwargs)
-        result = self._cache.find(args, kwargs)
+        result = self._cache.run_first_fit(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
 
     def __repr__(self) -> str:

@@ -64,7 +64,7 @@ def _found(compiled: Programs, args: tuple[Any, ...], kwargs: dict[str, Any], ki
     if kind == "functionalize":
         return MISS
     if kind != "vmap":
-        return _at_level(compiled).find(args, kwargs)
+        return _at_level(compiled).run_first_fit(args, kwargs)
     try:
         for peel in compiled.peels:
             result = peel(args, kwargs, level)

@@ -277,7 +277,7 @@ def _in_memory(value: Any) -> Any:
 def _called(compiled: Programs, values: Sequence[Any]) -> Any:
     """A call with values of which some may be symbolic zeros: programs take those in memory."""
     if not transforms_or_duals():
-        if (found := compiled.find(tuple(values), {})) is not MISS:
+        if (found := compiled.run_first_fit(tuple(values), {})) is not MISS:
             return found
     elif active_trace() is None and not foreign_trace_active(()):
         kind, level = innermost_transform()

@@ -1,7 +1,7 @@
 """The pipeline: from a call of a compiled function to its result, stage by stage.
 
-A call runs the first program that fits (``ProgramCache.find``, one printed function each); ``Programs._compile`` is the
-table of contents of everything that happens when none does.
+A call runs the first program that fits (``ProgramCache.run_first_fit``, one printed function each);
+``Programs._compile`` is the table of contents of everything that happens when none does.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ class Programs:
         """A call under whatever transforms run."""
         raise NotImplementedError
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_first_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call, whatever transforms run, of a program that is there; ``MISS`` where there is none."""
-        return self._cache.find(args, kwargs)
+        return self._cache.run_first_fit(args, kwargs)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call, whatever transforms run."""
-        result = self._cache.find(args, kwargs)
+        result = self._cache.run_first_fit(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -157,7 +157,7 @@ class Programs:
         # what the function reads (a gradient, an attribute) other threads may have changed since
         while compiled < _ATTEMPTS:
             known, met = self._cache.misses, list[Path]()
-            result = self._cache.find(args, kwargs, met)
+            result = self._cache.run_first_fit(args, kwargs, met)
             if result is MISS:
                 # it is held while a program is made, and not while one runs: that may wait for other threads
                 with self._compile_lock:
