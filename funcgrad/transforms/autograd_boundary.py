@@ -73,14 +73,17 @@ def differentiable(
                 fix="compute the gradient with torch.autograd.grad inside, and return it",
             )
         require_repeatable(joint.graph)
-        for slot, then in zip(ins, given, strict=True):
-            if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
-                raise TraceError(
-                    f"{slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
-                    where=str(slot),
-                    fix="pass it as an argument, or rebind it after the backward pass",
-                )
-        with autocast_as(autocast), as_it_was(inner.facts.state):
+        own = [(captured[slot], then) for slot, then in zip(ins, given, strict=True) if slot in captured and slot in needed]  # type: ignore[index]
+        rebound = [(now, then) for c, then in own if (now := c.read({})) is not then]
+        with autocast_as(autocast), as_it_was(inner.facts.state, rebound):
+            for c, then in own:
+                if c.read({}) is not then:
+                    raise TraceError(
+                        f"{c.slot} was rebound between a forward pass and a backward pass that runs the function again: one that is "
+                        "differentiated (create_graph=True), or that reads the gradient it is given",
+                        where=str(c.slot),
+                        fix="pass it as an argument, or rebind it after the backward pass",
+                    )
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     written = [s for s in backward.outs if isinstance(s, Final)] if backward else []
