@@ -244,3 +244,23 @@ def test_what_a_function_rebinds_is_as_it_was_where_backward_runs_it_again(backe
             own += [x.grad, first.detach(), torch.autograd.grad(first.sum(), y)[0], model.mean]
         found.append(own)
     assert_rounded(*found)
+
+
+def test_a_value_that_an_lstm_computes_is_read():
+    """The kernel PyTorch computes it with makes a workspace where gradients are on, and none where it was computed to be read."""
+    model, head = torch.nn.LSTM(3, 4), torch.nn.Linear(4, 1)
+
+    def f(x):
+        out, (_, cell) = model(x)
+        steps = int((head(out).mean(1) > 0).sum())
+        return out[: steps + 1].sum() + cell.sum()
+
+    compiled = fg.jit(f, backend="aten")
+    for seed in range(3):
+        x = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed))
+        found = []
+        for call in (f, compiled):
+            leaf = x.clone().requires_grad_()
+            out = call(leaf)
+            found.append((out.detach(), *torch.autograd.grad(out, [leaf, *model.parameters()])))
+        assert_rounded(*found)
