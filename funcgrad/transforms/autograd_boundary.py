@@ -76,14 +76,7 @@ def differentiable(
         own = [(captured[slot], then) for slot, then in zip(ins, given, strict=True) if slot in captured and slot in needed]  # type: ignore[index]
         rebound = [(now, then) for c, then in own if (now := c.read({})) is not then]
         with autocast_as(autocast), as_it_was(inner.facts.state, rebound):
-            for c, then in own:
-                if c.read({}) is not then:
-                    raise TraceError(
-                        f"{c.slot} was rebound between a forward pass and a backward pass that runs the function again: one that is "
-                        "differentiated (create_graph=True), or that reads the gradient it is given",
-                        where=str(c.slot),
-                        fix="pass it as an argument, or rebind it after the backward pass",
-                    )
+            _require_as_they_were(own)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     written = [s for s in backward.outs if isinstance(s, Final)] if backward else []
@@ -119,6 +112,18 @@ def differentiable(
         copied=_copied(found, made, options),
         wrappings=joint.wrappings,
     )
+
+
+def _require_as_they_were(own: Sequence[tuple[Any, Any]]) -> None:
+    """Raise ``TraceError`` where a captured tensor is not the one that forward read."""
+    for captured, then in own:
+        if captured.read({}) is not then:
+            raise TraceError(
+                f"{captured.slot} was rebound between a forward pass and a backward pass that runs the function again: one that is "
+                "differentiated (create_graph=True), or that reads the gradient it is given",
+                where=str(captured.slot),
+                fix="pass it as an argument, or rebind it after the backward pass",
+            )
 
 
 def _copied(found: CapturedCall, made: Executable, options: Options) -> Graph | str:
