@@ -1,4 +1,5 @@
-"""Packed sequences: what PyTorch reads of lengths in C++ is computed in the program, one for all lengths with the same longest one."""
+"""Packed sequences: what PyTorch reads of lengths in C++ is computed in the program, one for all lengths with the
+same longest one."""
 
 import pytest
 import torch
@@ -66,7 +67,11 @@ def test_data_without_padding(backend):
     def f(x, y):
         packed = pack_sequence([x, y])
         padded, lengths = pad_packed_sequence(packed, batch_first=True)
-        return (packed.data * torch.arange(len(packed.data))[:, None]).sum() + padded[1].sum(), packed.batch_sizes, lengths
+        return (
+            (packed.data * torch.arange(len(packed.data))[:, None]).sum() + padded[1].sum(),
+            packed.batch_sizes,
+            lengths,
+        )
 
     compiled = fg.jit(f, backend=backend)
     for n, k in ((3, 2), (4, 2), (4, 4), (5, 1)):

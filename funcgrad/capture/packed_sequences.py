@@ -1,7 +1,8 @@
 """Packed sequences: sequences of several lengths, step by step without padding.
 
-PyTorch reads in C++, where no trace sees it, how many sequences each step has. Here the same is computed by calls that a trace does see:
-Python reads the length of the longest sequence and how many elements there are; what else is asked of the lengths is tensors.
+PyTorch reads in C++, where no trace sees it, how many sequences each step has. Here the same is computed by calls that
+a trace does see: Python reads the length of the longest sequence and how many elements there are; what else is asked of
+the lengths is tensors.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_UNSORTED = "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True, and each of it greater than 0"
+_UNSORTED = (
+    "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True, and each of it greater than 0"
+)
 
 
 def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """The elements of padded sequences, longest first, and how many there are in each step."""
     steps = input.transpose(0, 1) if batch_first else input
     if lengths.shape != steps.shape[1:2]:
-        raise RuntimeError(f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} (batch_size={steps.shape[1]})")
+        raise RuntimeError(
+            f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} (batch_size={steps.shape[1]})"
+        )
     if not ((lengths[1:] <= lengths[:-1]).all() & (lengths[-1] > 0)):
         raise RuntimeError(_UNSORTED)
     is_there = torch.arange(steps.shape[0])[:, None] < lengths
     return steps[is_there.to(steps.device)], (torch.arange(_of_first(lengths))[:, None] < lengths).sum(1)
 
 
-def pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int) -> tuple[Tensor, Tensor]:
+def pad(
+    data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: Any, total_length: int
+) -> tuple[Tensor, Tensor]:
     """Packed sequences as padded ones, and how long each is."""
     steps, batch = batch_sizes.shape[0], _of_first(batch_sizes)
     if 0 < total_length < steps:
         raise RuntimeError(
-            f"Expected total_length to be at least the length of the longest sequence in input, but got total_length={total_length}"
+            "Expected total_length to be at least the length of the longest sequence in input, but got "
+            f"total_length={total_length}"
         )
     length = total_length if total_length > 0 else steps
     room = data.new_full((length * batch, *data.shape[1:]), padding_value)
@@ -78,10 +86,12 @@ def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[..., _State]:
 
 
 def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
-    """A recurrent network of packed sequences: each step of the longest is made for all, and a sequence that is over keeps its state."""
+    """A recurrent network of packed sequences: each step of the longest is made for all, and a sequence that is over
+    keeps its state."""
 
     def call(
-        data: Tensor, batch_sizes: Tensor, state: Tensor | Sequence[Tensor], params: Sequence[Tensor], has_biases: bool, num_layers: int,
+        data: Tensor, batch_sizes: Tensor, state: Tensor | Sequence[Tensor], params: Sequence[Tensor], has_biases: bool,
+        num_layers: int,
         dropout: float, train: bool, bidirectional: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         states = (state,) if isinstance(state, Tensor) else tuple(state)
@@ -100,9 +110,15 @@ def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
                 weights, now = next(parts), next(own)
                 bias = weights[2:3] if has_biases else ()
                 given = functional.linear(data, weights[0], *bias)
-                rows = given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
+                rows = (
+                    given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
+                )
                 hidden: list[Tensor] = []
-                of_state = (weights[1], *weights[3:]) if has_biases else (weights[1], *((None, *weights[2:]) if weights[2:] else ()))
+                of_state = (
+                    (weights[1], *weights[3:])
+                    if has_biases
+                    else (weights[1], *((None, *weights[2:]) if weights[2:] else ()))
+                )
                 for t in range(steps) if direction == 0 else reversed(range(steps)):
                     made_now = cell(rows[t], now, of_state)
                     now = tuple(torch.where(is_there[t][:, None], n, s) for n, s in zip(made_now, now, strict=True))
