@@ -215,3 +215,64 @@ def test_what_is_computed_with_a_number_that_was_read_comes_after_the_read(backe
         x = (torch.arange(6.0) < n) * 2.0 - 1
         assert_rounded(compiled(x), f(x))
     assert compiled.cache_info().misses == 2
+
+
+class Averaged(torch.nn.Module):
+    """A buffer that is another tensor after each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, x):
+        y = ClippedGradient.apply(x.sin() * self.mean)
+        self.mean = self.mean * 0.5 + y.detach().mean()
+        return y
+
+
+class ClippedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / g.norm() if g.norm() > 1 else g * 2
+
+
+@BACKENDS
+def test_what_a_function_rebinds_is_as_it_was_where_backward_runs_it_again(backend):
+    """Where backward reads the gradient it is given, or is differentiated, the function runs again: it was refused."""
+    found = []
+    for transform in (lambda f: f, lambda f: fg.jit(f, backend=backend)):
+        model, own = Averaged(), []
+        call = transform(model)
+        for scale in (0.1, 2.0, 0.3):
+            x = X.clone().requires_grad_()
+            (call(x) * scale).sum().backward()
+            y = X.clone().requires_grad_()
+            (first,) = torch.autograd.grad((call(y) * scale).sum(), y, create_graph=True)
+            own += [x.grad, first.detach(), torch.autograd.grad(first.sum(), y)[0], model.mean]
+        found.append(own)
+    assert_rounded(*found)
+
+
+def test_a_value_that_an_lstm_computes_is_read():
+    """The kernel PyTorch computes it with makes a workspace where gradients are on, and none where it was computed
+    to be read."""
+    model, head = torch.nn.LSTM(3, 4), torch.nn.Linear(4, 1)
+
+    def f(x):
+        out, (_, cell) = model(x)
+        steps = int((head(out).mean(1) > 0).sum())
+        return out[: steps + 1].sum() + cell.sum()
+
+    compiled = fg.jit(f, backend="aten")
+    for seed in range(3):
+        x = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(seed))
+        found = []
+        for call in (f, compiled):
+            leaf = x.clone().requires_grad_()
+            out = call(leaf)
+            found.append((out.detach(), *torch.autograd.grad(out, [leaf, *model.parameters()])))
+        assert_rounded(*found)

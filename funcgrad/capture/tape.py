@@ -209,10 +209,15 @@ def _run(call: _Call, values: dict[int, Tensor], number: Callable[[Any], Any]) -
         like = args[0]
         size, stride = (_real(v, values, number) for v in (like.shape, like.stride()))
         args[0] = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
-    out = call.op(
-        *(_real(a, values, number) for a in args), **{k: _real(v, values, number) for k, v in call.kwargs.items()}
+    args, kwargs = (
+        [_real(a, values, number) for a in args],
+        {k: _real(v, values, number) for k, v in call.kwargs.items()},
     )
-    for fake, real in zip(call.outs, several(out), strict=True):
+    outs = several(call.op(*args, **kwargs))
+    if any(real is None and isinstance(fake, Tensor) for fake, real in zip(call.outs, outs, strict=True)):
+        with torch.enable_grad():  # what an operator keeps for its derivative alone, as the workspace of an LSTM
+            outs = [real.detach() if isinstance(real, Tensor) else real for real in several(call.op(*args, **kwargs))]
+    for fake, real in zip(call.outs, outs, strict=True):
         if isinstance(fake, Tensor):
             assert fake.dtype == real.dtype, f"{call.op} made {real.dtype} of values, and {fake.dtype} of their fakes"
             values[id(fake)] = real

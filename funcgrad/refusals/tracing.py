@@ -356,7 +356,8 @@ SECOND_DERIVATIVE_ONWARD = Refusal(
 )
 REBOUND_BEFORE_BACKWARD = Refusal(
     TraceError,
-    "{0} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
+    "{0} was rebound between a forward pass and a backward pass that runs the function again: one that is "
+    "differentiated (create_graph=True), or that reads the gradient it is given",
     "pass it as an argument, or rebind it after the backward pass",
 )
 OPAQUE_CLOSES_OVER = Refusal(

@@ -4,6 +4,7 @@ back for a while."""
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from .. import refusals
 from ..show.parts import Doc, Table
 from ..show.shown import Shown
 from ..slots import Stored
-from .effects import Count, Effect, Written, refill
+from .effects import Count, Effect, Store, Written, refill
 from .guards import MISSING, Constant, Guard
 from .names import attributes_of
 from .watch import Watch
@@ -85,11 +86,17 @@ def print_effects(
 
 
 @contextlib.contextmanager
-def as_it_was(state: State) -> Iterator[None]:
+def as_it_was(state: State, rebound: Iterable[tuple[Any, Any]] = ()) -> Iterator[None]:
     """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it
-    read may have changed, by the function itself for one."""
+    read may have changed, by the function itself for one. ``rebound``: tensors that stand in the place of others
+    now, and these."""
     back: list[Any] = []
+    stored = [effect.place for effect in state.effects if isinstance(effect, Store)]
     try:
+        for now, then in rebound:
+            for place in [place for place in stored if place.read() is now]:
+                place.write(then)
+                back.append(functools.partial(place.write, now))
         for guard in state.guards:
             if not guard.holds():
                 back.append(_put_back(guard))

@@ -81,10 +81,10 @@ def differentiable(
         if inner.facts.onward:
             raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph)
-        for slot, then in zip(ins, given, strict=True):
-            if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
-                raise refusals.REBOUND_BEFORE_BACKWARD(slot, where=str(slot))
-        with autocast_as(autocast), as_it_was(inner.facts.state):
+        own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in needed]  # type: ignore[index]
+        rebound = [(now, then) for c, then in own if (now := c.read({})) is not then]
+        with autocast_as(autocast), as_it_was(inner.facts.state, rebound):
+            _require_as_they_were(own)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
 
     copied = {slot for slot in needed if Final(slot) in outs or slot in changed}
@@ -116,6 +116,13 @@ def differentiable(
         name=name_of(found.root),
         inlined=_inlined(found, made, options),
     )
+
+
+def _require_as_they_were(own: Sequence[tuple[Any, Any]]) -> None:
+    """Raise ``TraceError`` where a captured tensor is not the one that forward read."""
+    for captured, then in own:
+        if captured.read({}) is not then:
+            raise refusals.REBOUND_BEFORE_BACKWARD(captured.slot, where=str(captured.slot))
 
 
 def _inlined(found: CapturedCall, made: Executable, options: Options) -> Graph | str:
