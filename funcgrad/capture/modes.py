@@ -168,7 +168,7 @@ class Lifter(TorchFunctionMode):
         if method in RESTRIDES or method in GIVES or method in _SWITCHES:
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
-            return f"traced {type_text(args[0])}"
+            return self._trace.text_of(args[0])
         if self._trace.heedless:
             self._require_no_gradients(func)
         original = args[0] if args else None

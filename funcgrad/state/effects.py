@@ -18,7 +18,7 @@ import pathlib
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, 
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
+from .output import Say
 from .watch import Watch
 
 _CONSTANT = (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, pathlib.PurePath, uuid.UUID)
@@ -129,17 +130,19 @@ class Refill:
         return f"{self.name}[:] = {self.new}"
 
 
-Effect = Store | Count | Grow | Refill
+Effect = Store | Count | Grow | Refill | Say
 
 
 class Written:
     """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back (``undo``).
 
     ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before. ``varying``: the stores of
-    numbers that are others in other calls.
+    numbers that are others in other calls. ``heard``: what it printed and logged.
     """
 
-    def __init__(self, watch: Watch, said: Mentions, known: Callable[[Any], Any], varying: Collection[str] = ()) -> None:
+    def __init__(
+        self, watch: Watch, said: Mentions, known: Callable[[Any], Any], varying: Collection[str] = (), heard: Sequence[Any] = ()
+    ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
         self.stores: dict[Stored, Any] = {}
@@ -158,6 +161,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
+        self.effects += map(Say, heard)
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     def undo(self) -> None:

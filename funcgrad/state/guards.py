@@ -6,6 +6,7 @@ and a guard is one comparison, ``if c7["k"] is not v7: miss``.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import operator
 from collections import OrderedDict, deque
@@ -257,6 +258,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "set": same_set,
     "array": same_array,
     "buffer": lambda was, now: was == held_by(now),
+    "members": lambda was, now: same_entries(was, _members_of(now)),
+    "registry": lambda was, now: was == _registered_with(now),
     "like items": like_items,
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
@@ -264,6 +267,24 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "present": lambda was, now: True,
     "shape": lambda was, now: was == shape_of(now),
 }
+
+
+_CONTENTS = {"items", "entries", "set", "array", "like items", "like entries"}
+"""Comparisons with a copy of a container: where that is empty, whether it is true says it."""
+
+
+def _members_of(kind: type) -> dict[str, Any]:
+    """What a class says of itself, but for special methods."""
+    return {name: member for name, member in list(kind.__dict__.items()) if not name.startswith("__")}
+
+
+def _registered_with(kind: type) -> frozenset[Any]:
+    """The classes that an abstract one takes for its own, as weak references."""
+    return frozenset(abc._get_dump(kind)[0])  # type: ignore[attr-defined]
+
+
+_COMPARED_AS: dict[str, Callable[[Any], Any]] = {"buffer": held_by, "members": _members_of, "registry": _registered_with}
+"""What is compared where that is not the object itself."""
 
 
 @frozen(eq=False)
@@ -280,6 +301,16 @@ class Guard:
     def of(place: Place, value: Any) -> Guard:
         """That a place holds this very object, or a plain value equal to it."""
         return Guard(place, value, "equal" if is_plain(value) and not isinstance(value, (bool, type(None))) else "is")
+
+    @staticmethod
+    def members(kind: type) -> Guard:
+        """That a class has the members it had."""
+        return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), _members_of(kind), "members")
+
+    @staticmethod
+    def registry(kind: type) -> Guard:
+        """That an abstract class takes the classes for its own that it took."""
+        return Guard(Place("itself", kind, "registry", f"classes registered with {kind.__name__}"), _registered_with(kind), "registry")
 
     @staticmethod
     def absent(place: Place) -> Guard:
@@ -327,7 +358,7 @@ class Guard:
             return f"{now} is not {value}()"
         if self.how == "equal":
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
-        if not len(self.value) and self.how != "buffer":
+        if self.how in _CONTENTS and not len(self.value):
             return f"len({now})" if self.how == "array" else now
         return f"not {constant(_COMPARED[self.how])}({value}, {now})"
 
@@ -339,7 +370,8 @@ class Guard:
         """What was there, and what is there now."""
         if self.how in ("tensor", "a tensor", "shape", "present"):
             return "is another tensor" if self.how == "tensor" else f"is {_shown(self.place.read())}"
-        return f"was {_shown(self.value)}, now {_shown(self.place.read())}"
+        now = self.place.read()
+        return f"was {_shown(self.value)}, now {_shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)}"
 
 
 def _shown(value: Any) -> str:
