@@ -16,7 +16,7 @@ import torch
 import funcgrad as fg
 
 PRELUDE = """
-import abc, array, collections, contextlib, dataclasses, datetime, enum, fractions, io, logging, pathlib, sys, types, warnings
+import abc, array, collections, contextlib, dataclasses, datetime, enum, fractions, functools, io, logging, pathlib, sys, types, warnings
 import attrs
 import numpy as np
 import torch
@@ -85,6 +85,19 @@ def f(x): return x * 2 if isinstance(one, Shape) else x
 def steps(call):
     yield call(X())
     Shape.register(Other); yield call(X())
+""",
+    "one object or two, of which one is stored": """
+o = O()
+o.h, o.w = torch.zeros(2, 3), torch.ones(2, 3)
+def f(x):
+    y = x + (2 if o.h is o.w else 3)
+    o.h = y.detach()
+    return y
+def steps(call):
+    for i in range(5):
+        if i == 2: o.h = o.w
+        if i == 4: o.w = o.h
+        yield call(X())
 """,
     "a function that prints": """
 def f(x, n):
@@ -156,13 +169,13 @@ o, log, active = O(), [], {En.A}
 def f(x, n):
     o.s, o.q, o.array, o.bytes = set(active), collections.deque(active, maxlen=3), array.array("d", [1.0]), bytearray(b"ab")
     o.counter, o.factory, o.space = collections.Counter("aab"), collections.defaultdict(list, a=[1]), types.SimpleNamespace(a=1)
-    o.day, o.path, o.third, o.method = datetime.date(2020, 1, n), pathlib.Path("a") / str(n), fractions.Fraction(1, 3), active.copy
+    o.day, o.path, o.third, o.method, o.partial = datetime.date(2020, 1, n), pathlib.Path("a") / str(n), fractions.Fraction(1, 3), active.copy, functools.partial(max, 1)
     log.append(frozenset(active))
     return x * len(o.s)
 def steps(call):
     for n in (1, 2, 1):
         own = o.__dict__.copy() if n == 2 else {}
-        yield call(X(), n), o.s, o.q, list(o.array), bytes(o.bytes), o.counter, o.factory, o.space.a, o.day, str(o.path), o.third, log
+        yield call(X(), n), o.s, o.q, list(o.array), bytes(o.bytes), o.counter, o.factory, o.space.a, o.day, str(o.path), o.third, o.partial(0), log
         yield [name for name in own if name not in ("path", "day", "third", "method") and own[name] is o.__dict__[name]]
         active.add(En.B); o.s.add(4); o.q.append(3); o.array.append(2.0); o.bytes += b"c"
 """,

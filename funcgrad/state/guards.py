@@ -263,6 +263,8 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "like items": like_items,
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
+    "one": lambda was, now: all(now is place.read() for place in was),
+    "apart": lambda was, now: all(now is not place.read() for place in was),
     "a tensor": lambda was, now: isinstance(now, Tensor),
     "present": lambda was, now: True,
     "shape": lambda was, now: was == shape_of(now),
@@ -291,7 +293,8 @@ _COMPARED_AS: dict[str, Callable[[Any], Any]] = {"buffer": held_by, "members": _
 class Guard:
     """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only where it holds nothing;
     ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the weak reference ``value`` leads to
-    (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``."""
+    (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``; ``"one"`` (``"apart"``): the object that the places ``value``
+    hold (or none of these)."""
 
     place: Place
     value: Any
@@ -356,6 +359,8 @@ class Guard:
             return f"not isinstance({now}, {constant(Tensor)})"
         if self.how == "tensor":
             return f"{now} is not {value}()"
+        if self.how in ("one", "apart"):
+            return " or ".join(f"{now} is {'not ' * (self.how == 'one')}{place.look(constant)}" for place in self.value)
         if self.how == "equal":
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
         if self.how in _CONTENTS and not len(self.value):
@@ -364,12 +369,14 @@ class Guard:
 
     @property
     def value_shown(self) -> str:
+        if self.how in ("one", "apart"):
+            return f"{'what is in' if self.how == 'one' else 'not what is in'} {', '.join(map(str, self.value))}"
         return _shown(self.value)
 
     def explain(self) -> str:
         """What was there, and what is there now."""
-        if self.how in ("tensor", "a tensor", "shape", "present"):
-            return "is another tensor" if self.how == "tensor" else f"is {_shown(self.place.read())}"
+        if self.how in ("tensor", "one", "apart", "a tensor", "shape", "present"):
+            return "is another tensor" if self.how in ("tensor", "one", "apart") else f"is {_shown(self.place.read())}"
         now = self.place.read()
         return f"was {_shown(self.value)}, now {_shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)}"
 

@@ -95,7 +95,7 @@ def _put_back(guard: Guard) -> Any:
         held = place.owner.copy()
         refill(place.owner, guard.value)
         return lambda: refill(place.owner, held)
-    if place.kind not in ("item", "class", "slot", "cell") or guard.how == "present":
+    if place.kind not in ("item", "class", "slot", "cell") or guard.how in ("present", "one", "apart"):
         raise TraceError(
             f"{place} was changed between a forward pass and a backward pass that is differentiated (create_graph=True): {guard.explain()}",
             where=str(place),
