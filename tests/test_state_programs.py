@@ -283,3 +283,38 @@ def test_what_was_printed_before_a_refusal_is_seen(capsys):
     with pytest.raises(fg.ImpureFunctionError):
         fg.jit(f, backend="aten")(torch.ones(2))
     assert capsys.readouterr().out == "before\n"
+
+
+def _prints(x):
+    print("p", end="")
+    return (x**2).sum()
+
+
+def _backward(call, x):
+    call(x.requires_grad_()).backward()
+
+
+def _twice(call, x):
+    (first,) = torch.autograd.grad(call(x.requires_grad_()), x, create_graph=True)
+    first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "make, run",
+    [
+        (fg.grad_compiled, None),
+        (fg.hessian_compiled, None),
+        (fg.vmap_compiled, None),
+        (lambda f, backend: fg.grad_compiled(fg.checkpoint(f), backend=backend), None),
+        (lambda f, backend: fg.jit(lambda x: fg.jit(f, backend=backend)(x), backend=backend), None),
+        (fg.jit, lambda call, x: torch.func.vmap(call)(x)),
+        (fg.jit, lambda call, x: torch.func.grad(call)(x)),
+        (fg.jit, _backward),
+        (fg.jit, _twice),
+    ],
+)
+def test_it_is_printed_once_on_each_call(make, run, capsys):
+    call = make(_prints, backend="aten")
+    for _ in range(3):
+        run(call, torch.ones(2)) if run else call(torch.ones(2))
+        assert capsys.readouterr().out == "p"
