@@ -20,6 +20,7 @@ import abc, array, collections, contextlib, dataclasses, datetime, enum, fractio
 import attrs
 import numpy as np
 import torch
+import funcgrad as fg
 from torch import nn
 def X(i=0): return torch.arange(6.).view(2, 3) * 0.1 + i * 0.3
 class O: pass
@@ -100,10 +101,14 @@ def steps(call):
         yield call(X())
 """,
     "a function that prints": """
+inner = fg.jit(lambda x: x + 1, backend="aten")
 def f(x, n):
     print("step", n, tuple(x.shape), end="|")
-    sys.stdout.write("w")
-    with contextlib.redirect_stdout(io.StringIO()) as inside: print("inside")
+    sys.stdout.writelines(["w", "v"])
+    with contextlib.redirect_stdout(io.StringIO()) as inside:
+        print("inside")
+        x = inner(x)
+        print("inside")
     return x * n + len(inside.getvalue())
 def steps(call):
     for n in (1, 2, 2, 1):

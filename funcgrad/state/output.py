@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -87,6 +87,10 @@ class _Output:
             heard.append(text)
         return len(text)
 
+    def writelines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.write(text)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -126,10 +130,11 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
 def hearing(heard: Heard) -> Iterator[None]:
     """Inside, what this thread prints, logs and warns of is kept in ``heard``."""
     global _hearing
+    is_first = _heard.get() is None  # else the function itself may have put something there
     token = _heard.set(heard)
     with _lock:
         _hearing += 1
-        if not isinstance(sys.stdout, _Output) and sys.stdout is not None:
+        if is_first and sys.stdout is not None and not isinstance(sys.stdout, _Output):
             sys.stdout = _Output(sys.stdout)
         logging.Logger.handle, warnings.warn = _handled, _warned  # type: ignore[method-assign, assignment]
     try:
