@@ -1,5 +1,5 @@
-"""Programs as users write them, with Python state around the tensors: whole scripts, of which each step sees in a compiled function
-what it sees in eager PyTorch.
+"""Programs as users write them, with Python state around the tensors: whole scripts, of which each step sees in a
+compiled function what it sees in eager PyTorch.
 
 A program defines ``f`` and ``steps(call)``, a generator of what can be seen; ``call`` is ``f``, or compiled.
 """

@@ -1,5 +1,5 @@
-"""Objects of C that hold plain values and say which: arrays of Python's, texts and bytes that are written to. What they hold is compared
-and put back as one plain value."""
+"""Objects of C that hold plain values and say which: arrays of Python's, texts and bytes that are written to. What
+they hold is compared and put back as one plain value."""
 
 from __future__ import annotations
 

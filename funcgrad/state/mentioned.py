@@ -1,5 +1,5 @@
-"""What code leads to: the cells, defaults and globals of a function, and what it names in modules, found by the names that the code
-mentions (``code``), as no hook hears of them; functions by following these names.
+"""What code leads to: the cells, defaults and globals of a function, and what it names in modules, found by the names
+that the code mentions (``code``), as no hook hears of them; functions by following these names.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Mentioned(Reached):
         own = not is_installed_file(code.co_filename)
         if code.co_kwonlyargcount:
             given = function.__kwdefaults__
-            self._guard(Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given))
+            self._guard(
+                Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given)
+            )
             self.whole.add(id(given))
             if given:
                 self.met.setdefault(id(given), Met(given, dict(given), joined(name, "__kwdefaults__")))
@@ -75,7 +77,9 @@ class Mentioned(Reached):
             self._members_of(kind, new)
         for kind in list(self.classes if self._makes_by_type else self._direct):
             self._made(kind)
-        by_name = said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
+        by_name = (
+            said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
+        )
         for variable in sorted(said.stored.union(s for s in by_name if s.isidentifier() and not s.startswith("__"))):
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
@@ -148,10 +152,16 @@ class Mentioned(Reached):
 
     def _own_module(self, module: types.ModuleType, name: str) -> None:
         """A module of the caller's own, which may be written to."""
-        if package(module.__name__) in LIBRARIES or is_installed_file(str(getattr(module, "__file__", ""))) or id(vars(module)) in self.met:
+        if (
+            package(module.__name__) in LIBRARIES
+            or is_installed_file(str(getattr(module, "__file__", "")))
+            or id(vars(module)) in self.met
+        ):
             return
         self._known[id(vars(module))] = vars(module)
         self._names[id(vars(module))] = [name]
-        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(vars(module), own_names(vars(module)), name, module)
+        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(
+            vars(module), own_names(vars(module)), name, module
+        )
         for attribute in sorted(self._said & vars(module).keys()):
             self.see(vars(module)[attribute], joined(name, attribute))

@@ -1,4 +1,5 @@
-"""What a function made and stores, made again on each call: trees of tensors, of plain values, and of objects of its own."""
+"""What a function made and stores, made again on each call: trees of tensors, of plain values, and of objects of its
+own."""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ class New:
 
 @define(eq=False)
 class NewObject:
-    """An object that the function made, which is made anew on each call: a list or dict of such items, a copy of ``like``, or one of its
-    class, without running ``__init__``, with such attributes. Where it stands in several places, or in itself, it is one there, too."""
+    """An object that the function made, which is made anew on each call: a list or dict of such items, a copy of
+    ``like``, or one of its class, without running ``__init__``, with such attributes. Where it stands in several
+    places, or in itself, it is one there, too."""
 
     kind: type
     inside: New | None = None
@@ -86,7 +88,8 @@ def repr_of(leaf: Any) -> str:
 
 
 def is_new(value: Any) -> bool:
-    """Whether a value is a list, a dict or an object that is no more than its attributes: it is one wherever it is met."""
+    """Whether a value is a list, a dict or an object that is no more than its attributes: it is one wherever it is
+    met."""
     return type(value) in _CONTAINERS or (is_made_of_attributes(value) and not isinstance(value, (SymInt, SymFloat)))
 
 
@@ -129,4 +132,6 @@ def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
         return bool(value.dtype != object)
     if type(value) is functools.partial:
         return all(map(is_kept, (value.func, *value.args, *value.keywords.values())))
-    return type(value) in (array.array, bytearray) or (type(value) in (set, collections.deque) and all(map(is_kept, value)))
+    return type(value) in (array.array, bytearray) or (
+        type(value) in (set, collections.deque) and all(map(is_kept, value))
+    )

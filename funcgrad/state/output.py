@@ -66,7 +66,9 @@ def say(heard: Any) -> None:
         heard.again()
         return
     logger, was = heard
-    now = logging.LogRecord(was.name, was.levelno, was.pathname, was.lineno, was.msg, (), None, was.funcName, was.stack_info)
+    now = logging.LogRecord(
+        was.name, was.levelno, was.pathname, was.lineno, was.msg, (), None, was.funcName, was.stack_info
+    )
     vars(now).update({k: v for k, v in vars(was).items() if k not in vars(now) or k == "exc_text"})
     logger.handle(now)
 

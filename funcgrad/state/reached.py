@@ -1,4 +1,5 @@
-"""What can be reached from a value: the objects, classes and containers it brings along, each with a copy of what it held."""
+"""What can be reached from a value: the objects, classes and containers it brings along, each with a copy of what it
+held."""
 
 from __future__ import annotations
 
@@ -43,7 +44,12 @@ from .names import (
 AT_MOST = 20_000
 """Items of a container that is watched."""
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
-C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
+C_FUNCTIONS = (
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
 _OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__"}
 """Special methods that run without being mentioned; those of installed packages read nothing that changes."""
 
@@ -63,12 +69,14 @@ class Reached(Found):
         if holds_tensors(value) and place.kind != "itself":
             self._structure(place, value)
             return
-        if not (place.kind == "item" and place.key in HOOK_TABLES):  # what is registered changes the dict, which is watched itself
+        # what is registered changes the dict, which is watched itself
+        if not (place.kind == "item" and place.key in HOOK_TABLES):
             self._guard(Guard.of(place, value))
         self.see(value, place.name)
 
     def _structure(self, place: Place, value: Any) -> None:
-        """A container of tensors: another one of this structure will do, as a function may make a new one on each call."""
+        """A container of tensors: another one of this structure will do, as a function may make a new one on each
+        call."""
         if any(place.is_below(other) for other in self._places.get(id(value), ())):
             self._guard(Guard.of(place, value))  # it holds itself
             return
@@ -109,7 +117,8 @@ class Reached(Found):
             self.unwatched[id(value)] = value, name
 
     def _argument(self, value: Any, name: str) -> None:
-        """An argument that is no tensor: containers, and classes whose values compare by their fields, are part of the key."""
+        """An argument that is no tensor: containers, and classes whose values compare by their fields, are part of
+        the key."""
         if isinstance(value, (dict, list, tuple)):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 self._argument(item, item_name(name, key))
@@ -161,12 +170,15 @@ class Reached(Found):
         self._made(kind)
 
     def _made(self, kind: type) -> None:
-        """Where code does more with a class than to look at it, it may make objects: what their special methods read is read."""
+        """Where code does more with a class than to look at it, it may make objects: what their special methods read
+        is read."""
         if kind in self._making or not (kind in self._direct or self._makes_by_type):
             return
         names = {taken_apart(name)[0] for name in self._names.get(id(kind), ())}
         own = [c for c in kind.__mro__ if not (is_library(c) or is_installed(c))]
-        makes_itself = any(isinstance(v, classmethod) and name in self._said for c in own for name, v in c.__dict__.items())
+        makes_itself = any(
+            isinstance(v, classmethod) and name in self._said for c in own for name, v in c.__dict__.items()
+        )
         if not (makes_itself or self._makes_by_type or names & self._used or names - self._looked_at):
             return
         self._making.add(kind)
@@ -186,7 +198,8 @@ class Reached(Found):
         self.see(function, f"{kind.__name__}.{name}")
 
     def _members_of(self, kind: type, names: Set[str]) -> None:
-        """What may be read through a class (``super().forward``, ``Config.scale``): before it runs, or is written to."""
+        """What may be read through a class (``super().forward``, ``Config.scale``): before it runs, or is written
+        to."""
         for name, member in members_of(kind, names):
             self.see(member, f"{kind.__name__}.{name}")
 
