@@ -6,7 +6,9 @@ A program defines ``f`` and ``steps(call)``, a generator of what can be seen; ``
 
 import importlib.util
 import itertools
+import random
 import sys
+import threading
 
 import pytest
 import torch
@@ -14,10 +16,11 @@ import torch
 import funcgrad as fg
 
 PRELUDE = """
-import abc, array, collections, copy, dataclasses, datetime, decimal, enum, fractions, functools, io, logging, pathlib, queue, types, warnings
+import abc, array, collections, contextlib, dataclasses, datetime, enum, fractions, functools, io, logging, pathlib, sys, types, warnings
 import attrs
 import numpy as np
 import torch
+import funcgrad as fg
 from torch import nn
 def X(i=0): return torch.arange(6.).view(2, 3) * 0.1 + i * 0.3
 class O: pass
@@ -65,6 +68,83 @@ def steps(call):
         finally: handle.remove()
         yield seen, call(X())
 """,
+    "members of a class": """
+class R: a = 1; b = 2
+r = R()
+def f(x): return x * len([k for k in vars(R) if k[0] != "_"]) + sum(v for k, v in type(r).__dict__.items() if k[0] != "_")
+def steps(call):
+    yield call(X())
+    R.c = 3; yield call(X())
+    del R.a; yield call(X())
+    R.b = 9; yield call(X())
+""",
+    "a class is registered": """
+class Shape(abc.ABC): pass
+class Other: pass
+one = Other()
+def f(x): return x * 2 if isinstance(one, Shape) else x
+def steps(call):
+    yield call(X())
+    Shape.register(Other); yield call(X())
+""",
+    "one object or two, of which one is stored": """
+o = O()
+o.h, o.w = torch.zeros(2, 3), torch.ones(2, 3)
+def f(x):
+    y = x + (2 if o.h is o.w else 3)
+    o.h = y.detach()
+    return y
+def steps(call):
+    for i in range(5):
+        if i == 2: o.h = o.w
+        if i == 4: o.w = o.h
+        yield call(X())
+""",
+    "a function that prints": """
+inner = fg.jit(lambda x: x + 1, backend="aten")
+def f(x, n):
+    print("step", n, tuple(x.shape), end="|")
+    sys.stdout.writelines(["w", "v"])
+    with contextlib.redirect_stdout(io.StringIO()) as inside:
+        print("inside")
+        x = inner(x)
+        print("inside")
+    return x * n + len(inside.getvalue())
+def steps(call):
+    for n in (1, 2, 2, 1):
+        with contextlib.redirect_stdout(io.StringIO()) as out: seen = call(X(), n)
+        yield seen, out.getvalue()
+""",
+    "a function that logs": """
+out = io.StringIO()
+log = logging.getLogger("program." + __name__)
+log.propagate, handler = False, logging.StreamHandler(out)
+handler.setFormatter(logging.Formatter("%(levelname)s %(funcName)s %(message)s %(extra)s", defaults={"extra": "-"}))
+log.addHandler(handler); log.setLevel(logging.INFO)
+def f(x, n):
+    log.info("step %d of %s", n, tuple(x.shape))
+    log.debug("close", extra={"extra": n})
+    return x * n
+def steps(call):
+    for n in (1, 2, 1): yield call(X(), n), out.getvalue()
+    log.setLevel(logging.DEBUG)
+    for n in (1, 1): yield call(X(), n), out.getvalue()
+""",
+    "a function that warns": """
+def g(x):
+    warnings.warn("deep", DeprecationWarning, stacklevel=2)
+    return x
+def f(x, n):
+    if n > 1: warnings.warn(f"large {n}", RuntimeWarning)
+    return g(x) * n
+def steps(call):
+    for action, n in [(action, n) for action in ("always", "default", "once") for n in (1, 2, 2)]:
+        with warnings.catch_warnings(record=True) as out:
+            warnings.simplefilter(action)
+            warnings.filterwarnings("ignore", module="funcgrad")
+            result = call(X(), n)
+        yield result, [(str(w.message), w.category.__name__, w.lineno) for w in out]
+""",
     "what was there is stored": """
 @dataclasses.dataclass
 class D: v: float
@@ -94,13 +174,13 @@ o, log, active = O(), [], {En.A}
 def f(x, n):
     o.s, o.q, o.array, o.bytes = set(active), collections.deque(active, maxlen=3), array.array("d", [1.0]), bytearray(b"ab")
     o.counter, o.factory, o.space = collections.Counter("aab"), collections.defaultdict(list, a=[1]), types.SimpleNamespace(a=1)
-    o.day, o.path, o.third, o.method = datetime.date(2020, 1, n), pathlib.Path("a") / str(n), fractions.Fraction(1, 3), active.copy
+    o.day, o.path, o.third, o.method, o.partial = datetime.date(2020, 1, n), pathlib.Path("a") / str(n), fractions.Fraction(1, 3), active.copy, functools.partial(max, 1)
     log.append(frozenset(active))
     return x * len(o.s)
 def steps(call):
     for n in (1, 2, 1):
         own = o.__dict__.copy() if n == 2 else {}
-        yield call(X(), n), o.s, o.q, list(o.array), bytes(o.bytes), o.counter, o.factory, o.space.a, o.day, str(o.path), o.third, log
+        yield call(X(), n), o.s, o.q, list(o.array), bytes(o.bytes), o.counter, o.factory, o.space.a, o.day, str(o.path), o.third, o.partial(0), log
         yield [name for name in own if name not in ("path", "day", "third", "method") and own[name] is o.__dict__[name]]
         active.add(En.B); o.s.add(4); o.q.append(3); o.array.append(2.0); o.bytes += b"c"
 """,
@@ -179,3 +259,67 @@ def test_a_program_sees_what_it_sees_in_eager(name, tmp_path, monkeypatch):
         if want is None or isinstance(want, str):
             break
     assert i > 1, "no program"
+
+
+@pytest.mark.parametrize("text", [str, repr, lambda x: f"{x!r:>9}", lambda x: f"{[x]}"])
+def test_the_text_of_a_tensor_is_named(text):
+    with pytest.warns(fg.UnwatchedStateWarning, match=r"asks for the text of a tensor \(test_state_programs\.py:\d+"):
+        fg.jit(lambda x: x * len(text(x)), backend="aten")(torch.ones(2))
+
+
+def test_other_threads_print_and_log_while_one_is_traced(capsys):
+    def f(x):
+        thread = threading.Thread(target=lambda: print("another"))
+        thread.start()
+        thread.join()
+        print("own")
+        return x * 2
+
+    fg.jit(f, backend="aten")(torch.ones(2))
+    assert capsys.readouterr().out == "another\nanother\nown\n"
+    assert type(sys.stdout).__module__ != "funcgrad.state.output"
+
+
+def test_what_was_printed_before_a_refusal_is_seen(capsys):
+    def f(x):
+        print("before")
+        return x * random.random()
+
+    with pytest.raises(fg.ImpureFunctionError):
+        fg.jit(f, backend="aten")(torch.ones(2))
+    assert capsys.readouterr().out == "before\n"
+
+
+def _prints(x):
+    print("p", end="")
+    return (x**2).sum()
+
+
+def _backward(call, x):
+    call(x.requires_grad_()).backward()
+
+
+def _twice(call, x):
+    (first,) = torch.autograd.grad(call(x.requires_grad_()), x, create_graph=True)
+    first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "make, run",
+    [
+        (fg.grad_compiled, None),
+        (fg.hessian_compiled, None),
+        (fg.vmap_compiled, None),
+        (lambda f, backend: fg.grad_compiled(fg.checkpoint(f), backend=backend), None),
+        (lambda f, backend: fg.jit(lambda x: fg.jit(f, backend=backend)(x), backend=backend), None),
+        (fg.jit, lambda call, x: torch.func.vmap(call)(x)),
+        (fg.jit, lambda call, x: torch.func.grad(call)(x)),
+        (fg.jit, _backward),
+        (fg.jit, _twice),
+    ],
+)
+def test_it_is_printed_once_on_each_call(make, run, capsys):
+    call = make(_prints, backend="aten")
+    for _ in range(3):
+        run(call, torch.ones(2)) if run else call(torch.ones(2))
+        assert capsys.readouterr().out == "p"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..autograd_state import renew_history
-from ..graphs import tensors_in, type_text
+from ..graphs import tensors_in
 from ..state.lengths import asking_globals
 from ..subclasses import is_traced
 from ..torch_private.autograd import running_node_name
@@ -185,7 +185,7 @@ class Lifter(TorchFunctionMode):
         if method in RESTRIDES or method in GIVES or method in _SWITCHES:
             func = method  # said by the operator's name, it means the same
         if func is Tensor.__repr__:
-            return f"traced {type_text(args[0])}"
+            return self._trace.text_of(args[0])
         if self._trace.ignores_requires_grad:
             self._require_no_gradients(func)
         original = args[0] if args else None

@@ -202,9 +202,18 @@ class _DryRun:
         refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
         unused = [(place, t) for place, t in held if id(t) not in slot_of]
         renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}  # another one after each call
-        return also, tuple(
+        guards = [
             Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused
-        )
+        ]
+        origins = [(c.origin, c.tensor) for c in facts.captured if isinstance(c.origin, Place)]
+        for place, t in unused if self.watch.said.compares_objects else ():
+            others = (
+                [(p, o is t) for p, o in (*held, *origins) if p.identity != place.identity] if id(t) in renewed else []
+            )
+            for how, is_one in (("one", True), ("apart", False)):
+                if own := tuple(p for p, one in others if one == is_one):
+                    guards.append(Guard(place, own, how))
+        return also, tuple(guards)
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""

@@ -20,6 +20,7 @@ from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
+from ..state.output import Heard, hearing, say
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -105,6 +106,8 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
+        self.heard: Heard = []
+        """What was printed, logged and warned of."""
         self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
@@ -370,6 +373,7 @@ class Trace(Recorder):
         token = _active.set(self)
         try:
             with (
+                hearing(self.heard),
                 replacing(self.replacements),
                 torch.autograd.set_multithreading_enabled(False),
                 self.symbols.followed(),
@@ -384,6 +388,8 @@ class Trace(Recorder):
             return result
         except Exception as error:
             named = error if isinstance(error, (FuncgradError, NotSymbolicError)) else named_error(error)
+            for heard in self.heard if isinstance(named, FuncgradError) and self.graph is None else ():
+                say(heard)  # it may say why
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
@@ -399,7 +405,19 @@ class Trace(Recorder):
         assert self.watch is not None
         reals = {id(lifted.functional): lifted.real for lifted in self.captured.values()} | self.reals
         with listening(None):  # what is looked at to compare it, the function has not read
-            return Written(self.watch, self.watch.said, lambda tensor: reals.get(id(tensor), tensor), self.varying)
+            return Written(
+                self.watch,
+                self.watch.said,
+                lambda tensor: reals.get(id(tensor), tensor),
+                self.varying,
+                tuple(self.heard),
+            )
+
+    def text_of(self, tensor: Tensor) -> str:
+        """What stands for the text of a tensor, which has no values; the line that asks for it is named."""
+        if self.watch is not None and (line := user_line()) is not None:
+            self.watch.shown.add(line)
+        return f"traced {type_text(tensor)}"
 
     def late_nodes(self) -> dict[Slot, fx.Node]:
         """The inputs that are read again in backward, each with its node."""

@@ -3,6 +3,7 @@ reached is known."""
 
 from __future__ import annotations
 
+import abc
 import collections
 import inspect
 import operator
@@ -89,6 +90,7 @@ class Assumed(Mentioned):
         by_name = set(filter(str.isidentifier, own.strings)) if own.by_name else set()
         if own.past_hooks:
             self._guard_unheard(names, by_name)
+        lists = bool(own.globals & {"vars", "dir"} or "__dict__" in own.attributes)
         met, classes = 0, 0
         while met < len(self._late) or classes < len(self.classes):  # what is guarded leads to more
             more, kinds = list(self._late.values())[met:], list(self.classes)[classes:]
@@ -96,7 +98,10 @@ class Assumed(Mentioned):
             for container in more:
                 self._guard_container(container, said)
             for kind in kinds:
-                self._guard_class(kind, names, by_name if of_types or kind in self._direct else set())
+                as_value = of_types or kind in self._direct
+                self._guard_class(kind, names, by_name if as_value else set())
+                if lists and as_value and not is_installed(kind):
+                    self._guard(Guard.members(kind))
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if key in self.written and key in self.met:  # what is written to must be the very container
@@ -114,6 +119,8 @@ class Assumed(Mentioned):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
         if not is_installed(kind):
             self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
+            if kind in self._direct and isinstance(kind, abc.ABCMeta):
+                self._guard(Guard.registry(kind))
         bases = {name for c in inspect.getmro(kind)[1:] if not is_library(c) for name in names & c.__dict__.keys()}
         for name in (bases | by_name) - kind.__dict__.keys():
             self._guard(Guard.absent(Place("class", kind, name, f"{kind.__name__}.{name}")))

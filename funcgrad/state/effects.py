@@ -20,7 +20,7 @@ import pathlib
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, 
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
+from .output import Say
 from .watch import Watch
 
 _CONSTANT = (
@@ -142,7 +143,7 @@ class Refill:
         return f"{self.name}[:] = {self.new}"
 
 
-Effect = Store | Count | Grow | Refill
+Effect = Store | Count | Grow | Refill | Say
 
 
 class Written:
@@ -150,11 +151,16 @@ class Written:
     (``undo``).
 
     ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
-    ``varying``: the stores of numbers that are others in other calls.
+    ``varying``: the stores of numbers that are others in other calls. ``heard``: what it printed and logged.
     """
 
     def __init__(
-        self, watch: Watch, said: Mentions, known: Callable[[Any], Any], varying: Collection[str] = ()
+        self,
+        watch: Watch,
+        said: Mentions,
+        known: Callable[[Any], Any],
+        varying: Collection[str] = (),
+        heard: Sequence[Any] = (),
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
@@ -174,6 +180,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
+        self.effects += map(Say, heard)
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     def undo(self) -> None:

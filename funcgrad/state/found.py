@@ -71,6 +71,8 @@ class Found:
         """Functions with a ``functools.lru_cache``, each with the arguments whose results it kept."""
         self.variables = dict(os.environ)
         """The environment, which may be written to."""
+        self.shown: set[str] = set()
+        """The lines that asked for the text of a tensor."""
         self._is_closed = False
         self._places: dict[int, list[Place]] = {}
 

@@ -6,6 +6,7 @@ value is a constant, and a guard is one comparison, ``if c7["k"] is not v7: miss
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import operator
 from collections import OrderedDict, deque
@@ -268,20 +269,47 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "set": same_set,
     "array": same_array,
     "buffer": lambda was, now: was == held_by(now),
+    "members": lambda was, now: same_entries(was, _members_of(now)),
+    "registry": lambda was, now: was == _registered_with(now),
     "like items": like_items,
     "like entries": like_entries,
     "tensor": lambda was, now: was() is now,
+    "one": lambda was, now: all(now is place.read() for place in was),
+    "apart": lambda was, now: all(now is not place.read() for place in was),
     "a tensor": lambda was, now: isinstance(now, Tensor),
     "present": lambda was, now: True,
     "shape": lambda was, now: was == shape_of(now),
 }
 
 
+_CONTENTS = {"items", "entries", "set", "array", "like items", "like entries"}
+"""Comparisons with a copy of a container: where that is empty, whether it is true says it."""
+
+
+def _members_of(kind: type) -> dict[str, Any]:
+    """What a class says of itself, but for special methods."""
+    return {name: member for name, member in list(kind.__dict__.items()) if not name.startswith("__")}
+
+
+def _registered_with(kind: type) -> frozenset[Any]:
+    """The classes that an abstract one takes for its own, as weak references."""
+    return frozenset(abc._get_dump(kind)[0])  # type: ignore[attr-defined]
+
+
+_COMPARED_AS: dict[str, Callable[[Any], Any]] = {
+    "buffer": held_by,
+    "members": _members_of,
+    "registry": _registered_with,
+}
+"""What is compared where that is not the object itself."""
+
+
 @frozen(eq=False)
 class Guard:
     """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only
     where it holds nothing; ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the
-    weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``."""
+    weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``;
+    ``"one"`` (``"apart"``): the object that the places ``value`` hold (or none of these)."""
 
     place: Place
     value: Any
@@ -291,6 +319,20 @@ class Guard:
     def of(place: Place, value: Any) -> Guard:
         """That a place holds this very object, or a plain value equal to it."""
         return Guard(place, value, "equal" if is_plain(value) and not isinstance(value, (bool, type(None))) else "is")
+
+    @staticmethod
+    def members(kind: type) -> Guard:
+        """That a class has the members it had."""
+        return Guard(Place("itself", kind, "members", f"vars({kind.__name__})"), _members_of(kind), "members")
+
+    @staticmethod
+    def registry(kind: type) -> Guard:
+        """That an abstract class takes the classes for its own that it took."""
+        return Guard(
+            Place("itself", kind, "registry", f"classes registered with {kind.__name__}"),
+            _registered_with(kind),
+            "registry",
+        )
 
     @staticmethod
     def absent(place: Place) -> Guard:
@@ -337,21 +379,28 @@ class Guard:
             return f"not isinstance({now}, {constant(Tensor)})"
         if self.how == "tensor":
             return f"{now} is not {value}()"
+        if self.how in ("one", "apart"):
+            return " or ".join(f"{now} is {'not ' * (self.how == 'one')}{place.look(constant)}" for place in self.value)
         if self.how == "equal":
             return f"{now} is not {value} and not {constant(same)}({value}, {now})"
-        if not len(self.value) and self.how != "buffer":
+        if self.how in _CONTENTS and not len(self.value):
             return f"len({now})" if self.how == "array" else now
         return f"not {constant(_COMPARED[self.how])}({value}, {now})"
 
     @property
     def value_shown(self) -> str:
+        if self.how in ("one", "apart"):
+            return f"{'what is in' if self.how == 'one' else 'not what is in'} {', '.join(map(str, self.value))}"
         return _shown(self.value)
 
     def explain(self) -> str:
         """What was there, and what is there now."""
-        if self.how in ("tensor", "a tensor", "shape", "present"):
-            return "is another tensor" if self.how == "tensor" else f"is {_shown(self.place.read())}"
-        return f"was {_shown(self.value)}, now {_shown(self.place.read())}"
+        if self.how in ("tensor", "one", "apart", "a tensor", "shape", "present"):
+            return "is another tensor" if self.how in ("tensor", "one", "apart") else f"is {_shown(self.place.read())}"
+        now = self.place.read()
+        return (
+            f"was {_shown(self.value)}, now {_shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)}"
+        )
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import collections
 import copy
+import functools
 import types
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -129,6 +130,8 @@ def is_copied(value: Any, is_kept: Callable[[Any], bool]) -> bool:
     """Whether a value is made again by copying it, where what it holds is stored as it is."""
     if isinstance(value, np.ndarray):
         return bool(value.dtype != object)
+    if type(value) is functools.partial:
+        return all(map(is_kept, (value.func, *value.args, *value.keywords.values())))
     return type(value) in (array.array, bytearray) or (
         type(value) in (set, collections.deque) and all(map(is_kept, value))
     )

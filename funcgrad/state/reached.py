@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import SymFloat, SymInt, Tensor
 
-from ..torch_private.modules import hooks_of_all_modules
+from ..torch_private.modules import HOOKS_OF_ALL_MODULES
 from .buffers import BUFFERS, held_by
 from .caches import entries_of, results_of
 from .found import Found
@@ -263,7 +263,7 @@ class Reached(Found):
         if isinstance(value, torch.nn.Module):
             for table in HOOK_TABLES:
                 self._container(value.__dict__[table], joined(name, table))
-            for table, hooks in hooks_of_all_modules().items():
+            for table, hooks in HOOKS_OF_ALL_MODULES.items():
                 if id(hooks) not in self._late:
                     self._container(hooks, table)
             for table in TABLES:  # written to by what no hook hears of

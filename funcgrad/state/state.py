@@ -112,7 +112,7 @@ def _put_back(guard: Guard) -> Any:
         held = place.owner.copy()
         refill(place.owner, guard.value)
         return lambda: refill(place.owner, held)
-    if place.kind not in ("item", "class", "slot", "cell") or guard.how == "present":
+    if place.kind not in ("item", "class", "slot", "cell") or guard.how in ("present", "one", "apart"):
         raise refusals.CHANGED_BEFORE_BACKWARD(place, guard.explain(), where=str(place))
     place.write(MISSING if guard.how == "absent" else guard.value)
     return lambda: place.write(now)

@@ -287,6 +287,12 @@ class Watch(Assumed):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")
         if "__subclasses__" in said.attributes:
             _warn_once(self._root, _CALLS.format("__subclasses__"))
+        for line in sorted(self.shown):
+            _warn_once(
+                self._root,
+                f"the function asks for the text of a tensor ({line}), which has no values while it is traced: "
+                f"{_SHOWN}",
+            )
         warn_of_clocks(ran)
         for function in ran:
             for name in builtins_in(mentions(function.__code__).unseen, function.__globals__):
@@ -294,6 +300,7 @@ class Watch(Assumed):
 
 
 _CALLS = "the function calls {}(): what it reads by it cannot be watched, and is as it was when it was traced"
+_SHOWN = "the text is that of its type on each call; return the tensor, and print it outside"
 _OF_CACHES = {
     "cache_info": "it is as it was when the function was traced",
     "cache_clear": "it is cleared when the function is traced, and not on each call",
