@@ -1,7 +1,9 @@
-"""All that is refused, one row each: a call, the error it raises, and the same as the fix of that error says, which works.
+"""All that is refused, one row each: a call, the error it raises, and the same as the fix of that error says, which
+works.
 
-A row is read by ``test_errors.py``. What stands in ``fixed`` is written as ``fix`` of the error says, and must agree with eager PyTorch;
-where nothing stands, the same function is called with other arguments, options, or in other surroundings.
+A row is read by ``test_errors.py``. What stands in ``fixed`` is written as ``fix`` of the error says, and must agree
+with eager PyTorch; where nothing stands, the same function is called with other arguments, options, or in other
+surroundings.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ Make = Callable[[], tuple[Any, ...]]
 
 @frozen
 class Row:
-    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``says`` stands, and whose
-    ``where`` is a line of this file, unless another is named here. The fix is that call with what stands in the four last fields."""
+    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``says``
+    stands, and whose ``where`` is a line of this file, unless another is named here. The fix is that call with what
+    stands in the four last fields."""
 
     name: str
     kind: type[fg.FuncgradError]
@@ -149,48 +152,192 @@ def ring() -> tuple[Any]:
 
 
 ARGUMENT = fg.ArgumentError
-mistake("argnums out of range", ARGUMENT, "1 positional argument", total, numbers, transform=fg.grad_compiled, options={"argnums": 1},
-    fixed_options={"argnums": 0})
-mistake("argnums names one twice", ARGUMENT, "twice", lambda x, y: (x * y).sum(), two, transform=fg.grad_compiled,
-    options={"argnums": (0, -2)}, fixed_options={"argnums": (0, 1)}, where=None)
-mistake("argnums is no position", ARGUMENT, "argnums=()", total, numbers, transform=fg.grad_compiled, options={"argnums": ()},
-    fixed_options={"argnums": (0,)}, where=None)
-mistake("static_argnums out of range", ARGUMENT, "position 2", lambda x, n: x * n, lambda: (torch.ones(3), 2), options={"static_argnums": 2},
-    fixed_options={"static_argnums": 1}, where=None)
-mistake("a NumPy array", ARGUMENT, "NumPy ndarray", doubled, lambda: (np.ones(3),), fixed_args=lambda: (torch.from_numpy(np.ones(3)),), where="x")
+mistake(
+    "argnums out of range",
+    ARGUMENT,
+    "1 positional argument",
+    total,
+    numbers,
+    transform=fg.grad_compiled,
+    options={"argnums": 1},
+    fixed_options={"argnums": 0},
+)
+mistake(
+    "argnums names one twice",
+    ARGUMENT,
+    "twice",
+    lambda x, y: (x * y).sum(),
+    two,
+    transform=fg.grad_compiled,
+    options={"argnums": (0, -2)},
+    fixed_options={"argnums": (0, 1)},
+    where=None,
+)
+mistake(
+    "argnums is no position",
+    ARGUMENT,
+    "argnums=()",
+    total,
+    numbers,
+    transform=fg.grad_compiled,
+    options={"argnums": ()},
+    fixed_options={"argnums": (0,)},
+    where=None,
+)
+mistake(
+    "static_argnums out of range",
+    ARGUMENT,
+    "position 2",
+    lambda x, n: x * n,
+    lambda: (torch.ones(3), 2),
+    options={"static_argnums": 2},
+    fixed_options={"static_argnums": 1},
+    where=None,
+)
+mistake(
+    "a NumPy array",
+    ARGUMENT,
+    "NumPy ndarray",
+    doubled,
+    lambda: (np.ones(3),),
+    fixed_args=lambda: (torch.from_numpy(np.ones(3)),),
+    where="x",
+)
 mistake("no function", ARGUMENT, "must be a function", torch.ones(3), ones(), fixed=total, where=None)
-mistake("a static value that does not compare", ARGUMENT, "cannot be compared", lambda x, box: x * 2, lambda: (torch.ones(3), Incomparable(2)),
-    before=lambda: (torch.ones(3), Incomparable(2)), fixed_args=lambda: (torch.ones(3), {"x": 2}), where=None)
-mistake("a name for a checkpoint that is none", ARGUMENT, "takes a name", lambda x: fg.checkpoint_name(x * 2, 3), numbers,
-    fixed=lambda x: fg.checkpoint_name(x * 2, "attention"), where=None)
-mistake("an integer to differentiate", fg.NonDifferentiableArgumentError, "has no gradient", lambda x: (x * 1.0).sum(), lambda: (torch.arange(3),),
-    transform=fg.grad_compiled, fixed_args=lambda: (torch.arange(3).float(),), where="x")
-mistake("an integer among others to differentiate", fg.NonDifferentiableArgumentError, "n is an int", lambda x, n: x.sum() * n,
-    lambda: (torch.ones(3), 2), transform=fg.grad_compiled, options={"argnums": (0, 1)}, fixed_options={"argnums": (0,)}, where="n")
-mistake("a loss that is no scalar", fg.NonScalarOutputError, "float32 tensor of shape [3]", doubled, numbers, transform=fg.grad_compiled,
-    fixed=lambda x: doubled(x).sum())
-mistake("no pair where has_aux says so", fg.AuxError, "has_aux=True", total, numbers, transform=fg.grad_compiled, options={"has_aux": True},
-    fixed=lambda x: (x.sum(), x * 2))
-mistake("a container that holds itself", fg.ContainerError, "holds itself", lambda a: a[0] * 2, ring, fixed_args=lambda: ([torch.ones(3)],),
-    where="a[1]")
-mistake("a result that holds itself", fg.ContainerError, "holds itself", lambda x: ring()[0], numbers, fixed=lambda x: ring()[0][:1],
-    where="result[1]")
-mistake("an object that holds tensors", fg.ContainerError, "no pytree", lambda box: box.x * 2, lambda: (Compared(torch.ones(3)),),
-    fixed=lambda box: box["x"] * 2, fixed_args=lambda: ({"x": torch.ones(3)},), where="box")
-mistake("a set of tensors", fg.ContainerError, "no pytree", lambda given: next(iter(given[1])) * 2, lambda: (Compared({torch.ones(3)}),),
-    fixed=lambda given: given[0] * 2, fixed_args=lambda: ([torch.ones(3)],), where="given")
-mistake("a static argument that holds tensors", fg.ContainerError, "static argument", lambda x, ys: x * ys[0],
-    lambda: (torch.ones(3), [torch.ones(3)]), options={"static_argnums": 1}, fixed_options={}, where="ys")
-mistake("trees of other structure", fg.TreeMismatchError, "a dict of ['w']", lambda a, b: fg.tree_map(torch.add, a, b),
-    lambda: ({"w": torch.ones(3)}, [torch.ones(3)]), transform=undifferentiated, where="tree",
-    fixed_args=lambda: ({"w": torch.ones(3)}, {"w": torch.ones(3)}))
+mistake(
+    "a static value that does not compare",
+    ARGUMENT,
+    "cannot be compared",
+    lambda x, box: x * 2,
+    lambda: (torch.ones(3), Incomparable(2)),
+    before=lambda: (torch.ones(3), Incomparable(2)),
+    fixed_args=lambda: (torch.ones(3), {"x": 2}),
+    where=None,
+)
+mistake(
+    "a name for a checkpoint that is none",
+    ARGUMENT,
+    "takes a name",
+    lambda x: fg.checkpoint_name(x * 2, 3),
+    numbers,
+    fixed=lambda x: fg.checkpoint_name(x * 2, "attention"),
+    where=None,
+)
+mistake(
+    "an integer to differentiate",
+    fg.NonDifferentiableArgumentError,
+    "has no gradient",
+    lambda x: (x * 1.0).sum(),
+    lambda: (torch.arange(3),),
+    transform=fg.grad_compiled,
+    fixed_args=lambda: (torch.arange(3).float(),),
+    where="x",
+)
+mistake(
+    "an integer among others to differentiate",
+    fg.NonDifferentiableArgumentError,
+    "n is an int",
+    lambda x, n: x.sum() * n,
+    lambda: (torch.ones(3), 2),
+    transform=fg.grad_compiled,
+    options={"argnums": (0, 1)},
+    fixed_options={"argnums": (0,)},
+    where="n",
+)
+mistake(
+    "a loss that is no scalar",
+    fg.NonScalarOutputError,
+    "float32 tensor of shape [3]",
+    doubled,
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: doubled(x).sum(),
+)
+mistake(
+    "no pair where has_aux says so",
+    fg.AuxError,
+    "has_aux=True",
+    total,
+    numbers,
+    transform=fg.grad_compiled,
+    options={"has_aux": True},
+    fixed=lambda x: (x.sum(), x * 2),
+)
+mistake(
+    "a container that holds itself",
+    fg.ContainerError,
+    "holds itself",
+    lambda a: a[0] * 2,
+    ring,
+    fixed_args=lambda: ([torch.ones(3)],),
+    where="a[1]",
+)
+mistake(
+    "a result that holds itself",
+    fg.ContainerError,
+    "holds itself",
+    lambda x: ring()[0],
+    numbers,
+    fixed=lambda x: ring()[0][:1],
+    where="result[1]",
+)
+mistake(
+    "an object that holds tensors",
+    fg.ContainerError,
+    "no pytree",
+    lambda box: box.x * 2,
+    lambda: (Compared(torch.ones(3)),),
+    fixed=lambda box: box["x"] * 2,
+    fixed_args=lambda: ({"x": torch.ones(3)},),
+    where="box",
+)
+mistake(
+    "a set of tensors",
+    fg.ContainerError,
+    "no pytree",
+    lambda given: next(iter(given[1])) * 2,
+    lambda: (Compared({torch.ones(3)}),),
+    fixed=lambda given: given[0] * 2,
+    fixed_args=lambda: ([torch.ones(3)],),
+    where="given",
+)
+mistake(
+    "a static argument that holds tensors",
+    fg.ContainerError,
+    "static argument",
+    lambda x, ys: x * ys[0],
+    lambda: (torch.ones(3), [torch.ones(3)]),
+    options={"static_argnums": 1},
+    fixed_options={},
+    where="ys",
+)
+mistake(
+    "trees of other structure",
+    fg.TreeMismatchError,
+    "a dict of ['w']",
+    lambda a, b: fg.tree_map(torch.add, a, b),
+    lambda: ({"w": torch.ones(3)}, [torch.ones(3)]),
+    transform=undifferentiated,
+    where="tree",
+    fixed_args=lambda: ({"w": torch.ones(3)}, {"w": torch.ones(3)}),
+)
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def option(name: str, wrong: Any, right: Any, what: str, **more: Any) -> None:
-    mistake(f"the option {name}={wrong!r}", fg.OptionError, what, total, numbers, options={name: wrong}, fixed_options={name: right}, where=None, **more)
+    mistake(
+        f"the option {name}={wrong!r}",
+        fg.OptionError,
+        what,
+        total,
+        numbers,
+        options={name: wrong},
+        fixed_options={name: right},
+        where=None,
+        **more,
+    )
 
 
 option("backend", "cuda", "aten", "backend='cuda'")
@@ -201,9 +348,26 @@ option("memory_budget", "much", "512MiB", "memory_budget='much'")
 option("backward_autocast", [1], [{"device_type": "cpu", "dtype": torch.bfloat16}], "backward_autocast=")
 option("policy", "dots", "dots_saveable", "policy='dots'")
 option("static_argnums", "x", (), "names no positions")
-mistake("an option that is none", fg.OptionError, "'bakend'", total, numbers, options={"bakend": "c"}, fixed_options={"backend": "c"}, where=None)
-mistake("options that exclude each other", fg.OptionError, "its own", total, numbers, options={"numerics": "eager", "backend": "c"},
-    fixed_options={"numerics": "eager"}, where=None)
+mistake(
+    "an option that is none",
+    fg.OptionError,
+    "'bakend'",
+    total,
+    numbers,
+    options={"bakend": "c"},
+    fixed_options={"backend": "c"},
+    where=None,
+)
+mistake(
+    "options that exclude each other",
+    fg.OptionError,
+    "its own",
+    total,
+    numbers,
+    options={"numerics": "eager", "backend": "c"},
+    fixed_options={"numerics": "eager"},
+    where=None,
+)
 
 
 # ── values that are not known while the function is traced ───────────────────────────────────────────────────────
@@ -223,25 +387,99 @@ CONTROL, SHAPE = fg.DataDependentControlFlowError, fg.DataDependentShapeError
 NO_READS = {"reads": "error"}
 OPAQUE = fg.opaque(lambda x: None, like=None)
 row("if", tracing.ASKED_FOR_VALUE, branches, numbers, fixed=chooses, options=NO_READS)
-row("if, in a gradient", tracing.ASKED_FOR_VALUE, lambda x: branches(x).sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum(), options=NO_READS)
-row("item()", tracing.ASKED_FOR_VALUE, lambda x: x * x.max().item(), numbers, fixed=lambda x, m: x * m,
-    fixed_args=lambda: (*numbers(), 2.5), options=NO_READS)
-row("tolist()", tracing.ASKED_FOR_VALUE, lambda x: x * x.tolist()[0], numbers, fixed=lambda x, m: x * m, fixed_args=lambda: (*numbers(), 0.5), options=NO_READS)
-row("a number in a text", tracing.ASKED_FOR_VALUE, lambda x: (x * 2, f"{x.max():.2f}"), numbers, fixed=lambda x, text: (x * 2, text),
-    fixed_args=lambda: (*numbers(), "2.50"), options=NO_READS)
+row(
+    "if, in a gradient",
+    tracing.ASKED_FOR_VALUE,
+    lambda x: branches(x).sum(),
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum(),
+    options=NO_READS,
+)
+row(
+    "item()",
+    tracing.ASKED_FOR_VALUE,
+    lambda x: x * x.max().item(),
+    numbers,
+    fixed=lambda x, m: x * m,
+    fixed_args=lambda: (*numbers(), 2.5),
+    options=NO_READS,
+)
+row(
+    "tolist()",
+    tracing.ASKED_FOR_VALUE,
+    lambda x: x * x.tolist()[0],
+    numbers,
+    fixed=lambda x, m: x * m,
+    fixed_args=lambda: (*numbers(), 0.5),
+    options=NO_READS,
+)
+row(
+    "a number in a text",
+    tracing.ASKED_FOR_VALUE,
+    lambda x: (x * 2, f"{x.max():.2f}"),
+    numbers,
+    fixed=lambda x, text: (x * 2, text),
+    fixed_args=lambda: (*numbers(), "2.50"),
+    options=NO_READS,
+)
 row("numpy()", tracing.ASKED_FOR_ARRAY, lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
-row("the size of a storage", tracing.STORAGE_SIZE, lambda x: x * x.untyped_storage().nbytes(), numbers,
-    fixed=lambda x: x * (x.numel() * x.element_size()))
-row("an element of a storage", tracing.ASKED_FOR_MEMORY, lambda x: x * x.untyped_storage()[0], numbers, fixed=lambda x: x * x[0], says="the storage of a tensor")
-row("DLPack", tracing.ASKED_FOR_MEMORY, lambda x: torch.from_dlpack(x) * 2, numbers, fixed=lambda x: x * 2, says="DLPack")
-row("a mask", tracing.SIZE_OF_VALUES, lambda x: x[x > 0].sum(), numbers, fixed=lambda x: torch.where(x > 0, x, 0).sum(), options=NO_READS)
-row("nonzero", tracing.SIZE_OF_VALUES, lambda x: x[x.nonzero()[:, 0]].sum(), numbers, fixed=lambda x, at: x[at].sum(),
-    fixed_args=lambda: (*numbers(), torch.arange(3)), options=NO_READS)
-row("a draw that decides, after an opaque call", tracing.CALL_BEFORE_DRAWN_READ,
-    lambda x: (OPAQUE(x), x * 2 if torch.rand(()) < 2 else x)[1], numbers, fixed=lambda x: [x * 2 if torch.rand(()) < 2 else x, OPAQUE(x)][0])
-row("least squares", tracing.SIZE_OF_SOLUTION, lambda a, b: torch.linalg.lstsq(a, b).solution, lambda: (torch.eye(3), torch.ones(3, 1)),
-    fixed=lambda a, b: torch.linalg.pinv(a) @ b, options=NO_READS, says="linalg_lstsq")
+row(
+    "the size of a storage",
+    tracing.STORAGE_SIZE,
+    lambda x: x * x.untyped_storage().nbytes(),
+    numbers,
+    fixed=lambda x: x * (x.numel() * x.element_size()),
+)
+row(
+    "an element of a storage",
+    tracing.ASKED_FOR_MEMORY,
+    lambda x: x * x.untyped_storage()[0],
+    numbers,
+    fixed=lambda x: x * x[0],
+    says="the storage of a tensor",
+)
+row(
+    "DLPack",
+    tracing.ASKED_FOR_MEMORY,
+    lambda x: torch.from_dlpack(x) * 2,
+    numbers,
+    fixed=lambda x: x * 2,
+    says="DLPack",
+)
+row(
+    "a mask",
+    tracing.SIZE_OF_VALUES,
+    lambda x: x[x > 0].sum(),
+    numbers,
+    fixed=lambda x: torch.where(x > 0, x, 0).sum(),
+    options=NO_READS,
+)
+row(
+    "nonzero",
+    tracing.SIZE_OF_VALUES,
+    lambda x: x[x.nonzero()[:, 0]].sum(),
+    numbers,
+    fixed=lambda x, at: x[at].sum(),
+    fixed_args=lambda: (*numbers(), torch.arange(3)),
+    options=NO_READS,
+)
+row(
+    "a draw that decides, after an opaque call",
+    tracing.CALL_BEFORE_DRAWN_READ,
+    lambda x: (OPAQUE(x), x * 2 if torch.rand(()) < 2 else x)[1],
+    numbers,
+    fixed=lambda x: [x * 2 if torch.rand(()) < 2 else x, OPAQUE(x)][0],
+)
+row(
+    "least squares",
+    tracing.SIZE_OF_SOLUTION,
+    lambda a, b: torch.linalg.lstsq(a, b).solution,
+    lambda: (torch.eye(3), torch.ones(3, 1)),
+    fixed=lambda a, b: torch.linalg.pinv(a) @ b,
+    options=NO_READS,
+    says="linalg_lstsq",
+)
 
 
 # ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -260,13 +498,30 @@ def counts_in(total: Tensor) -> Callable[[Tensor], Tensor]:
     return fg.jit(lambda x: (total.add_(x.sum().detach()), (x * x).sum())[1])
 
 
-row("a captured tensor of vmap", tracing.OF_OUTER_TRANSFORM, torch.vmap(scales_by_a_hidden), ones(2, 3),
-    transform=undifferentiated, fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())))
-row("a buffer that each sample writes to", memory.SHARED_BY_SAMPLES,
-    lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x), ones(2, 3), transform=undifferentiated, where=None,
-    fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))))
-row("a seed that nobody knows", tracing.SEEDED_UNTOLD, lambda x: (torch.seed(), x + torch.rand(3))[1], numbers,
-    fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1])
+row(
+    "a captured tensor of vmap",
+    tracing.OF_OUTER_TRANSFORM,
+    torch.vmap(scales_by_a_hidden),
+    ones(2, 3),
+    transform=undifferentiated,
+    fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())),
+)
+row(
+    "a buffer that each sample writes to",
+    memory.SHARED_BY_SAMPLES,
+    lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x),
+    ones(2, 3),
+    transform=undifferentiated,
+    where=None,
+    fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))),
+)
+row(
+    "a seed that nobody knows",
+    tracing.SEEDED_UNTOLD,
+    lambda x: (torch.seed(), x + torch.rand(3))[1],
+    numbers,
+    fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1],
+)
 
 
 def forks(x: Tensor) -> Tensor:
@@ -275,20 +530,60 @@ def forks(x: Tensor) -> Tensor:
     return x
 
 
-row("a fork of the generator", tracing.STATE_OF_PHILOX, forks, numbers, options={"rng": "philox"}, fixed_options={"rng": "eager"})
-row("normal_ with gaps", tracing.NORMAL_WITH_GAPS, lambda x: x[:, ::2].normal_(), ones(6, 8), fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)))
-row("a draw that philox has no rule for", tracing.NO_PHILOX_RULE, lambda x: torch.poisson(x.abs()), numbers, options={"rng": "philox"},
-    fixed_options={"rng": "eager"})
-row("whole numbers beyond philox", tracing.DRAW_TOO_WIDE, lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x, numbers,
-    options={"rng": "philox"}, fixed_options={"rng": "eager"})
-row("a context_fn of its own", tracing.CHECKPOINT_CONTEXTS,
-    lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (torch.no_grad(), torch.no_grad())), leaf,
-    fixed=lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=functools.partial(
-        torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])))
+row(
+    "a fork of the generator",
+    tracing.STATE_OF_PHILOX,
+    forks,
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "normal_ with gaps",
+    tracing.NORMAL_WITH_GAPS,
+    lambda x: x[:, ::2].normal_(),
+    ones(6, 8),
+    fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)),
+)
+row(
+    "a draw that philox has no rule for",
+    tracing.NO_PHILOX_RULE,
+    lambda x: torch.poisson(x.abs()),
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "whole numbers beyond philox",
+    tracing.DRAW_TOO_WIDE,
+    lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x,
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "a context_fn of its own",
+    tracing.CHECKPOINT_CONTEXTS,
+    lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (torch.no_grad(), torch.no_grad())),
+    leaf,
+    fixed=lambda x: checkpoint(
+        torch.sin,
+        x,
+        use_reentrant=False,
+        context_fn=functools.partial(
+            torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default]
+        ),
+    ),
+)
 
 
-row("linearize inside", tracing.CALLS_LINEARIZE, lambda x: torch.func.linearize(torch.sin, x)[1](x), numbers,
-    fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x))
+row(
+    "linearize inside",
+    tracing.CALLS_LINEARIZE,
+    lambda x: torch.func.linearize(torch.sin, x)[1](x),
+    numbers,
+    fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x),
+)
 
 
 def draws_in_a_branch(x: Tensor) -> Tensor:
@@ -299,8 +594,15 @@ def draws_outside_of_it(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x, r: x * r, lambda x, r: x * 2, (x, torch.rand_like(x)))
 
 
-row("a draw in a branch", tracing.BODY_DRAWS, draws_in_a_branch, leaf, fixed=draws_outside_of_it,
-    calls=once, says="a branch of torch.cond draws")
+row(
+    "a draw in a branch",
+    tracing.BODY_DRAWS,
+    draws_in_a_branch,
+    leaf,
+    fixed=draws_outside_of_it,
+    calls=once,
+    says="a branch of torch.cond draws",
+)
 
 
 def returns_its_own_leaf(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,8 +610,15 @@ def returns_its_own_leaf(x: Tensor) -> tuple[Tensor, Tensor]:
     return made, made * x
 
 
-row("a leaf it made", tracing.RETURNS_OWN_LEAF, returns_its_own_leaf, numbers, fixed=lambda x, made: (made, made * x),
-    fixed_args=lambda: (*numbers(), torch.ones(3, requires_grad=True)), where=None)
+row(
+    "a leaf it made",
+    tracing.RETURNS_OWN_LEAF,
+    returns_its_own_leaf,
+    numbers,
+    fixed=lambda x, made: (made, made * x),
+    fixed_args=lambda: (*numbers(), torch.ones(3, requires_grad=True)),
+    where=None,
+)
 
 
 def adds_to_the_gradient(x: Tensor, w: Tensor) -> Tensor:
@@ -317,9 +626,15 @@ def adds_to_the_gradient(x: Tensor, w: Tensor) -> Tensor:
     return (x**3).sum() * w.detach().sum()
 
 
-row("a second derivative beside a gradient", tracing.SECOND_DERIVATIVE_OF_GRADIENT, adds_to_the_gradient,
-    lambda: (*leaf(), torch.ones(3, requires_grad=True)), calls=twice, where="the backward pass that is differentiated (create_graph=True)",
-    fixed=lambda x, w: (x**3).sum() * w.detach().sum())
+row(
+    "a second derivative beside a gradient",
+    tracing.SECOND_DERIVATIVE_OF_GRADIENT,
+    adds_to_the_gradient,
+    lambda: (*leaf(), torch.ones(3, requires_grad=True)),
+    calls=twice,
+    where="the backward pass that is differentiated (create_graph=True)",
+    fixed=lambda x, w: (x**3).sum() * w.detach().sum(),
+)
 
 
 # ── what is another thing in each call ───────────────────────────────────────────────────────────────────────────
@@ -338,23 +653,70 @@ def drawn_from() -> torch.Generator:
     return generator
 
 
-row("random.random()", tracing.DRAWS_ELSEWHERE, lambda x: x * random.random(), numbers, fixed=lambda x: x * torch.rand(()), where="random", says="draws from random")
-row("np.random", tracing.DRAWS_ELSEWHERE, lambda x: x * NUMPY.random(), numbers, fixed=lambda x, k: x * k, fixed_args=lambda: (*numbers(), 0.25),
-    where="NUMPY")
-row("an iterator", tracing.ITERATES, lambda x: x * next(COUNT), numbers, fixed=lambda x, n: x * n, fixed_args=lambda: (*numbers(), 2), where="COUNT")
-row("an own generator", tracing.GENERATOR_OF_PHILOX, lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
-    options={"rng": "philox"}, fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)), fixed_options={"rng": "eager"})
-row("a copy of a generator", tracing.GENERATOR_COPIED, lambda x: x + torch.rand(3, generator=drawn_from().clone_state()), numbers,
-    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)))
+row(
+    "random.random()",
+    tracing.DRAWS_ELSEWHERE,
+    lambda x: x * random.random(),
+    numbers,
+    fixed=lambda x: x * torch.rand(()),
+    where="random",
+    says="draws from random",
+)
+row(
+    "np.random",
+    tracing.DRAWS_ELSEWHERE,
+    lambda x: x * NUMPY.random(),
+    numbers,
+    fixed=lambda x, k: x * k,
+    fixed_args=lambda: (*numbers(), 0.25),
+    where="NUMPY",
+)
+row(
+    "an iterator",
+    tracing.ITERATES,
+    lambda x: x * next(COUNT),
+    numbers,
+    fixed=lambda x, n: x * n,
+    fixed_args=lambda: (*numbers(), 2),
+    where="COUNT",
+)
+row(
+    "an own generator",
+    tracing.GENERATOR_OF_PHILOX,
+    lambda x: x + torch.rand(3, generator=GENERATOR),
+    numbers,
+    options={"rng": "philox"},
+    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)),
+    fixed_options={"rng": "eager"},
+)
+row(
+    "a copy of a generator",
+    tracing.GENERATOR_COPIED,
+    lambda x: x + torch.rand(3, generator=drawn_from().clone_state()),
+    numbers,
+    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)),
+)
 
 
 def other_branches(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: x[:2] * 2, lambda x: x * 1, (x,))
 
 
-row("branches of other sizes", tracing.BRANCH_TYPES, other_branches, numbers,
-    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x,)))
-row("a view that would copy", tracing.VIEW_WILL_NOT_DO, lambda x: x.t().view(-1), ones(2, 3), fixed=lambda x: x.t().reshape(-1), says="view")
+row(
+    "branches of other sizes",
+    tracing.BRANCH_TYPES,
+    other_branches,
+    numbers,
+    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x,)),
+)
+row(
+    "a view that would copy",
+    tracing.VIEW_WILL_NOT_DO,
+    lambda x: x.t().view(-1),
+    ones(2, 3),
+    fixed=lambda x: x.t().reshape(-1),
+    says="view",
+)
 
 
 # ── writes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -503,53 +865,187 @@ def switches_and_transposes(x: Tensor) -> Tensor:
 
 row("a write to a leaf", memory.WRITES_INTO_LEAF, writes, leaf, fixed=writes_a_clone)
 row("a write to a view of a leaf", memory.WRITES_INTO_LEAF, writes, view, fixed=writes_a_clone)
-row("a write to a parameter", memory.WRITES_INTO_LEAF, lambda x: (WEIGHT.mul_(2), x * WEIGHT)[1], numbers, fixed=lambda x: x * WEIGHT.clone().mul_(2))
+row(
+    "a write to a parameter",
+    memory.WRITES_INTO_LEAF,
+    lambda x: (WEIGHT.mul_(2), x * WEIGHT)[1],
+    numbers,
+    fixed=lambda x: x * WEIGHT.clone().mul_(2),
+)
 row("a write in a gradient", memory.WRITES_INTO_LEAF, writes, numbers, transform=fg.grad_compiled, fixed=writes_a_clone)
 row("a write to an inference tensor", memory.INFERENCE_TENSOR, writes, inference, fixed_args=ones(), where="x")
-row("a write that requires grad, to memory that overlaps itself", memory.OVERLAPS_ITSELF_TRACKED, lambda x: x.mul_(WEIGHT[0]).sum(),
-    lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),), fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum())
-row("other memory of a view that requires grad, and other sizes", memory.OTHER_MEMORY,
-    restrides_and_gives, lambda: ((torch.ones(4, requires_grad=True) * 1)[1:],), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x", says="writes to it, or changes its sizes, a view that requires grad")
-row("other memory of other sizes, with a history", memory.MEMORY_OF_OTHER_KIND, lambda x, y: (setattr(x, "data", y), x * 2)[1],
-    lambda: (*leaf(), torch.ones(4)), fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1])
-row("other memory of a subclass", memory.MEMORY_OF_OTHER_CLASS, lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
-    lambda: (pair(), pair()), fixed=lambda x, y: y.a * 2)
-row("set_ that is tracked, twice", memory.HISTORY_GIVEN, lambda x: (x.set_(WEIGHT * 2), x.set_(WEIGHT * 3), 1)[2], ones(),
-    fixed=lambda x: (setattr(x, "data", WEIGHT.detach() * 2), setattr(x, "data", WEIGHT.detach() * 3), 1)[2])
-row("set_ of what others share a history with", memory.HISTORY_REUSED, lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2), leaf,
-    fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2))
-row("set_ of a storage", memory.STORAGE_GIVEN, lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),
-    fixed=lambda x: x.set_(torch.ones(4)).sum())
-row("other memory in two ways", memory.MEMORY_IN_TWO_WAYS, lambda x: (x.set_(torch.ones(3)), gives(x))[1], ones(), fixed=sets)
-row("detach_ and a write", memory.DETACHED_AND_WRITTEN, detaches, ones(), fixed=lambda x: (x.detach() * WEIGHT).sum(), where="x", says="detaches x")
-row("resize_ into what lies around", memory.RESIZED_AROUND, resizes, with_surroundings,
-    fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1)
-row("resize_ of what was given", memory.RESIZES_GIVEN, lambda x: (x.set_(torch.ones(3)), x.resize_(5).zero_(), x.sum())[2], ones(),
-    fixed=lambda x: x.set_(torch.zeros(5)).sum())
-row("backward to a leaf with a hook", memory.HOOKED_GRADIENT_OF_INPUT, runs_backward, hooked, fixed=hook_outside,
-    fixed_args=leaf, where="x", says="hooks of it would have to run")
-row("the gradient of a leaf with a hook", memory.HOOKS_OF_INPUT, asks_for_the_gradient, hooked, fixed=hook_outside,
-    fixed_args=leaf)
+row(
+    "a write that requires grad, to memory that overlaps itself",
+    memory.OVERLAPS_ITSELF_TRACKED,
+    lambda x: x.mul_(WEIGHT[0]).sum(),
+    lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),),
+    fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum(),
+)
+row(
+    "other memory of a view that requires grad, and other sizes",
+    memory.OTHER_MEMORY,
+    restrides_and_gives,
+    lambda: ((torch.ones(4, requires_grad=True) * 1)[1:],),
+    fixed=lambda x: x.copy_(torch.ones(3)).sum(),
+    where="x",
+    says="writes to it, or changes its sizes, a view that requires grad",
+)
+row(
+    "other memory of other sizes, with a history",
+    memory.MEMORY_OF_OTHER_KIND,
+    lambda x, y: (setattr(x, "data", y), x * 2)[1],
+    lambda: (*leaf(), torch.ones(4)),
+    fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1],
+)
+row(
+    "other memory of a subclass",
+    memory.MEMORY_OF_OTHER_CLASS,
+    lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
+    lambda: (pair(), pair()),
+    fixed=lambda x, y: y.a * 2,
+)
+row(
+    "set_ that is tracked, twice",
+    memory.HISTORY_GIVEN,
+    lambda x: (x.set_(WEIGHT * 2), x.set_(WEIGHT * 3), 1)[2],
+    ones(),
+    fixed=lambda x: (setattr(x, "data", WEIGHT.detach() * 2), setattr(x, "data", WEIGHT.detach() * 3), 1)[2],
+)
+row(
+    "set_ of what others share a history with",
+    memory.HISTORY_REUSED,
+    lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2),
+    leaf,
+    fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2),
+)
+row(
+    "set_ of a storage",
+    memory.STORAGE_GIVEN,
+    lambda x: x.set_(torch.ones(4).untyped_storage()).sum(),
+    ones(),
+    fixed=lambda x: x.set_(torch.ones(4)).sum(),
+)
+row(
+    "other memory in two ways",
+    memory.MEMORY_IN_TWO_WAYS,
+    lambda x: (x.set_(torch.ones(3)), gives(x))[1],
+    ones(),
+    fixed=sets,
+)
+row(
+    "detach_ and a write",
+    memory.DETACHED_AND_WRITTEN,
+    detaches,
+    ones(),
+    fixed=lambda x: (x.detach() * WEIGHT).sum(),
+    where="x",
+    says="detaches x",
+)
+row(
+    "resize_ into what lies around",
+    memory.RESIZED_AROUND,
+    resizes,
+    with_surroundings,
+    fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1,
+)
+row(
+    "resize_ of what was given",
+    memory.RESIZES_GIVEN,
+    lambda x: (x.set_(torch.ones(3)), x.resize_(5).zero_(), x.sum())[2],
+    ones(),
+    fixed=lambda x: x.set_(torch.zeros(5)).sum(),
+)
+row(
+    "backward to a leaf with a hook",
+    memory.HOOKED_GRADIENT_OF_INPUT,
+    runs_backward,
+    hooked,
+    fixed=hook_outside,
+    fixed_args=leaf,
+    where="x",
+    says="hooks of it would have to run",
+)
+row(
+    "the gradient of a leaf with a hook",
+    memory.HOOKS_OF_INPUT,
+    asks_for_the_gradient,
+    hooked,
+    fixed=hook_outside,
+    fixed_args=leaf,
+)
 row("a hook on a gradient", memory.ACCUMULATE_HOOK, registers, leaf, fixed=doubled)
 row("retain_grad inside", memory.RETAINED_OUTSIDE, keeps_its_gradient, computed, fixed=doubled, fixed_args=retained)
-row("a write to windows", memory.OVERLAPS_ITSELF, fills_windows, ones(), fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum())
+row(
+    "a write to windows",
+    memory.OVERLAPS_ITSELF,
+    fills_windows,
+    ones(),
+    fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum(),
+)
 row("a write that reads where it writes", memory.WRITES_WHAT_IT_READS, adds_shifted, numbers, fixed=adds_a_shifted_copy)
-row("a store into an argument", memory.STORES_INTO_ARGUMENT, stores_in_the_container, lambda: ({"h": torch.ones(3)},),
-    fixed=writes_into_the_container, where="state['h']")
-row("an attribute of an argument", memory.SETS_ATTRIBUTE, sets_an_attribute, numbers, fixed=lambda x: (x * 2, 3), where="x")
-row("requires_grad off below a view", memory.SWITCHED_OFF_BASE, switches_off,
-    lambda: (lambda w: (w, w[1:]))(torch.ones(3, requires_grad=True)), fixed=lambda w, x: (w * 2).sum() + x.sum(),
-    fixed_args=lambda: (lambda w: (w, w[1:]))(torch.ones(3)))
-row("requires_grad after t_", memory.SWITCHED_TOO_LATE, transposes_and_switches, ones(2, 3), fixed=switches_and_transposes)
-row("a write to a storage", memory.STORAGE_CHANGED, lambda x: (x.untyped_storage().fill_(0), x * 2)[1], numbers,
-    fixed=lambda x: (x.zero_(), x * 2)[1])
-row("share_memory_", memory.MEMORY_MOVED, lambda x: x.share_memory_() * 2, numbers, fixed=doubled,
-    fixed_args=lambda: (numbers()[0].share_memory_(),))
-row("memory around a tensor", memory.AROUND_A_VIEW, writes_around, lambda: (torch.arange(4.0)[1:],), fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
-    fixed_args=lambda: (torch.arange(4.0),))
-row("memory of two dtypes", memory.SHARED_AT_ODDS, lambda a, b: (a.add_(1), (a.sum() + b.sum()))[1],
-    lambda: (lambda base: (base[:4], base.view(torch.int32)[2:]))(torch.zeros(8)), where="a",
-    fixed_args=lambda: (lambda base: (base[:4], base.view(torch.int32)[2:].clone()))(torch.zeros(8)), says="different dtypes")
+row(
+    "a store into an argument",
+    memory.STORES_INTO_ARGUMENT,
+    stores_in_the_container,
+    lambda: ({"h": torch.ones(3)},),
+    fixed=writes_into_the_container,
+    where="state['h']",
+)
+row(
+    "an attribute of an argument",
+    memory.SETS_ATTRIBUTE,
+    sets_an_attribute,
+    numbers,
+    fixed=lambda x: (x * 2, 3),
+    where="x",
+)
+row(
+    "requires_grad off below a view",
+    memory.SWITCHED_OFF_BASE,
+    switches_off,
+    lambda: (lambda w: (w, w[1:]))(torch.ones(3, requires_grad=True)),
+    fixed=lambda w, x: (w * 2).sum() + x.sum(),
+    fixed_args=lambda: (lambda w: (w, w[1:]))(torch.ones(3)),
+)
+row(
+    "requires_grad after t_",
+    memory.SWITCHED_TOO_LATE,
+    transposes_and_switches,
+    ones(2, 3),
+    fixed=switches_and_transposes,
+)
+row(
+    "a write to a storage",
+    memory.STORAGE_CHANGED,
+    lambda x: (x.untyped_storage().fill_(0), x * 2)[1],
+    numbers,
+    fixed=lambda x: (x.zero_(), x * 2)[1],
+)
+row(
+    "share_memory_",
+    memory.MEMORY_MOVED,
+    lambda x: x.share_memory_() * 2,
+    numbers,
+    fixed=doubled,
+    fixed_args=lambda: (numbers()[0].share_memory_(),),
+)
+row(
+    "memory around a tensor",
+    memory.AROUND_A_VIEW,
+    writes_around,
+    lambda: (torch.arange(4.0)[1:],),
+    fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
+    fixed_args=lambda: (torch.arange(4.0),),
+)
+row(
+    "memory of two dtypes",
+    memory.SHARED_AT_ODDS,
+    lambda a, b: (a.add_(1), (a.sum() + b.sum()))[1],
+    lambda: (lambda base: (base[:4], base.view(torch.int32)[2:]))(torch.zeros(8)),
+    where="a",
+    fixed_args=lambda: (lambda base: (base[:4], base.view(torch.int32)[2:].clone()))(torch.zeros(8)),
+    says="different dtypes",
+)
 
 
 # ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
@@ -580,13 +1076,40 @@ def has_a_gradient(x: Tensor) -> nn.Parameter:
     return made
 
 
-row("a lambda is stored", memory.STORES_OBJECT, stores(lambda x: lambda: x), numbers, fixed=stores(lambda x: x), where="STATE.made", says="stores a new function")
-row("a parameter it makes is stored, and used", memory.STORES_OWN_LEAF, uses_what_it_stores, numbers,
-    fixed_around=torch.no_grad, where="stored(STATE.made)")
-row("a gradient of a parameter it makes and stores", memory.STORES_WITH_GRADIENT, stores(has_a_gradient), numbers,
-    fixed=stores(lambda x: has_a_gradient(x).grad), where="stored(STATE.made)")
-row("a ring is stored", memory.STORES_OBJECT, stores(lambda x: ring()[0]), numbers, fixed=stores(lambda x: ring()[0][:1]),
-    where="STATE.made[1]", says="a container that holds itself")
+row(
+    "a lambda is stored",
+    memory.STORES_OBJECT,
+    stores(lambda x: lambda: x),
+    numbers,
+    fixed=stores(lambda x: x),
+    where="STATE.made",
+    says="stores a new function",
+)
+row(
+    "a parameter it makes is stored, and used",
+    memory.STORES_OWN_LEAF,
+    uses_what_it_stores,
+    numbers,
+    fixed_around=torch.no_grad,
+    where="stored(STATE.made)",
+)
+row(
+    "a gradient of a parameter it makes and stores",
+    memory.STORES_WITH_GRADIENT,
+    stores(has_a_gradient),
+    numbers,
+    fixed=stores(lambda x: has_a_gradient(x).grad),
+    where="stored(STATE.made)",
+)
+row(
+    "a ring is stored",
+    memory.STORES_OBJECT,
+    stores(lambda x: ring()[0]),
+    numbers,
+    fixed=stores(lambda x: ring()[0][:1]),
+    where="STATE.made[1]",
+    says="a container that holds itself",
+)
 
 
 # ── tensors and operators ────────────────────────────────────────────────────────────────────────────────────────
@@ -598,80 +1121,259 @@ class Tagged(Tensor):
 
 SPARSE = torch.eye(3).to_sparse()
 TENSOR = fg.UnsupportedTensorError
-row("a sparse argument", tracing.NOT_DENSE, total, lambda: (torch.eye(3).to_sparse(),), fixed_args=lambda: (torch.eye(3).to_sparse().to_dense(),),
-    where="x", says="torch.sparse_coo")
-row("a subclass that is no wrapper", tracing.SUBCLASS_WITHOUT_FLATTEN, total, lambda: (torch.ones(3).as_subclass(Tagged),),
-    fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),), where="x", says="Tagged")
-row("a sparse tensor it closes over", tracing.NOT_DENSE, lambda x: (x * SPARSE).to_dense(), ones(3, 3), fixed=lambda x, s: x * s,
-    fixed_args=lambda: (torch.ones(3, 3), SPARSE.to_dense()), says="torch.sparse_coo")
-row("a sparse tensor it makes", tracing.MAKES_SPARSE, lambda x: x.to_sparse().to_dense() * 2, numbers, fixed=doubled, says="makes a sparse tensor")
-row("a sparse gradient", tracing.MAKES_SPARSE, lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=True).sum(), ones(3, 2), transform=fg.grad_compiled,
-    fixed=lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=False).sum(), says="sparse")
-row("a quantized tensor it makes", tracing.MAKES_SPARSE, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), numbers,
-    fixed=lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127), says="a quantized tensor")
-row("a nested tensor it makes", tracing.MAKES_SPARSE, lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0), numbers,
-    fixed=lambda x: nn.utils.rnn.pad_sequence([x, x[:2]], batch_first=True), says="a nested tensor")
-row("the history of an argument", tracing.HISTORY_OF_INPUT, lambda x: x * len(x.grad_fn.next_functions), computed, fixed=lambda x, n: x * n,
-    fixed_args=lambda: (*computed(), 2))
-row("_base", tracing.BASE_OF_INPUT, lambda x: x._base * 2, lambda: (torch.ones(4)[1:],), fixed=lambda x, base: base * 2,
-    fixed_args=lambda: (lambda base: (base[1:], base))(torch.ones(4)))
-row("the address of a tensor", tracing.ASKS_WHAT_CHANGES, lambda x: x * (x.data_ptr() % 2), numbers, fixed=lambda x, odd: x * odd,
-    fixed_args=lambda: (*numbers(), 0))
-row("a pickle", tracing.ASKS_WHAT_CHANGES, lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
-row("a hook on what it returns", memory.HOOK_ON_RESULT,
-    lambda x: (x.register_hook(lambda g: g * 2), x)[1], leaf, fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1])
-row("while_loop_stack_output", tracing.NOT_COMPILED,
-    lambda x: torch.ops.higher_order.while_loop_stack_output(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ())[1], numbers,
-    fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1], says="while_loop_stack_output")
-row("a callback without a derivative", tracing.OPAQUE_WITHOUT_DERIVATIVE,
-    lambda x: fg.pure_callback(np.sin, x, x).sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: fg.pure_callback(np.sin, x, x, vjp=lambda args, out, cotangents: (cotangents * args[0].cos(),)).sum(), says="differentiated in reverse mode, and nothing says")
-row("a callback without a tangent", tracing.OPAQUE_WITHOUT_DERIVATIVE,
-    lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x), (x,), (x,)), numbers,
-    fixed=lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x, jvp=lambda args, out, t: t[0] * args[0].cos()), (x,), (x,)), says="differentiated in forward mode, and nothing says")
-row("a callback of samples", tracing.OPAQUE_WITHOUT_BATCH,
-    lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x))(x), numbers,
-    fixed=lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x, vmap_method="sequential"))(x))
-row("a tensor that a callback closes over", tracing.OPAQUE_CLOSES_OVER, lambda x: fg.pure_callback(lambda: x.numpy(), x), numbers,
-    fixed=lambda x: fg.pure_callback(lambda a: a.numpy(), x, x))
-row("an opaque call that writes to shared memory", memory.OPAQUE_ALIASED_WRITE,
-    lambda x: (y := x * 1, FILL(y, y[:1]), y)[2], numbers,
-    fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2])
-mistake("an opaque call that says nothing of its result", ARGUMENT, "does not say how its result looks", lambda x: fg.opaque(np.sin)(x), numbers,
-    fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x))
-mistake("a result that is no tensor's like", ARGUMENT, "does not say how a result looks", lambda x: fg.pure_callback(np.sin, 2.0, x), numbers,
-    fixed=lambda x: fg.pure_callback(np.sin, x, x))
-mistake("a callback of another size", fg.OpaqueCallError, "and like says", lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x, x), numbers,
-    fixed=lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x.sum(), x))
-row("a while_loop in a gradient", tracing.WHILE_IN_REVERSE,
-    lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum())
-row("a body that writes to what it is given", memory.BODY_WRITES,
-    lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1], numbers,
-    fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1])
-row("a carry of another type", tracing.CARRY_CHANGES, lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1], numbers,
-    fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1])
-row("a number as a carry", tracing.NO_TENSOR,
-    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1], numbers,
-    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], says="a carried input of while_loop is 0")
-row("a result of a body that is no tensor", tracing.BODY_RETURNS_NO_TENSOR,
-    lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1], numbers,
-    fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1], says="returns 3.0, which is no tensor")
-row("a number that while_loop is to carry", tracing.LOOP_RETURNS_NO_TENSOR,
-    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1], numbers,
-    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, torch.tensor(2.0)), (torch.tensor(0), x.sum()))[1])
-row("a condition that is the same after each step", tracing.CONDITION_IS_CONSTANT,
-    lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
-    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
-row("a condition of many bools", tracing.CONDITION_TYPE,
-    lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0], numbers,
-    fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0])
-row("philox in a loop", tracing.BODY_DRAWS_PHILOX,
-    lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0], numbers,
-    options={"rng": "philox"}, fixed_options={"rng": "eager"})
-row("branches of other numbers", tracing.BRANCHES_DISAGREE,
-    lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)), numbers,
-    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)), says="one branch of torch.cond returns 1")
+row(
+    "a sparse argument",
+    tracing.NOT_DENSE,
+    total,
+    lambda: (torch.eye(3).to_sparse(),),
+    fixed_args=lambda: (torch.eye(3).to_sparse().to_dense(),),
+    where="x",
+    says="torch.sparse_coo",
+)
+row(
+    "a subclass that is no wrapper",
+    tracing.SUBCLASS_WITHOUT_FLATTEN,
+    total,
+    lambda: (torch.ones(3).as_subclass(Tagged),),
+    fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),),
+    where="x",
+    says="Tagged",
+)
+row(
+    "a sparse tensor it closes over",
+    tracing.NOT_DENSE,
+    lambda x: (x * SPARSE).to_dense(),
+    ones(3, 3),
+    fixed=lambda x, s: x * s,
+    fixed_args=lambda: (torch.ones(3, 3), SPARSE.to_dense()),
+    says="torch.sparse_coo",
+)
+row(
+    "a sparse tensor it makes",
+    tracing.MAKES_SPARSE,
+    lambda x: x.to_sparse().to_dense() * 2,
+    numbers,
+    fixed=doubled,
+    says="makes a sparse tensor",
+)
+row(
+    "a sparse gradient",
+    tracing.MAKES_SPARSE,
+    lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=True).sum(),
+    ones(3, 2),
+    transform=fg.grad_compiled,
+    fixed=lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=False).sum(),
+    says="sparse",
+)
+row(
+    "a quantized tensor it makes",
+    tracing.MAKES_SPARSE,
+    lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
+    numbers,
+    fixed=lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+    says="a quantized tensor",
+)
+row(
+    "a nested tensor it makes",
+    tracing.MAKES_SPARSE,
+    lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0),
+    numbers,
+    fixed=lambda x: nn.utils.rnn.pad_sequence([x, x[:2]], batch_first=True),
+    says="a nested tensor",
+)
+row(
+    "the history of an argument",
+    tracing.HISTORY_OF_INPUT,
+    lambda x: x * len(x.grad_fn.next_functions),
+    computed,
+    fixed=lambda x, n: x * n,
+    fixed_args=lambda: (*computed(), 2),
+)
+row(
+    "_base",
+    tracing.BASE_OF_INPUT,
+    lambda x: x._base * 2,
+    lambda: (torch.ones(4)[1:],),
+    fixed=lambda x, base: base * 2,
+    fixed_args=lambda: (lambda base: (base[1:], base))(torch.ones(4)),
+)
+row(
+    "the address of a tensor",
+    tracing.ASKS_WHAT_CHANGES,
+    lambda x: x * (x.data_ptr() % 2),
+    numbers,
+    fixed=lambda x, odd: x * odd,
+    fixed_args=lambda: (*numbers(), 0),
+)
+row(
+    "a pickle",
+    tracing.ASKS_WHAT_CHANGES,
+    lambda x: pickle.loads(pickle.dumps(x)) * 2,
+    numbers,
+    fixed=lambda x: x.clone() * 2,
+)
+row(
+    "a hook on what it returns",
+    memory.HOOK_ON_RESULT,
+    lambda x: (x.register_hook(lambda g: g * 2), x)[1],
+    leaf,
+    fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1],
+)
+row(
+    "while_loop_stack_output",
+    tracing.NOT_COMPILED,
+    lambda x: torch.ops.higher_order.while_loop_stack_output(
+        lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ()
+    )[1],
+    numbers,
+    fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1],
+    says="while_loop_stack_output",
+)
+row(
+    "a callback without a derivative",
+    tracing.OPAQUE_WITHOUT_DERIVATIVE,
+    lambda x: fg.pure_callback(np.sin, x, x).sum(),
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: fg.pure_callback(
+        np.sin, x, x, vjp=lambda args, out, cotangents: (cotangents * args[0].cos(),)
+    ).sum(),
+    says="differentiated in reverse mode, and nothing says",
+)
+row(
+    "a callback without a tangent",
+    tracing.OPAQUE_WITHOUT_DERIVATIVE,
+    lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x), (x,), (x,)),
+    numbers,
+    fixed=lambda x: torch.func.jvp(
+        lambda x: fg.pure_callback(np.sin, x, x, jvp=lambda args, out, t: t[0] * args[0].cos()), (x,), (x,)
+    ),
+    says="differentiated in forward mode, and nothing says",
+)
+row(
+    "a callback of samples",
+    tracing.OPAQUE_WITHOUT_BATCH,
+    lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x))(x),
+    numbers,
+    fixed=lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x, vmap_method="sequential"))(x),
+)
+row(
+    "a tensor that a callback closes over",
+    tracing.OPAQUE_CLOSES_OVER,
+    lambda x: fg.pure_callback(lambda: x.numpy(), x),
+    numbers,
+    fixed=lambda x: fg.pure_callback(lambda a: a.numpy(), x, x),
+)
+row(
+    "an opaque call that writes to shared memory",
+    memory.OPAQUE_ALIASED_WRITE,
+    lambda x: (y := x * 1, FILL(y, y[:1]), y)[2],
+    numbers,
+    fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2],
+)
+mistake(
+    "an opaque call that says nothing of its result",
+    ARGUMENT,
+    "does not say how its result looks",
+    lambda x: fg.opaque(np.sin)(x),
+    numbers,
+    fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x),
+)
+mistake(
+    "a result that is no tensor's like",
+    ARGUMENT,
+    "does not say how a result looks",
+    lambda x: fg.pure_callback(np.sin, 2.0, x),
+    numbers,
+    fixed=lambda x: fg.pure_callback(np.sin, x, x),
+)
+mistake(
+    "a callback of another size",
+    fg.OpaqueCallError,
+    "and like says",
+    lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x, x),
+    numbers,
+    fixed=lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x.sum(), x),
+)
+row(
+    "a while_loop in a gradient",
+    tracing.WHILE_IN_REVERSE,
+    lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(),
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum(),
+)
+row(
+    "a body that writes to what it is given",
+    memory.BODY_WRITES,
+    lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1],
+    numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1],
+)
+row(
+    "a carry of another type",
+    tracing.CARRY_CHANGES,
+    lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1],
+    numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1],
+)
+row(
+    "a number as a carry",
+    tracing.NO_TENSOR,
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1],
+    numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+    says="a carried input of while_loop is 0",
+)
+row(
+    "a result of a body that is no tensor",
+    tracing.BODY_RETURNS_NO_TENSOR,
+    lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1],
+    numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1],
+    says="returns 3.0, which is no tensor",
+)
+row(
+    "a number that while_loop is to carry",
+    tracing.LOOP_RETURNS_NO_TENSOR,
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1],
+    numbers,
+    fixed=lambda x: torch.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, torch.tensor(2.0)), (torch.tensor(0), x.sum())
+    )[1],
+)
+row(
+    "a condition that is the same after each step",
+    tracing.CONDITION_IS_CONSTANT,
+    lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+    numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+)
+row(
+    "a condition of many bools",
+    tracing.CONDITION_TYPE,
+    lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0],
+    numbers,
+    fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0],
+)
+row(
+    "philox in a loop",
+    tracing.BODY_DRAWS_PHILOX,
+    lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0],
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "branches of other numbers",
+    tracing.BRANCHES_DISAGREE,
+    lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)),
+    numbers,
+    fixed=lambda x: torch.cond(
+        x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)
+    ),
+    says="one branch of torch.cond returns 1",
+)
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -685,17 +1387,38 @@ def with_a_note(x: Tensor) -> Tensor:
     return y
 
 
-row("an object with a tensor in it", tracing.RESULT_HIDES_TENSOR, lambda x: Incomparable(x * 2), numbers, fixed=lambda x: {"x": x * 2}, where="result")
-row("a new object", tracing.RETURNS_NEW_OBJECT, lambda x: (x * 2, {1, 2}), numbers, fixed=lambda x: (x * 2, [1, 2]), where="result[1]")
-row("a tensor with a tensor as its attribute", tracing.ATTRIBUTE_OF_RESULT, with_a_note, numbers, fixed=lambda x: (x * 2, x * 3),
-    where="result.note")
+row(
+    "an object with a tensor in it",
+    tracing.RESULT_HIDES_TENSOR,
+    lambda x: Incomparable(x * 2),
+    numbers,
+    fixed=lambda x: {"x": x * 2},
+    where="result",
+)
+row(
+    "a new object",
+    tracing.RETURNS_NEW_OBJECT,
+    lambda x: (x * 2, {1, 2}),
+    numbers,
+    fixed=lambda x: (x * 2, [1, 2]),
+    where="result[1]",
+)
+row(
+    "a tensor with a tensor as its attribute",
+    tracing.ATTRIBUTE_OF_RESULT,
+    with_a_note,
+    numbers,
+    fixed=lambda x: (x * 2, x * 3),
+    where="result.note",
+)
 
 
 # ── what two runs do otherwise ───────────────────────────────────────────────────────────────────────────────────
 
 
 def in_one_run(change: Callable[..., Any]) -> Callable[[], Any]:
-    """A function that does something in one of its two runs alone, and looks at what nothing watches to know which it is."""
+    """A function that does something in one of its two runs alone, and looks at what nothing watches to know which
+    it is."""
     turn = in_turn(0, 1)
 
     def f(x: Tensor) -> Any:
@@ -724,24 +1447,71 @@ def leaves_behind(x: Tensor) -> Tensor:
 LEFT: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
 
 
-def differs(name: str, refusal: Refusal[fg.FuncgradError], change: Callable[..., Any], always: Callable[..., Any], **more: Any) -> None:
+def differs(
+    name: str, refusal: Refusal[fg.FuncgradError], change: Callable[..., Any], always: Callable[..., Any], **more: Any
+) -> None:
     row(name, refusal, lambda: in_one_run(change), more.pop("args", numbers), fixed=always, anew=True, **more)
 
 
-differs("a write in one run", tracing.WRITE_IN_TWO_RUNS, lambda x: (x.add_(1), x * 2)[1], lambda x: (x.add_(1), x * 2)[1], where="x")
-differs("other memory in one run", tracing.MEMORY_IN_TWO_RUNS, gives, lambda x: (gives(x), x * 2)[1], where="x", args=ones())
-differs("a gradient in one run", tracing.GRADIENT_IN_TWO_RUNS, lambda x: setattr(x, "grad", torch.ones(3)),
-    lambda x: (setattr(x, "grad", torch.ones(3)), x * 2)[1], where="x", args=leaf)
-differs("a draw in one run", tracing.DRAW_IN_TWO_RUNS, lambda x: x + torch.rand(3), lambda x: x + torch.rand(3),
-    options={"rng": "philox"}, fixed_options={})
+differs(
+    "a write in one run",
+    tracing.WRITE_IN_TWO_RUNS,
+    lambda x: (x.add_(1), x * 2)[1],
+    lambda x: (x.add_(1), x * 2)[1],
+    where="x",
+)
+differs(
+    "other memory in one run", tracing.MEMORY_IN_TWO_RUNS, gives, lambda x: (gives(x), x * 2)[1], where="x", args=ones()
+)
+differs(
+    "a gradient in one run",
+    tracing.GRADIENT_IN_TWO_RUNS,
+    lambda x: setattr(x, "grad", torch.ones(3)),
+    lambda x: (setattr(x, "grad", torch.ones(3)), x * 2)[1],
+    where="x",
+    args=leaf,
+)
+differs(
+    "a draw in one run",
+    tracing.DRAW_IN_TWO_RUNS,
+    lambda x: x + torch.rand(3),
+    lambda x: x + torch.rand(3),
+    options={"rng": "philox"},
+    fixed_options={},
+)
 differs("another structure in one run", tracing.STRUCTURE_IN_TWO_RUNS, lambda x: [x * 2], lambda x: [x * 2], where=None)
 differs("another number in one run", tracing.RESULT_IN_TWO_RUNS, lambda x: 3, lambda x: 3, where=None)
-row("another text in one run", tracing.VALUE_IN_TWO_RUNS, lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")), numbers, anew=True, fixed=lambda x: (x * 2, "a"),
-    where="result[1]")
-row("another tensor in one run", tracing.CAPTURE_IN_TWO_RUNS, uses_in_turn, numbers, anew=True, fixed=lambda x: x * TABLES[0])
-row("an error where it is traced alone", tracing.RAISES_IN_TRACE, lambda x: x * {torch.Tensor: 2.0}[type(x)], numbers,
-    fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0))
-row("a tensor that an earlier trace left", tracing.TENSOR_LEFT_BEHIND, leaves_behind, numbers, fixed=lambda x: (x + x * 2, x * 2))
+row(
+    "another text in one run",
+    tracing.VALUE_IN_TWO_RUNS,
+    lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")),
+    numbers,
+    anew=True,
+    fixed=lambda x: (x * 2, "a"),
+    where="result[1]",
+)
+row(
+    "another tensor in one run",
+    tracing.CAPTURE_IN_TWO_RUNS,
+    uses_in_turn,
+    numbers,
+    anew=True,
+    fixed=lambda x: x * TABLES[0],
+)
+row(
+    "an error where it is traced alone",
+    tracing.RAISES_IN_TRACE,
+    lambda x: x * {torch.Tensor: 2.0}[type(x)],
+    numbers,
+    fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0),
+)
+row(
+    "a tensor that an earlier trace left",
+    tracing.TENSOR_LEFT_BEHIND,
+    leaves_behind,
+    numbers,
+    fixed=lambda x: (x + x * 2, x * 2),
+)
 
 
 # ── other memory, once more ──────────────────────────────────────────────────────────────────────────────────────
@@ -823,33 +1593,116 @@ class Storing(torch.autograd.Function):
         return g * 2
 
 
-row("other memory of what was used", memory.MEMORY_AFTER_USE, lambda x, y: (lambda z, out: (setattr(z, "data", y), out)[1])(*(lambda z: (z, z * z))(x * 2)),
-    lambda: (*leaf(), torch.ones(3)), fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2))
-row("other memory of a view, and a write", memory.MEMORY_AND_WRITES, gives_a_view, lambda: (torch.ones(3), torch.ones(2)),
-    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1])
-row("other memory of a part of unbind", memory.MEMORY_OF_STALE_VIEW, lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
-    lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)), fixed=lambda x, y: y * 1)
-row("a view taken under no_grad of what gets a history", memory.RETURNS_NO_GRAD_VIEW, views_and_writes, leaf, where="result",
-    fixed=lambda x: (lambda z: (z.copy_(WEIGHT * 2), z.t())[1])(x.data))
-row("out= of another size that requires grad", memory.OUT_REQUIRES_GRAD, under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
-    lambda: (*leaf(), torch.ones(4)), fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1), fixed_args=lambda: (*leaf(), torch.ones(3)))
-row("out= of another size, transposed", memory.OUT_TRANSPOSED, lambda x, y: torch.mul(y.t(), 2, out=x) * 1, lambda: (torch.ones(3), torch.ones(2, 3)),
-    fixed=lambda x, y: y.t() * 2)
-row("set_ of a storage, under autograd", memory.STORAGE_GIVEN, under_no_grad(lambda x: x.set_(torch.ones(4).untyped_storage(), 0, (3,)).sum()), ones(),
-    fixed=lambda x: x.set_(torch.ones(4)[:3].clone()).sum())
-row("sizes of a leaf that was used", memory.RESTRIDED_AFTER_USE, changes_a_used_leaf,
-    lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)), fixed=lambda w, x: (w * 2 + x, w.t())[0])
-row("sizes of a gradient", memory.GRADIENT_RESTRIDED, changes_a_gradient, lambda: (torch.ones(3, 2, requires_grad=True),),
-    fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1], where="x", says="that it made the gradient of x")
-row("sizes of a result between which a gradient is set", memory.GRADIENT_RESTRIDED, turns_and_turns, leaf, where="out",
-    fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0], says="that it made the gradient of out")
-row("a view of a leaf that is none any more", memory.SWITCHED_OFF_WITH_VIEW, switches_off_and_writes, leaf,
-    fixed=lambda x: (x.requires_grad_(False), x[1:] * 2)[1])
-row("a write in a backward pass to its own leaf", memory.WRITES_IN_BACKWARD_OF_OWN_LEAF, writes_in_backward, numbers, calls=once, where="x",
-    fixed=lambda made, x: Writing.apply(made, x), fixed_args=lambda: (*leaf(), *numbers()))
-row("Python state in a backward pass", memory.WRITES_STATE_IN_BACKWARD, Storing.apply, leaf, calls=once, where="STATE.made = 3", fixed=lambda x: (Storing.apply, x * 4)[1])
-row("sizes after another sort of memory", memory.RESTRIDED_AND_ASKED, lambda x: (x.t_(), x.grad, x.detach() * 2)[2], lambda: (torch.ones(2, 3, requires_grad=True),),
-    around=torch.no_grad, fixed=lambda x: (x.grad, x.t_(), x.detach() * 2)[2])
+row(
+    "other memory of what was used",
+    memory.MEMORY_AFTER_USE,
+    lambda x, y: (lambda z, out: (setattr(z, "data", y), out)[1])(*(lambda z: (z, z * z))(x * 2)),
+    lambda: (*leaf(), torch.ones(3)),
+    fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2),
+)
+row(
+    "other memory of a view, and a write",
+    memory.MEMORY_AND_WRITES,
+    gives_a_view,
+    lambda: (torch.ones(3), torch.ones(2)),
+    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1],
+)
+row(
+    "other memory of a part of unbind",
+    memory.MEMORY_OF_STALE_VIEW,
+    lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
+    lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)),
+    fixed=lambda x, y: y * 1,
+)
+row(
+    "a view taken under no_grad of what gets a history",
+    memory.RETURNS_NO_GRAD_VIEW,
+    views_and_writes,
+    leaf,
+    where="result",
+    fixed=lambda x: (lambda z: (z.copy_(WEIGHT * 2), z.t())[1])(x.data),
+)
+row(
+    "out= of another size that requires grad",
+    memory.OUT_REQUIRES_GRAD,
+    under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
+    lambda: (*leaf(), torch.ones(4)),
+    fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1),
+    fixed_args=lambda: (*leaf(), torch.ones(3)),
+)
+row(
+    "out= of another size, transposed",
+    memory.OUT_TRANSPOSED,
+    lambda x, y: torch.mul(y.t(), 2, out=x) * 1,
+    lambda: (torch.ones(3), torch.ones(2, 3)),
+    fixed=lambda x, y: y.t() * 2,
+)
+row(
+    "set_ of a storage, under autograd",
+    memory.STORAGE_GIVEN,
+    under_no_grad(lambda x: x.set_(torch.ones(4).untyped_storage(), 0, (3,)).sum()),
+    ones(),
+    fixed=lambda x: x.set_(torch.ones(4)[:3].clone()).sum(),
+)
+row(
+    "sizes of a leaf that was used",
+    memory.RESTRIDED_AFTER_USE,
+    changes_a_used_leaf,
+    lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)),
+    fixed=lambda w, x: (w * 2 + x, w.t())[0],
+)
+row(
+    "sizes of a gradient",
+    memory.GRADIENT_RESTRIDED,
+    changes_a_gradient,
+    lambda: (torch.ones(3, 2, requires_grad=True),),
+    fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1],
+    where="x",
+    says="that it made the gradient of x",
+)
+row(
+    "sizes of a result between which a gradient is set",
+    memory.GRADIENT_RESTRIDED,
+    turns_and_turns,
+    leaf,
+    where="out",
+    fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0],
+    says="that it made the gradient of out",
+)
+row(
+    "a view of a leaf that is none any more",
+    memory.SWITCHED_OFF_WITH_VIEW,
+    switches_off_and_writes,
+    leaf,
+    fixed=lambda x: (x.requires_grad_(False), x[1:] * 2)[1],
+)
+row(
+    "a write in a backward pass to its own leaf",
+    memory.WRITES_IN_BACKWARD_OF_OWN_LEAF,
+    writes_in_backward,
+    numbers,
+    calls=once,
+    where="x",
+    fixed=lambda made, x: Writing.apply(made, x),
+    fixed_args=lambda: (*leaf(), *numbers()),
+)
+row(
+    "Python state in a backward pass",
+    memory.WRITES_STATE_IN_BACKWARD,
+    Storing.apply,
+    leaf,
+    calls=once,
+    where="STATE.made = 3",
+    fixed=lambda x: (Storing.apply, x * 4)[1],
+)
+row(
+    "sizes after another sort of memory",
+    memory.RESTRIDED_AND_ASKED,
+    lambda x: (x.t_(), x.grad, x.detach() * 2)[2],
+    lambda: (torch.ones(2, 3, requires_grad=True),),
+    around=torch.no_grad,
+    fixed=lambda x: (x.grad, x.t_(), x.detach() * 2)[2],
+)
 
 
 # ── tensor subclasses ────────────────────────────────────────────────────────────────────────────────────────────
@@ -868,20 +1721,65 @@ class Unequal(TwoTensor):
         return Unequal(inner["a"], inner["b"])
 
 
-row("sizes of a subclass in place", memory.RESTRIDES_NO_PLAIN, lambda x: x.t_().a + 1, lambda: (pair(),), fixed=lambda x: x.t().a + 1, says="of a TwoTensor in place")
-row("a write to a subclass beside its inner tensor", memory.SUBCLASS_SHARES_MEMORY, lambda x, y: (x.mul_(2), y * 1)[1],
-    lambda: (lambda x: (x, x.a))(pair()), where="x", fixed_args=lambda: (lambda x: (x, x.a.clone()))(pair()))
-row("a write to a view of a subclass", memory.SUBCLASS_IS_VIEW, lambda x: x.mul_(2).a * 1, lambda: ((pair(True) * 1)[1:],), where="x",
-    fixed=lambda x: x.clone().mul_(2).a * 1)
-row("a gradient into an inner tensor", tracing.GRADIENT_INTO_INNER, lambda x: x.a * 2,
-    lambda: (TwoTensor(*(torch.ones(3, requires_grad=True) for _ in range(2))),), where="out", fixed=lambda a, b: a * 2,
-    fixed_args=lambda: tuple(torch.ones(3, requires_grad=True) for _ in range(2)))
-row("an inner tensor of what is written to", memory.RETURNS_OVER_INNER, lambda x: (x.mul_(2), x.a)[1], lambda: (pair(),), where="out",
-    fixed=lambda x: (x.mul_(2), x.a.clone())[1])
-row("torch.cond of a subclass", tracing.SUBCLASS_IN_CONTROL_FLOW, lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (pair(),),
-    fixed=lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x.a,)))
-row("metadata that does not compare", tracing.FLATTENS_WRONGLY, lambda x: x.a * 2, lambda: (Unequal(torch.ones(3), torch.ones(3)),), where="x",
-    fixed_args=lambda: (TwoTensor(torch.ones(3), torch.ones(3)),), says="cannot be compared")
+row(
+    "sizes of a subclass in place",
+    memory.RESTRIDES_NO_PLAIN,
+    lambda x: x.t_().a + 1,
+    lambda: (pair(),),
+    fixed=lambda x: x.t().a + 1,
+    says="of a TwoTensor in place",
+)
+row(
+    "a write to a subclass beside its inner tensor",
+    memory.SUBCLASS_SHARES_MEMORY,
+    lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda: (lambda x: (x, x.a))(pair()),
+    where="x",
+    fixed_args=lambda: (lambda x: (x, x.a.clone()))(pair()),
+)
+row(
+    "a write to a view of a subclass",
+    memory.SUBCLASS_IS_VIEW,
+    lambda x: x.mul_(2).a * 1,
+    lambda: ((pair(True) * 1)[1:],),
+    where="x",
+    fixed=lambda x: x.clone().mul_(2).a * 1,
+)
+row(
+    "a gradient into an inner tensor",
+    tracing.GRADIENT_INTO_INNER,
+    lambda x: x.a * 2,
+    lambda: (TwoTensor(*(torch.ones(3, requires_grad=True) for _ in range(2))),),
+    where="out",
+    fixed=lambda a, b: a * 2,
+    fixed_args=lambda: tuple(torch.ones(3, requires_grad=True) for _ in range(2)),
+)
+row(
+    "an inner tensor of what is written to",
+    memory.RETURNS_OVER_INNER,
+    lambda x: (x.mul_(2), x.a)[1],
+    lambda: (pair(),),
+    where="out",
+    fixed=lambda x: (x.mul_(2), x.a.clone())[1],
+)
+row(
+    "torch.cond of a subclass",
+    tracing.SUBCLASS_IN_CONTROL_FLOW,
+    lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,)),
+    lambda: (pair(),),
+    fixed=lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x.a,)),
+)
+row(
+    "metadata that does not compare",
+    tracing.FLATTENS_WRONGLY,
+    lambda x: x.a * 2,
+    lambda: (Unequal(torch.ones(3), torch.ones(3)),),
+    where="x",
+    fixed_args=lambda: (TwoTensor(torch.ones(3), torch.ones(3)),),
+    says="cannot be compared",
+)
+
+
 class Held:
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -896,13 +1794,40 @@ def scale_all(xs: list[Tensor]) -> None:
         x.mul_(2)
 
 
-row("an operator that writes to a list", tracing.WRITES_TO_LIST, lambda x: (scale_all([x]), x * 1)[1], numbers, fixed=lambda x: x.mul_(2) * 1)
-row("a context of a pytree with a tensor", tracing.CONSTANT_OF_PYTREE, lambda x: Held(x * 2), numbers, fixed=lambda x: [x * 2], where="result")
-row("dropout in a reentrant checkpoint", tracing.STATE_OF_PHILOX,
-    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True), leaf, options={"rng": "philox"},
-    calls=lambda c, args: (c(*args).sum().backward(), args[0].grad)[1], fixed_options={"rng": "eager"})
-row("a gradient of another class", tracing.COTANGENT_DIFFERS, lambda x, g: x * 2, lambda: (pair(True), torch.ones(2, 3)),
-    calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a, where="the backward pass", fixed_args=lambda: (pair(True), pair()), says="an incoming gradient is a plain tensor")
+row(
+    "an operator that writes to a list",
+    tracing.WRITES_TO_LIST,
+    lambda x: (scale_all([x]), x * 1)[1],
+    numbers,
+    fixed=lambda x: x.mul_(2) * 1,
+)
+row(
+    "a context of a pytree with a tensor",
+    tracing.CONSTANT_OF_PYTREE,
+    lambda x: Held(x * 2),
+    numbers,
+    fixed=lambda x: [x * 2],
+    where="result",
+)
+row(
+    "dropout in a reentrant checkpoint",
+    tracing.STATE_OF_PHILOX,
+    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True),
+    leaf,
+    options={"rng": "philox"},
+    calls=lambda c, args: (c(*args).sum().backward(), args[0].grad)[1],
+    fixed_options={"rng": "eager"},
+)
+row(
+    "a gradient of another class",
+    tracing.COTANGENT_DIFFERS,
+    lambda x, g: x * 2,
+    lambda: (pair(True), torch.ones(2, 3)),
+    calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a,
+    where="the backward pass",
+    fixed_args=lambda: (pair(True), pair()),
+    says="an incoming gradient is a plain tensor",
+)
 
 
 # ── what changes between a forward pass and the backward pass that is differentiated ─────────────────────────────
@@ -923,8 +1848,16 @@ def rebinds(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return torch.autograd.grad(first.sum(), args[0])[0]
 
 
-row("what it closes over is rebound before a second derivative", tracing.REBOUND_BEFORE_BACKWARD, lambda x: x**3 * LOADED[0], leaf, calls=rebinds, where="LOADED[0]",
-    fixed=lambda x, w: x**3 * w, fixed_args=lambda: (*leaf(), torch.tensor([1.0, 2.0, 3.0])))
+row(
+    "what it closes over is rebound before a second derivative",
+    tracing.REBOUND_BEFORE_BACKWARD,
+    lambda x: x**3 * LOADED[0],
+    leaf,
+    calls=rebinds,
+    where="LOADED[0]",
+    fixed=lambda x, w: x**3 * w,
+    fixed_args=lambda: (*leaf(), torch.tensor([1.0, 2.0, 3.0])),
+)
 
 
 # ── what torch's own libraries, and older versions, have ─────────────────────────────────────────────────────────
@@ -968,22 +1901,66 @@ def stores_in_one_run() -> Any:
     return f
 
 
-row("metadata that it changes", memory.METADATA_OF_SUBCLASS, changes_metadata, lambda: (Scaled(torch.ones(3), 2),), where="x",
-    fixed=lambda x: (5, x.elem * 2))
-row("a store in one run", tracing.STORE_IN_TWO_RUNS, stores_in_one_run, numbers, anew=True, fixed=stores(lambda x: x * 3), where="STATE.made")
-row("an operator that changes more than data", memory.MORE_THAN_DATA, lambda x: (torch.ops.inductor.accumulate_grad_(x, None, x * 2), x * 1)[1], leaf,
-    fixed=lambda x: x * 1, says="sets the gradient")
+row(
+    "metadata that it changes",
+    memory.METADATA_OF_SUBCLASS,
+    changes_metadata,
+    lambda: (Scaled(torch.ones(3), 2),),
+    where="x",
+    fixed=lambda x: (5, x.elem * 2),
+)
+row(
+    "a store in one run",
+    tracing.STORE_IN_TWO_RUNS,
+    stores_in_one_run,
+    numbers,
+    anew=True,
+    fixed=stores(lambda x: x * 3),
+    where="STATE.made",
+)
+row(
+    "an operator that changes more than data",
+    memory.MORE_THAN_DATA,
+    lambda x: (torch.ops.inductor.accumulate_grad_(x, None, x * 2), x * 1)[1],
+    leaf,
+    fixed=lambda x: x * 1,
+    says="sets the gradient",
+)
 option("donate_argnums", (0,), (), "not available in this version")
 
 
 # ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────
 
-mistake("a call that would compile", fg.RetraceError, "has not been compiled yet", doubled, numbers, around=fg.no_retrace, where=None,
-    fixed_around=contextlib.nullcontext)
-mistake("a budget that nothing keeps", fg.PartitionError, "the smallest found", lambda x: (x @ x).sin().exp().sum(), ones(64, 64), transform=fg.grad_compiled,
-    options={"memory_budget": "1KiB"}, fixed_options={"memory_budget": "1MiB"})
-mistake("a graph with too few values", fg.GraphError, "takes 1 values, got 0", lambda x: fg.jit(doubled).program(x).joint.run(), numbers,
-    transform=undifferentiated, fixed=lambda x: fg.jit(doubled).program(x).joint.run(x)[0], where=None)
+mistake(
+    "a call that would compile",
+    fg.RetraceError,
+    "has not been compiled yet",
+    doubled,
+    numbers,
+    around=fg.no_retrace,
+    where=None,
+    fixed_around=contextlib.nullcontext,
+)
+mistake(
+    "a budget that nothing keeps",
+    fg.PartitionError,
+    "the smallest found",
+    lambda x: (x @ x).sin().exp().sum(),
+    ones(64, 64),
+    transform=fg.grad_compiled,
+    options={"memory_budget": "1KiB"},
+    fixed_options={"memory_budget": "1MiB"},
+)
+mistake(
+    "a graph with too few values",
+    fg.GraphError,
+    "takes 1 values, got 0",
+    lambda x: fg.jit(doubled).program(x).joint.run(),
+    numbers,
+    transform=undifferentiated,
+    fixed=lambda x: fg.jit(doubled).program(x).joint.run(x)[0],
+    where=None,
+)
 
 # ── rules of the caller's for derivatives ────────────────────────────────────────────────────────────────────────
 
@@ -1026,24 +2003,116 @@ def pushed(f: Any) -> Any:
 
 mistake("no rule", CUSTOM, "has no rule for its derivative", fg.custom_vjp(doubled), numbers, fixed=RULED)
 mistake("fwd returns no pair", CUSTOM, "returned a tensor, not a pair", with_rules(lambda x: x * 2), leaf, fixed=RULED)
-mistake("bwd returns no tuple", CUSTOM, "not a tuple of 1 cotangents", with_rules(bwd=lambda x, g: g * 2), leaf, fixed=RULED, calls=once)
-mistake("another structure of a cotangent", CUSTOM, "a cotangent of structure", with_rules(bwd=lambda x, g: ([g * 2],)), leaf, fixed=RULED, calls=once)
-mistake("another shape of a cotangent", CUSTOM, "as the cotangent of x, which is", with_rules(bwd=lambda x, g: (g.sum(),)), leaf, fixed=RULED, calls=once)
-mistake("a rule that returns no pair", CUSTOM, "returned a tensor, not a pair", pushed(with_tangents(lambda p, t: t[0])), numbers, fixed=pushed(ruled(doubled)))
-mistake("a rule that draws", CUSTOM, "draws random numbers, and runs again", pushed(with_tangents(lambda p, t: (p[0] * 2, t[0] * torch.rand(3)))), numbers,
-    fixed=pushed(ruled(doubled)))
-mistake("a function with rules closes over what is differentiated", CUSTOM, "closes over a tensor that is differentiated",
-    lambda x: ruled(lambda y: y * x)(torch.ones(3)), leaf, fixed=lambda x: ruled(doubled)(x))
-mistake("more rules than arguments", CUSTOM, "1 arguments, and defjvps has 2 rules", pushed(TWO_RULES), numbers, fixed=pushed(ONE_RULE))
+mistake(
+    "bwd returns no tuple",
+    CUSTOM,
+    "not a tuple of 1 cotangents",
+    with_rules(bwd=lambda x, g: g * 2),
+    leaf,
+    fixed=RULED,
+    calls=once,
+)
+mistake(
+    "another structure of a cotangent",
+    CUSTOM,
+    "a cotangent of structure",
+    with_rules(bwd=lambda x, g: ([g * 2],)),
+    leaf,
+    fixed=RULED,
+    calls=once,
+)
+mistake(
+    "another shape of a cotangent",
+    CUSTOM,
+    "as the cotangent of x, which is",
+    with_rules(bwd=lambda x, g: (g.sum(),)),
+    leaf,
+    fixed=RULED,
+    calls=once,
+)
+mistake(
+    "a rule that returns no pair",
+    CUSTOM,
+    "returned a tensor, not a pair",
+    pushed(with_tangents(lambda p, t: t[0])),
+    numbers,
+    fixed=pushed(ruled(doubled)),
+)
+mistake(
+    "a rule that draws",
+    CUSTOM,
+    "draws random numbers, and runs again",
+    pushed(with_tangents(lambda p, t: (p[0] * 2, t[0] * torch.rand(3)))),
+    numbers,
+    fixed=pushed(ruled(doubled)),
+)
+mistake(
+    "a function with rules closes over what is differentiated",
+    CUSTOM,
+    "closes over a tensor that is differentiated",
+    lambda x: ruled(lambda y: y * x)(torch.ones(3)),
+    leaf,
+    fixed=lambda x: ruled(doubled)(x),
+)
+mistake(
+    "more rules than arguments",
+    CUSTOM,
+    "1 arguments, and defjvps has 2 rules",
+    pushed(TWO_RULES),
+    numbers,
+    fixed=pushed(ONE_RULE),
+)
 row("forward mode of a custom_vjp", tracing.NO_FORWARD_RULE, pushed(RULED), numbers, fixed=pushed(ONE_RULE))
-mistake("an argument that rules do not differentiate", fg.NonDifferentiableArgumentError, "is among its nondiff_argnums",
-    with_rules(lambda x: (x * 2, x), lambda x, saved, g: (), nondiff_argnums=0), leaf, fixed=RULED)
-mistake("nondiff_argnums is no position", ARGUMENT, "nondiff_argnums='x'", lambda x: fg.custom_jvp(doubled, "x")(x), numbers, fixed=RULED, where=None)
-mistake("nondiff_argnums out of range", ARGUMENT, "was called with 1 arguments", with_rules(nondiff_argnums=1), numbers, fixed=RULED)
-mistake("a keyword of a function with rules", ARGUMENT, "can be passed by keyword alone", lambda x: ruled(keyword_alone)(x, k=2), numbers, fixed=RULED)
-mistake("keywords of a function without a signature", ARGUMENT, "has no signature that says", lambda x: ruled(torch.add)(x, other=x), numbers,
-    fixed=lambda x: ruled(doubled)(x))
-mistake("defjvps and nondiff_argnums", ARGUMENT, "takes no nondiff_argnums", lambda x: fg.custom_jvp(doubled, 0).defjvps(None), numbers, fixed=RULED, where=None)
+mistake(
+    "an argument that rules do not differentiate",
+    fg.NonDifferentiableArgumentError,
+    "is among its nondiff_argnums",
+    with_rules(lambda x: (x * 2, x), lambda x, saved, g: (), nondiff_argnums=0),
+    leaf,
+    fixed=RULED,
+)
+mistake(
+    "nondiff_argnums is no position",
+    ARGUMENT,
+    "nondiff_argnums='x'",
+    lambda x: fg.custom_jvp(doubled, "x")(x),
+    numbers,
+    fixed=RULED,
+    where=None,
+)
+mistake(
+    "nondiff_argnums out of range",
+    ARGUMENT,
+    "was called with 1 arguments",
+    with_rules(nondiff_argnums=1),
+    numbers,
+    fixed=RULED,
+)
+mistake(
+    "a keyword of a function with rules",
+    ARGUMENT,
+    "can be passed by keyword alone",
+    lambda x: ruled(keyword_alone)(x, k=2),
+    numbers,
+    fixed=RULED,
+)
+mistake(
+    "keywords of a function without a signature",
+    ARGUMENT,
+    "has no signature that says",
+    lambda x: ruled(torch.add)(x, other=x),
+    numbers,
+    fixed=lambda x: ruled(doubled)(x),
+)
+mistake(
+    "defjvps and nondiff_argnums",
+    ARGUMENT,
+    "takes no nondiff_argnums",
+    lambda x: fg.custom_jvp(doubled, 0).defjvps(None),
+    numbers,
+    fixed=RULED,
+    where=None,
+)
 
 
 # ── rows that say another fix ────────────────────────────────────────────────────────────────────────────────────
@@ -1061,8 +2130,21 @@ def gradient_and_other_memory(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.autograd.grad((leaf * leaf).sum(), leaf)[0], y.detach() * 1
 
 
-row("a gradient, and other memory", memory.GRADIENT_OF_INPUT, backward_and_other_memory, leaf, fixed=gradient_and_other_memory, where="x")
-row("the seed of a generator", tracing.SEED_ASKED_FOR, lambda x: x * (torch.initial_seed() % 7), numbers, fixed=lambda x: (torch.manual_seed(3), x * (torch.initial_seed() % 7))[1])
+row(
+    "a gradient, and other memory",
+    memory.GRADIENT_OF_INPUT,
+    backward_and_other_memory,
+    leaf,
+    fixed=gradient_and_other_memory,
+    where="x",
+)
+row(
+    "the seed of a generator",
+    tracing.SEED_ASKED_FOR,
+    lambda x: x * (torch.initial_seed() % 7),
+    numbers,
+    fixed=lambda x: (torch.manual_seed(3), x * (torch.initial_seed() % 7))[1],
+)
 
 
 ELSEWHERE = {

@@ -21,14 +21,15 @@ from .source_location import user_line
 
 @define(eq=False)
 class _Search:
-    """A body runs to see which tensors it uses that are neither its operands nor made in it. What is ``made`` in it are fakes by
-    identity, and memory: a view of that may be taken anew as one asks."""
+    """A body runs to see which tensors it uses that are neither its operands nor made in it. What is ``made`` in it
+    are fakes by identity, and memory: a view of that may be taken anew as one asks."""
 
     made: dict[int, Any] = field(factory=dict)
     memory: set[int] = field(factory=set)
     asks: bool = False
     found: dict[int, tuple[Tensor, Tensor, int]] = field(factory=dict)
-    """By identity: as the body knows it, as it is computed with (a view may be taken anew), and how often it was written to before."""
+    """By identity: as the body knows it, as it is computed with (a view may be taken anew), and how often it was
+    written to before."""
 
     def met(self, known: Tensor, tensor: Tensor) -> None:
         bottom = unwrap_transform(tensor)
@@ -50,11 +51,13 @@ class Bodies:
 
     def __init__(self) -> None:
         self.given: tuple[Given, ...] = ()
-        """By the bodies around the one that runs as well, the outermost first: what one is given the next may close over."""
+        """By the bodies around the one that runs as well, the outermost first: what one is given the next may close
+        over."""
         self.searches: list[_Search] = []
 
     def met(self, known: Tensor, tensor: Tensor) -> Tensor:
-        """What a call is made with for an argument that the function knows, and that is this tensor where no body is given another one."""
+        """What a call is made with for an argument that the function knows, and that is this tensor where no body is
+        given another one."""
         own = known
         for given in self.given:
             own = given.get(id(own), own)

@@ -9,7 +9,16 @@ from attrs import evolve
 from torch import Tensor
 
 from .. import refusals
-from ..autograd_state import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, version_of, view_base
+from ..autograd_state import (
+    depends_on,
+    has_history,
+    has_hooks,
+    is_leaf,
+    leaves_below,
+    retains_grad,
+    version_of,
+    view_base,
+)
 from ..graphs import type_text
 from ..slots import Base
 from ..subclasses import inner_tensors
@@ -36,15 +45,20 @@ def changes_of(
 ) -> Iterator[tuple[Source | Base, Change]]:
     """What is done to each input, and to each overlap as one.
 
-    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both; autograd is not
-    to know the sizes of what is ``forgotten``.
+    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both;
+    autograd is not to know the sizes of what is ``forgotten``.
     """
     shared = {slot: group for group in groups for slot in group.base.of}
     tensors = dict(named)
     for group in groups:
         keys = [id(tensors[slot]) for slot, _ in group.views]
         if any(key in in_forward for key in keys):
-            yield group.base, Change("unversioned" if group.families else _most([in_forward[key] for key in keys if key in in_forward]))
+            yield (
+                group.base,
+                Change(
+                    "unversioned" if group.families else _most([in_forward[key] for key in keys if key in in_forward])
+                ),
+            )
             for family in group.families:
                 data = _of_family([id(tensors[slot]) for slot, _ in family.views], mirrored, in_forward)
                 if data != "unversioned" and isinstance(family.slot, Base):
@@ -63,13 +77,19 @@ def changes_of(
         own_data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
         if own_data == "tracked" and not forgotten.holds(lineage.current(own.seen)):
-            restrides = tuple(evolve(step, tracked=True) for step in restrides)  # what gets a history, autograd must follow
+            # what gets a history, autograd must follow
+            restrides = tuple(evolve(step, tracked=True) for step in restrides)
         if (
             not tensor.requires_grad and view_base(tensor) is not None and creation_meta(tensor).name != "DEFAULT"
         ):  # once it requires grad, autograd would forbid it
             restrides = tuple(evolve(step, tracked=False) for step in restrides)
         late = slot not in shared and id(tensor) in ever and not own_data
-        untouched = (slot not in shared or shared[slot].base not in written) and not own_data and not restrides and ever is in_forward
+        untouched = (
+            (slot not in shared or shared[slot].base not in written)
+            and not own_data
+            and not restrides
+            and ever is in_forward
+        )
         moved = untouched and own.how_written(False) == "detached"
         if own_data == "detached" and slot in families and overlaps_itself(tensor):
             own_data, moved = None, True  # its memory is written to as that of its base
@@ -79,7 +99,8 @@ def changes_of(
 
 
 def _of_family(keys: Sequence[int], mirrored: Mapping[int, Mirrored], in_forward: Mapping[int, str]) -> str:
-    """How members of one of several families are written to: through themselves, or seen by the version counter they share."""
+    """How members of one of several families are written to: through themselves, or seen by the version counter they
+    share."""
     ways = [in_forward[key] for key in keys if key in in_forward]
     return _most(ways) if "tracked" in ways else mirrored[keys[0]].how_written(False)
 
@@ -124,7 +145,9 @@ def refuse(
             raise refusals.TRACKED_ONTO_ITSELF(slot, where=str(slot))
     for group in groups:
         if group.base in changes and group.at_odds:
-            raise refusals.SHARED_AT_ODDS(" and ".join(map(str, group.base.of)), group.at_odds, where=str(group.base.of[0]))
+            raise refusals.SHARED_AT_ODDS(
+                " and ".join(map(str, group.base.of)), group.at_odds, where=str(group.base.of[0])
+            )
 
 
 def views_that_follow(
@@ -137,8 +160,8 @@ def views_that_follow(
 
 
 def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], splits: bool) -> None:
-    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from, which nothing hands on:
-    in a gradient transform, or within another backward pass."""
+    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from,
+    which nothing hands on: in a gradient transform, or within another backward pass."""
     seen = {id(own.seen) for own in mirrored.values()} if splits else ()
     for slot, tensor in named:
         own = mirrored[id(tensor)]
@@ -154,43 +177,58 @@ def refuse_leaves(
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
 ) -> None:
-    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
+    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from
+    what else is done."""
     tensors = dict(named)
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
-    computed = {slot for slot in gradients if not tensors[slot].is_leaf}  # set, and nothing else: no gradient arrives there
+    # set, and nothing else: no gradient arrives there
+    computed = {slot for slot in gradients if not tensors[slot].is_leaf}
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         faults = ["writes to one that overlaps with it"] if slot in together and slot not in computed else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
         faults += ["gives it other memory"] if slot in stores and (slot in gradients or slot in switches) else []
         tracked = changes.get(slot, Change()).data == "tracked"
-        faults += ["writes to it, a leaf, what requires grad"] if tracked and tensors[slot].requires_grad and slot in switches else []
+        faults += (
+            ["writes to it, a leaf, what requires grad"]
+            if tracked and tensors[slot].requires_grad and slot in switches
+            else []
+        )
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
             faults.append("hooks of it would have to run")
         made = gradients.get(slot)
         if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):
             faults.append("changes sizes, while that gradient has a history that goes by them")
         if faults:
-            refusal = refusals.HOOKED_GRADIENT_OF_INPUT if faults[-1].startswith("hooks") else refusals.GRADIENT_OF_INPUT
+            refusal = (
+                refusals.HOOKED_GRADIENT_OF_INPUT if faults[-1].startswith("hooks") else refusals.GRADIENT_OF_INPUT
+            )
             raise refusal(what, slot, " and ".join(faults), where=str(slot))
 
 
-def refuse_restrided_gradients(lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}) -> None:
-    """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as it is now."""
+def refuse_restrided_gradients(
+    lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}
+) -> None:
+    """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as
+    it is now."""
     for slot, gradient in gradients.items():
-        if gradient is not None and (lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])):
+        if gradient is not None and (
+            lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])
+        ):
             raise refusals.GRADIENT_RESTRIDED(type_text(gradient), slot, where=str(slot))
 
 
 def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> None:
-    """Raise for a result that is to keep the gradient that comes to it, where some comes from other results: within the program."""
+    """Raise for a result that is to keep the gradient that comes to it, where some comes from other results: within
+    the program."""
     for slot, tensor in made.items():
         if retains_grad(tensor) and depends_on([t for t in others if t is not tensor], tensor):
             raise refusals.RETURNS_RETAINED(slot, where=str(slot))
 
 
 def refuse_hidden_backward(in_backward: Sequence[Source], failed: Exception | None) -> None:
-    """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a leaf the function made."""
+    """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a
+    leaf the function made."""
     if failed is not None:
         raise refusals.BACKWARD_OF_OWN_LEAF() from failed
     for slot in in_backward:
@@ -210,8 +248,8 @@ def refuse_stores(
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
-    ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like in the end;
-    ``used``: whether it may come to what was computed of some tensors.
+    ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like
+    in the end; ``used``: whether it may come to what was computed of some tensors.
     """
     tensors = dict(named)
 
@@ -241,11 +279,16 @@ def refuse_stores(
         # eager PyTorch's own backward may read the new values, or the old ones
         if differentiable and tensors[slot].numel() and is_used(now) and shares:
             faults.append("its result is differentiated")
-        if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
+        if own.requires_grad and any(
+            tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))
+        ):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given = lineage.how_given(own)
-        renewed = given.how == "data" and (given.restrides or given.written or version_of(mirror.family) != mirror.version)
-        if own.requires_grad and view_base(own) is not None and renewed:  # autograd finds its history again, by how it lies in memory
+        renewed = given.how == "data" and (
+            given.restrides or given.written or version_of(mirror.family) != mirror.version
+        )
+        # autograd finds its history again, by how it lies in memory
+        if own.requires_grad and view_base(own) is not None and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
@@ -261,7 +304,8 @@ def refuse_inner_tensors(
     leaves: Sequence[Any],
     outputs: Sequence[OutputFact],
 ) -> None:
-    """Raise for what cannot be carried out of what a function does to wrapper subclasses and the tensors they are made of."""
+    """Raise for what cannot be carried out of what a function does to wrapper subclasses and the tensors they are
+    made of."""
     subclasses = {slot: mirrored[id(t)] for slot, t in named if is_wrapper_subclass(t)}
     tangled = entangled(named)
     for slot, tensor in named:
@@ -279,6 +323,9 @@ def refuse_inner_tensors(
             raise refusals.GRADIENT_INTO_INNER(output.path, where=f"out{output.path}")
         known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
         roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
-        shared = [known[id(root)] for root in roots if id(root) in known and changes.get(known[id(root)], Change()).data]
-        if shared and (output.view is None or isinstance(output.view.of, Base)):  # else it is taken again, of the caller's tensor
+        shared = [
+            known[id(root)] for root in roots if id(root) in known and changes.get(known[id(root)], Change()).data
+        ]
+        # else it is taken again, of the caller's tensor
+        if shared and (output.view is None or isinstance(output.view.of, Base)):
             raise refusals.RETURNS_OVER_INNER(shared[0], output.path, where=f"out{output.path}")

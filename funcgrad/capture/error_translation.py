@@ -11,7 +11,10 @@ from ..torch_private.operators import DYNAMO as _DYNAMO
 from ..torch_private.symbols import GuardOnDataDependentSymNode
 from .source_location import user_line, user_line_of
 
-_ASKED = "tolist() shouldn't be called on a tensor with unallocated storage", "unsupported format string passed to FunctionalTensor"
+_ASKED = (
+    "tolist() shouldn't be called on a tensor with unallocated storage",
+    "unsupported format string passed to FunctionalTensor",
+)
 """What PyTorch says where a value is asked for by a way of its own."""
 
 
@@ -21,9 +24,11 @@ def unsupported_operator(what: str, instead: str, where: str | None = None) -> F
 
 
 _NO_OPERAND = "convert all Tensors to FakeTensors first", "Attempting to use FunctionalTensor on its own"
-"""What PyTorch says where a branch meets a tensor that it closes over: one from outside, or one that the function computed."""
+"""What PyTorch says where a branch meets a tensor that it closes over: one from outside, or one that the function
+computed."""
 _NO_HISTORY = "new_fn INTERNAL ASSERT FAILED"
-"""What PyTorch says where it is to make the history of a view anew, and what that is a view of requires no grad any more."""
+"""What PyTorch says where it is to make the history of a view anew, and what that is a view of requires no grad any
+more."""
 _NO_MEMORY = ("its data is not allocated yet", "Cannot access data pointer of Tensor", "on an invalid python storage")
 """What PyTorch says where a tensor without memory is asked for it."""
 
@@ -32,7 +37,9 @@ def named_error(error: Exception) -> FuncgradError | None:
     """The funcgrad error for an exception that tracing caused, or None for the function's own errors."""
     where = user_line_of(error)
     text = str(error)
-    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)) or any(said in text for said in _ASKED):
+    if isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode)) or any(
+        said in text for said in _ASKED
+    ):
         return refusals.ASKED_FOR_VALUE(where=where)
     if (isinstance(error, RuntimeError) and ".numpy() is not supported" in text) or "Can't call numpy()" in text:
         return refusals.ASKED_FOR_ARRAY(where=where)
@@ -41,9 +48,13 @@ def named_error(error: Exception) -> FuncgradError | None:
     if isinstance(error, DynamicOutputShapeException):
         refusal = refusals.SIZE_OF_SOLUTION if "lstsq" in str(error.func) else refusals.SIZE_OF_VALUES
         return refusal(error.func, where=where)
-    if type(error).__module__.startswith(_DYNAMO) or (isinstance(error, RuntimeError) and "found no compiled frames" in text):
+    if type(error).__module__.startswith(_DYNAMO) or (
+        isinstance(error, RuntimeError) and "found no compiled frames" in text
+    ):
         return unsupported_operator(
-            "the function runs what torch compiles itself (torch.compile, flex_attention)", "the same in plain torch functions", where
+            "the function runs what torch compiles itself (torch.compile, flex_attention)",
+            "the same in plain torch functions",
+            where,
         )
     if isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY):
         return refusals.VALUES_ON_THE_WAY(where=where)

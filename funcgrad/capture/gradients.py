@@ -63,7 +63,12 @@ def require_no_hooks(trace: Trace, inputs: Sequence[Any]) -> None:
     """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
     for tensor in inputs:
         real = trace.reals.get(id(tensor), tensor)
-        if isinstance(real, Tensor) and not is_traced(real) and trace.questions.has_hooks(real) and real._backward_hooks:
+        if (
+            isinstance(real, Tensor)
+            and not is_traced(real)
+            and trace.questions.has_hooks(real)
+            and real._backward_hooks
+        ):
             raise refusals.HOOKS_OF_INPUT(type_text(real), where=user_line())
 
 

@@ -38,7 +38,14 @@ from .control_calls import CALLS
 from .gradients import ask_for_gradient, gradient_kept, require_no_hooks, require_own, switch
 from .ints import without_ints
 from .math_functions import quotient_of
-from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
+from .outside import (
+    BACKWARD_CHECKS,
+    FAKE_RESULTS,
+    REWRITES,
+    VALUE_CHECKS,
+    require_compiled_operator,
+    require_fitting_values,
+)
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .replacements import replacements_of
@@ -87,7 +94,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
-        return self._trace.symbols.floats.exact(out, quotient_of(func, args)) if isinstance(out, torch.SymFloat) else out
+        return (
+            self._trace.symbols.floats.exact(out, quotient_of(func, args)) if isinstance(out, torch.SymFloat) else out
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -104,7 +113,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
             trace.require_false(args[0], trace.checks)
             return False
-        if func is torch.ops.aten.allclose.default and (message := BACKWARD_CHECKS.get(running_node_name())) is not None:
+        if (
+            func is torch.ops.aten.allclose.default
+            and (message := BACKWARD_CHECKS.get(running_node_name())) is not None
+        ):
             with self:
                 trace.require_true(torch.isclose(*args, **kwargs).all(), message)
             return True
@@ -139,7 +151,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stand_in(self, value: Any) -> Any:
         """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value):  # forward mode's
-            op, args, kwargs = torch.ops.aten.zeros.default, (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+            op, args, kwargs = (
+                torch.ops.aten.zeros.default,
+                (list(value.shape),),
+                {"dtype": value.dtype, "device": value.device},
+            )
             out = self._trace.on_fakes(op, args, kwargs)
             if self._trace.graph is not None:
                 self._trace.record(op, args, kwargs, out)
@@ -159,7 +175,8 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above autograd
+        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above
+        # autograd
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
         if func is CUSTOM_FUNCTION:
@@ -178,7 +195,11 @@ class Lifter(TorchFunctionMode):
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             ask_for_gradient(self._trace, original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            found = gradient_kept(self._trace, original, func.__name__) if isinstance(original, Tensor) and is_traced(original) else None
+            found = (
+                gradient_kept(self._trace, original, func.__name__)
+                if isinstance(original, Tensor) and is_traced(original)
+                else None
+            )
             if found is not None:
                 return found
         given = kwargs or {}
@@ -188,9 +209,17 @@ class Lifter(TorchFunctionMode):
         kwargs = {k: self._trace.operand(v) for k, v in given.items()}
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
-        if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
+        if (
+            func in QUESTIONS
+            and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented
+        ):
             return answer
-        if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._trace.is_view_here_alone(args[0]):
+        if (
+            method in WRITES
+            and is_traced(args[0])
+            and not self._trace.writes.custom_functions
+            and self._trace.is_view_here_alone(args[0])
+        ):
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
@@ -204,7 +233,9 @@ class Lifter(TorchFunctionMode):
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
             return restride(self._trace, func, original, args, kwargs)
-        if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
+        if func is Tensor.requires_grad_ or (
+            getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"
+        ):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             if self._trace.graph is not None and args[0].requires_grad == on:
                 return original  # the dry run found that it may be said; a leaf that is written to is none here
@@ -231,7 +262,8 @@ class Lifter(TorchFunctionMode):
                 self._trace.forgotten.used((*args, *kwargs.values()), out)
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
-            return original if isinstance(out, Tensor) and args and out is args[0] else out  # one object, whoever asks (x += 1, x is y)
+            # one object, whoever asks (x += 1, x is y)
+            return original if isinstance(out, Tensor) and args and out is args[0] else out
         except (RuntimeError, TypeError) as error:
             if func in READS:
                 self._trace.refused = error
@@ -243,7 +275,12 @@ class Lifter(TorchFunctionMode):
         """Refuse what no program can know of a tensor; note who asks for its length."""
         refuse_unknowable(func)
         watch = self._trace.watch
-        if func is Tensor.__len__ and self._trace.graph is None and watch is not None and (space := asking_globals()) is not None:
+        if (
+            func is Tensor.__len__
+            and self._trace.graph is None
+            and watch is not None
+            and (space := asking_globals()) is not None
+        ):
             watch.measuring.append(space)
 
     def _require_no_gradients(self, func: Any) -> None:

@@ -1,8 +1,9 @@
-"""``.backward()`` inside a function whose inputs were computed outside: the gradient of such an input is handed on to its history.
+"""``.backward()`` inside a function whose inputs were computed outside: the gradient of such an input is handed on to
+its history.
 
-Each call that gets so far is one ``BackwardCall``: when a program has run, it goes on through the caller's own graph, as autograd would
-have gone on, with the gradients the call ended in. So that graph is freed or kept, its hooks run, and a second pass raises as in eager
-PyTorch.
+Each call that gets so far is one ``BackwardCall``: when a program has run, it goes on through the caller's own graph,
+as autograd would have gone on, with the gradients the call ended in. So that graph is freed or kept, its hooks run, and
+a second pass raises as in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ class _Pass:
 
 @frozen(eq=False)
 class Passes:
-    """The ``.backward()`` calls of a dry run that came to the history of an input: to what autograd knows as the base of which real
-    tensors, by identity."""
+    """The ``.backward()`` calls of a dry run that came to the history of an input: to what autograd knows as the
+    base of which real tensors, by identity."""
 
     found: list[_Pass] = field(factory=list)
 
     def done(
-        self, mirrored: Mapping[int, Mirrored], written: Mapping[int, str], keeps_graph: bool, again: bool, targets: Sequence[Any]
+        self,
+        mirrored: Mapping[int, Mirrored],
+        written: Mapping[int, str],
+        keeps_graph: bool,
+        again: bool,
+        targets: Sequence[Any],
     ) -> None:
         """A ``.backward()`` has run; ``again``: so that it can be differentiated; ``targets``: to these alone."""
         for own in mirrored.values():
@@ -66,8 +72,8 @@ _HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"
 def calls_of(
     passes: Sequence[_Pass], facts: Facts, named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored]
 ) -> tuple[tuple[BackwardCall, ...], tuple[Source, ...], tuple[Asked, ...]]:
-    """What those calls may hand on, by the inputs of the inner function; the inputs that must be computed outside for that; and those of
-    whose gradient nobody must hear.
+    """What those calls may hand on, by the inputs of the inner function; the inputs that must be computed outside for
+    that; and those of whose gradient nobody must hear.
 
     Raises ``MutationError`` where that would not be what eager PyTorch does.
     """
@@ -85,7 +91,9 @@ def calls_of(
             goes_in = facts.goes_in_as(slot)
             faults = ["after a write through .data, of which autograd does not know"] if one.hidden else []
             if goes_in != slot:  # its own gradient is not known, only that of what it is a view of
-                faults += ["though it is written to, and has hooks, or its gradient retained"] * (has_hooks(tensor) or tensor.retains_grad)
+                faults += ["though it is written to, and has hooks, or its gradient retained"] * (
+                    has_hooks(tensor) or tensor.retains_grad
+                )
                 unheard[slot] = Asked(slot, _HEARD, False, NotImplemented)
             if faults:
                 raise refusals.ONWARD_WITH_FAULTS(slot, " and ".join(faults), where=str(slot))
@@ -96,7 +104,8 @@ def calls_of(
 
 @frozen(eq=False)
 class Handing:
-    """The gradients that the calls of a recorded run hand on; ``leaves`` are the inputs of the inner function, where they arrive."""
+    """The gradients that the calls of a recorded run hand on; ``leaves`` are the inputs of the inner function, where
+    they arrive."""
 
     facts: Facts
     leaves: Mapping[Any, Tensor]
@@ -111,7 +120,8 @@ class Handing:
         return called | {s for s in self.leaves if self.facts.leaves.get(s) is False}
 
     def begins(self) -> None:
-        """A ``.backward()`` is about to run: what it finds is not added to what the function has set, as these are no leaves outside."""
+        """A ``.backward()`` is about to run: what it finds is not added to what the function has set, as these are
+        no leaves outside."""
         for slot in self._computed:
             self._set[slot], self.leaves[slot].grad = self.leaves[slot].grad, None
 
@@ -133,7 +143,8 @@ class Handing:
             raise refusals.ONWARD_TO_BASE(slot, where=str(slot))
         for slot in expected:
             gradient = self.leaves[slot].grad
-            self.values[Onward(slot, n)] = None if gradient is None else gradient.clone()  # what is written to it later, it had then
+            # what is written to it later, it had then
+            self.values[Onward(slot, n)] = None if gradient is None else gradient.clone()
 
     def require_all(self) -> None:
         """Raises ``TraceError`` where the dry run met calls that this run did not make."""

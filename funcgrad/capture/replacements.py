@@ -61,13 +61,17 @@ def replacements_of(trace: Trace) -> dict[str, Replacement]:
         return found
 
     return {
-        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),  # torch's own would be compiled by torch; so would others
+        # torch's own would be compiled by torch; so would others
+        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),
         "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
-        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),  # on a real tensor, torch's own would be carried out at once
+        # on a real tensor, torch's own would be carried out at once
+        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,
-        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
+        # torch's own would run the function again in backward
+        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
         "engine": run_engine,
-        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
+        # torch's own reads the values of the mask
+        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
         "level": lambda original, tensor, *at: original(trace.operand(tensor), *at),

@@ -1,9 +1,10 @@
-"""What autograd goes by, and is not told of: sizes changed under ``no_grad`` (``x.t_()``), other memory of other sizes (``x.data = y``): it
-goes on with a gradient of other sizes. And ``x.data = y`` of any sizes: what was saved of ``x`` for backward is ``y`` from then on.
+"""What autograd goes by, and is not told of: sizes changed under ``no_grad`` (``x.t_()``), other memory of other sizes
+(``x.data = y``): it goes on with a gradient of other sizes. And ``x.data = y`` of any sizes: what was saved of ``x``
+for backward is ``y`` from then on.
 
-In eager PyTorch such a backward fails, or is wrong without a word where the matrix is square. A program is refused that would need one.
-No such tensor is a view, as autograd finds its history when asked for, nor a leaf nobody has used so far; nor is it one that got
-more dimensions of size one in front, which a gradient may have.
+In eager PyTorch such a backward fails, or is wrong without a word where the matrix is square. A program is refused that
+would need one. No such tensor is a view, as autograd finds its history when asked for, nor a leaf nobody has used so
+far; nor is it one that got more dimensions of size one in front, which a gradient may have.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Forgotten:
         """Each with the nodes of autograd that may have saved it."""
         self._errors: dict[int, MutationError] = {}
         self._outdated: dict[Any, MutationError] = {}
-        """The nodes that have saved what is another value since, or get a gradient of other sizes than the history behind them."""
+        """The nodes that have saved what is another value since, or get a gradient of other sizes than the history
+        behind them."""
         self._parted: list[tuple[Tensor, Tensor, int, MutationError]] = []
         """What was given other memory than its views have, or what it is a view of."""
         self._severed: list[tuple[Tensor, Tensor, MutationError]] = []
@@ -72,20 +74,23 @@ class Forgotten:
             self._outdated |= dict.fromkeys(nodes if known(tensor) else (), error)
 
     def parted(self, tensor: Tensor, by: Tensor, version: int, what: str) -> None:
-        """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still share one history,
-        which it finds again by how it lies in memory, if that was written to since the ``version``."""
+        """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still
+        share one history, which it finds again by how it lies in memory, if that was written to since the
+        ``version``."""
         error = refusals.MEMORY_AND_WRITES(what, where=user_line())
         self._parted.append((tensor, by, version, error))
 
     def require_apart(self) -> None:
-        """Raises ``MutationError`` where something was written to since that shares a history, and no memory, with something else."""
+        """Raises ``MutationError`` where something was written to since that shares a history, and no memory, with
+        something else."""
         for tensor, by, version, error in self._parted:
             tracked = by.requires_grad or family_of(tensor).requires_grad
             if tracked and max(version_of(tensor), version_of(by)) != version:
                 raise error
 
     def severed(self, tensor: Tensor, what: str) -> None:
-        """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd tracks that."""
+        """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd
+        tracks that."""
         error = refusals.HISTORY_REUSED(what, where=user_line())
         self._severed.append((family_of(tensor), tensor, error))
 
@@ -115,8 +120,11 @@ class Forgotten:
         if id(tensor) in self._errors:
             raise self._errors[id(tensor)]
 
-    def restrided(self, func: Any, real: Tensor, own: Tensor, tensor: Tensor, by: Tensor, views: Callable[[], Iterable[Tensor]]) -> None:
-        """``tensor``, which is what ``own`` looks like, looks like ``by`` from now on; ``real`` is what that stands for.
+    def restrided(
+        self, func: Any, real: Tensor, own: Tensor, tensor: Tensor, by: Tensor, views: Callable[[], Iterable[Tensor]]
+    ) -> None:
+        """``tensor``, which is what ``own`` looks like, looks like ``by`` from now on; ``real`` is what that stands
+        for.
 
         Autograd finds the history of its ``views`` again when asked for: it goes by the sizes that their base has then.
         """
@@ -137,13 +145,15 @@ class Forgotten:
 
 
 def _saving(outs: Sequence[Tensor], args: Sequence[Tensor]) -> Iterator[Any]:
-    """The nodes of autograd between what a call returned and what it was given, but for those that save no tensor (of views, of sums)."""
+    """The nodes of autograd between what a call returned and what it was given, but for those that save no tensor
+    (of views, of sums)."""
     before = {t.grad_fn for t in args if has_history(t) and not any(t is out for out in outs)}
     pending: list[Any] = [t.grad_fn for t in outs if has_history(t)]
     seen = before.union(pending)
     while pending:
         node = pending.pop()
-        if node.name() == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(node)):  # a write to a view holds another node
+        # a write to a view holds another node
+        if node.name() == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(node)):
             yield node
         below = [n for n, _ in getattr(node, "next_functions", ()) if n is not None and n not in seen]
         seen |= {*below}

@@ -47,7 +47,9 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
     """
     tensor = args[0]
     if not isinstance(tensor, FunctionalTensor):
-        raise refusals.RESTRIDES_NO_PLAIN(type(tensor).__name__, func.__name__, func.__name__.removesuffix("_"), where=user_line())
+        raise refusals.RESTRIDES_NO_PLAIN(
+            type(tensor).__name__, func.__name__, func.__name__.removesuffix("_"), where=user_line()
+        )
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.is_switched_on(tensor):
         raise refusals.VIEW_SWITCHED_AND_RESTRIDED(where=user_line())
@@ -60,7 +62,8 @@ def restride(trace: Trace, func: Any, original: Any, args: list[Any], kwargs: di
         if probe._is_view() and tensor._is_view():
             set_creation_meta(probe, creation_meta(tensor))
         func(probe, *args[1:], **kwargs)
-    forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"  # autograd lets nobody read it from now on
+    # autograd lets nobody read it from now on
+    forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
     with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
         by = RESTRIDES[func](*args, **kwargs)
     if by is not tensor:
@@ -80,7 +83,9 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     """``tensor``, which stands for ``original``, is given the memory of ``value``; it keeps its history."""
     if value is tensor and how == "data":
         return  # x.data = x
-    if not (isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device):
+    if not (
+        isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device
+    ):
         raise refusals.MEMORY_OF_OTHER_CLASS(type_text(tensor), type_text(value), where=user_line())
     if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
         raise RuntimeError("data set to a tensor that requires gradients must be floating point or complex dtype")
@@ -101,7 +106,8 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         trace.forgotten.misfits(by, f"a tensor {type_text(tensor)}")
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs:
-        trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of, or what was saved of it
+        # it keeps the version counter it shares with what it was a view of, or what was saved of it
+        trace.writes.link([tensor, by])
         if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
             trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
@@ -112,7 +118,8 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
         raise refusals.STORAGE_GIVEN(where=user_line())
     if is_stale(tensor):
         raise refusals.MEMORY_OF_STALE_VIEW(where=user_line())
-    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():  # in later runs, inputs are leaves
+    # in later runs, inputs are leaves
+    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
@@ -124,8 +131,16 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
             give_data(trace, original, tensor, source, "set_")
         return original
     own = original if is_traced(original) else trace.lift(original)
-    of_input = tensor._is_view() and id(own) not in trace.inputs and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
-    if trace.tracks or trace.lineage.given(own) is not None or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs):
+    of_input = (
+        tensor._is_view()
+        and id(own) not in trace.inputs
+        and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
+    )
+    if (
+        trace.tracks
+        or trace.lineage.given(own) is not None
+        or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs)
+    ):
         raise refusals.HISTORY_GIVEN(where=user_line())
     if trace.graph is None:
         trace.forgotten.severed(tensor, f"a tensor {type_text(tensor)}")
@@ -151,7 +166,10 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     inside = inside and (trace.lineage.source(tensor) is not None or trace.lineage.is_looked_at(tensor))
     if trace.lineage.given(original) is not None:
         raise refusals.RESIZES_GIVEN(where=user_line())
-    beyond = not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+    beyond = (
+        not is_traced(real)
+        and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+    )
     inside = inside or (not tensor.numel() and trace.lineage.is_looked_at(tensor))
     if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
         raise refusals.RESIZED_AROUND(where=user_line())
@@ -159,7 +177,9 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
     if shape.numel() > flat.numel():
         flat = torch.cat([flat, flat.new_zeros(shape.numel() - flat.numel())])
-    give_data(trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data")
+    give_data(
+        trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data"
+    )
     return original
 
 
@@ -193,13 +213,18 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
         likes = func(*plain, **plain_rest)
     named = original if isinstance(original, tuple) else (original,)
-    outs = tuple(_fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True))
-    refused = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0])
+    outs = tuple(
+        _fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True)
+    )
+    refused = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0]
+    )
     if refused or all(out.is_contiguous() for out in outs):
         before = list(map(version_of, outs))
         result = func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
         missed = [i for i, out in enumerate(outs) if out.numel() and version_of(out) == before[i]]
-        if missed and func not in _LEAVES_OUT:  # it wrote to what functionalisation takes for another tensor (kron, matrix_rank)
+        # it wrote to what functionalisation takes for another tensor (kron, matrix_rank)
+        if missed and func not in _LEAVES_OUT:
             values = func(*args, **rest)
             for i in missed:
                 outs[i].copy_([values][i] if isinstance(values, Tensor) else values[i])

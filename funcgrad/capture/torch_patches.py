@@ -1,10 +1,12 @@
-"""Functions of torch, and of ``math``, that are others in a trace: what a trace cannot see otherwise, or could not carry out.
+"""Functions of torch, and of ``math``, that are others in a trace: what a trace cannot see otherwise, or could not
+carry out.
 
-All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks first whether it
-is its own thread that traces: in every other thread it is the original. The first trace to begin puts it there, the last one to end takes
-it away. But what code that ``torch.compile`` makes in any thread may have looked at stays once it is there, and is the original to the
-compiler: were it another from one call to the next, that code would be compiled again. What had no original stays, too: another thread may
-have listed it and be about to read it. And two modules give functions of their own to a thread that traces, and to others those they have.
+All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks
+first whether it is its own thread that traces: in every other thread it is the original. The first trace to begin puts
+it there, the last one to end takes it away. But what code that ``torch.compile`` makes in any thread may have looked at
+stays once it is there, and is the original to the compiler: were it another from one call to the next, that code would
+be compiled again. What had no original stays, too: another thread may have listed it and be about to read it. And two
+modules give functions of their own to a thread that traces, and to others those they have.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ _own = _Thread()
 _lock = threading.Lock()
 _running = 0
 _seeded = 0
-torch.overrides.get_overridable_functions()  # a table that torch keeps for good: it is made of the originals, whoever asks first
+# a table that torch keeps for good: it is made of the originals, whoever asks first
+torch.overrides.get_overridable_functions()
 _there: list[tuple[_Place, Any, Any]] = []
 """What was replaced (None where it was inherited), and by what."""
 _stays: dict[_Place, Any] = {}
@@ -97,7 +100,8 @@ def seeds_noted() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def replacing(replacements: Mapping[str, Replacement]) -> Iterator[None]:
-    """Inside, in this thread, functions of torch are what is named here (see ``_PLACES``; the others stay as they are)."""
+    """Inside, in this thread, functions of torch are what is named here (see ``_PLACES``; the others stay as they
+    are)."""
     _begin()
     outer, _own.replacements = _own.replacements, replacements
     try:
@@ -120,10 +124,14 @@ def _begin() -> None:
             made: dict[int, Any] = {}
             for place in _PLACES:
                 before = vars(place.owner).get(place.name)
-                if place in _stays and inspect.unwrap(before, stop=lambda f, place=place: f is _stays[place]) is _stays[place]:  # type: ignore[misc, arg-type]
+                if (
+                    place in _stays
+                    and inspect.unwrap(before, stop=lambda f, place=place: f is _stays[place]) is _stays[place]
+                ):  # type: ignore[misc, arg-type]
                     continue
                 original = getattr(place.owner, place.name) if before is None else before
-                now = made.setdefault(id(original), _dispatching(place.key, original))  # what was one function is one (torch._dynamo asks)
+                # what was one function is one (torch._dynamo asks)
+                now = made.setdefault(id(original), _dispatching(place.key, original))
                 set_attribute(place.owner, place.name, now)
                 if place.stays:
                     _stays[place] = now
@@ -186,7 +194,8 @@ class _OfThreads(types.ModuleType):
     def __getattribute__(self, name: str) -> Any:
         if _own.replacements is not None and (self, name) in _given:
             return _given[self, name]
-        return types.ModuleType.__getattribute__(self, name)  # not super(): another thread may have given the class back by now
+        # not super(): another thread may have given the class back by now
+        return types.ModuleType.__getattribute__(self, name)
 
 
 _MODULES = math, torch.overrides
@@ -201,7 +210,8 @@ def _alone(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 _ELSEWHERE: Mapping[str, Replacement] = {"cond": _alone}
-"""In threads that trace nothing: eager ``torch.cond`` notes for the whole process that it traces, as that of a trace does."""
+"""In threads that trace nothing: eager ``torch.cond`` notes for the whole process that it traces, as that of a trace
+does."""
 
 
 _original_set = torch.Tensor.set_

@@ -30,7 +30,8 @@ _DIVISION = Cost(8.0)
 
 COSTS: Mapping[str, Cost] = dict.fromkeys(
     (
-        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot "
+        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh "
+        "atanh pow atan2 hypot "
         "philox0 philox1"
     ).split(),
     _FUNCTION,

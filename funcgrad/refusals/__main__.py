@@ -13,7 +13,9 @@ def page() -> str:
     lines += ["Printed by `python -m funcgrad.refusals`; `errors.md` has a section for each class."]
     for kind in sorted({row.kind for row in REFUSALS.values()}, key=lambda kind: kind.__name__):
         lines += ["", f"## {kind.__name__}", ""]
-        lines += [f"- {_open(row.what)}\n  **Instead:** {_open(row.fix)}" for row in REFUSALS.values() if row.kind is kind]
+        lines += [
+            f"- {_open(row.what)}\n  **Instead:** {_open(row.fix)}" for row in REFUSALS.values() if row.kind is kind
+        ]
     return "\n".join(lines) + "\n"
 
 

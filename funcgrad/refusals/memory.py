@@ -15,12 +15,14 @@ WRITES_OUTSIDE_IN_BACKWARD = Refusal(
 )
 ONWARD_TO_OWN_GRADIENT = Refusal(
     MutationError,
-    "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets or reads",
+    "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets "
+    "or reads",
     "compute the one from the other inside of the function, or call .backward() outside",
 )
 BACKWARD_OF_OWN_LEAF = Refusal(
     MutationError,
-    "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward pass would fail",
+    "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward pass "
+    "would fail",
     "make the leaf outside and pass it as an argument",
 )
 WRITES_IN_BACKWARD_OF_OWN_LEAF = Refusal(
@@ -41,7 +43,8 @@ IN_PLACE_ON_LEAF = Refusal(
 )
 RESIZED_UNFOLLOWED = Refusal(
     MutationError,
-    "the function changes the sizes of {0} where the trace does not follow it (resize_, or in a custom autograd.Function)",
+    "the function changes the sizes of {0} where the trace does not follow it (resize_, or in a custom "
+    "autograd.Function)",
     "return a view instead",
 )
 DETACHED_AND_WRITTEN = Refusal(
@@ -72,7 +75,8 @@ ONWARD = Refusal(
 GRADIENT_OF_INPUT = Refusal(
     MutationError,
     "the function {0} {1} (.backward() inside, .grad =, requires_grad_()), and {2}",
-    "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
+    "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves "
+    "need",
 )
 HOOKED_GRADIENT_OF_INPUT = evolve(
     GRADIENT_OF_INPUT,
@@ -120,7 +124,8 @@ RESIZED_AROUND = Refusal(
 )
 SWITCHED_OFF_WITH_VIEW = Refusal(
     MutationError,
-    "the function switches requires_grad off (requires_grad_()) of a leaf, writes to it, and uses a view that it took before",
+    "the function switches requires_grad off (requires_grad_()) of a leaf, writes to it, and uses a view that it took "
+    "before",
     "take the view after requires_grad_(False), or of x.detach()",
 )
 WRITES_INTO_LEAF = Refusal(
@@ -150,7 +155,8 @@ ACCUMULATE_HOOK = Refusal(
 )
 HOOKS_OF_INPUT = Refusal(
     MutationError,
-    "the function asks for the gradient of a tensor {0} it was given (torch.autograd.grad), and hooks of it would have to run",
+    "the function asks for the gradient of a tensor {0} it was given (torch.autograd.grad), and hooks of it would "
+    "have to run",
     "pass x.detach().requires_grad_(), and do to its gradient what the hook does",
 )
 SWITCHED_OFF_BASE = Refusal(
@@ -181,7 +187,8 @@ ONWARD_CREATE_GRAPH = Refusal(
 )
 ONWARD_TO_BASE = Refusal(
     MutationError,
-    "the function calls .backward(), which would go on through the history of {0}, to another input, a leaf that it is a view of",
+    "the function calls .backward(), which would go on through the history of {0}, to another input, a leaf that it "
+    "is a view of",
     "call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside",
 )
 BACKWARD_INPUTS = Refusal(
@@ -226,7 +233,8 @@ OVERLAPS_ITSELF = Refusal(
 )
 OVERLAPS_ITSELF_TRACKED = Refusal(
     MutationError,
-    "{0} writes to memory that overlaps itself what requires grad: in the backward pass, the result depends on the order in which it goes",
+    "{0} writes to memory that overlaps itself what requires grad: in the backward pass, the result depends on the "
+    "order in which it goes",
     "write to what it is a view of, or to a clone",
 )
 AROUND_A_VIEW = Refusal(
@@ -261,7 +269,8 @@ RESTRIDED_AFTER_USE = Refusal(
 )
 MEMORY_OF_STALE_VIEW = Refusal(
     MutationError,
-    "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was written to",
+    "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was "
+    "written to",
     "use the other tensor itself",
 )
 RESTRIDES_NO_PLAIN = Refusal(
@@ -271,7 +280,8 @@ RESTRIDES_NO_PLAIN = Refusal(
 )
 VIEW_SWITCHED_AND_RESTRIDED = Refusal(
     MutationError,
-    "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its sizes",
+    "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its "
+    "sizes",
     "take the view instead, or change its sizes outside",
 )
 MEMORY_OF_OTHER_CLASS = Refusal(

@@ -123,7 +123,8 @@ BRANCH_TYPES = Refusal(
 CONDITION_TYPE = Refusal(TraceError, "the condition of while_loop returns {0}", "return one bool, as a tensor: .any()")
 NOT_AN_OPERAND = Refusal(
     UnsupportedTensorError,
-    "a branch of torch.cond, or the body of a loop, uses a tensor that is not one of its operands, in a call that is not traced",
+    "a branch of torch.cond, or the body of a loop, uses a tensor that is not one of its operands, in a call that is "
+    "not traced",
     "name it among the operands: torch.cond(condition, f, g, (x, w))",
 )
 NOT_COMPILED = Refusal(
@@ -133,7 +134,8 @@ NOT_COMPILED = Refusal(
 )
 ASKED_FOR_VALUE = Refusal(
     DataDependentControlFlowError,
-    "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it is traced",
+    "the function asked for the value of a tensor (.item(), float(t), if t:, while t:), which is not known while it "
+    "is traced",
     "write `torch.where(condition, a, b)` for a choice between values, `torch.cond(condition, f, g, (x,))` for a "
     'choice between computations, or pass the value as a Python argument; or leave out reads="error"',
 )
@@ -154,8 +156,10 @@ SIZE_OF_SOLUTION = evolve(
 )
 VALUES_ON_THE_WAY = Refusal(
     DataDependentControlFlowError,
-    "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is traced",
-    "pass the values as Python numbers, compute what depends on them outside, or wrap what reads memory in a torch.library.custom_op",
+    "an operation reads the values of a tensor on its way, or asks where they lie, which is not known while it is "
+    "traced",
+    "pass the values as Python numbers, compute what depends on them outside, or wrap what reads memory in a "
+    "torch.library.custom_op",
 )
 VIEW_WILL_NOT_DO = Refusal(TraceError, "{0}", "use reshape(), which copies where a view will not do")
 RESULT_IN_TWO_RUNS = Refusal(
@@ -263,7 +267,8 @@ POLICY_ANSWER = Refusal(
 CALLS_LINEARIZE = Refusal(
     UnsupportedTransformError,
     "the function calls torch.func.linearize, which starts a tracer of its own",
-    "fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the compiled function",
+    "fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the compiled "
+    "function",
 )
 CONSTANT_OF_PYTREE = Refusal(
     ResultError,
@@ -289,7 +294,8 @@ RETURNS_NEW_OBJECT = Refusal(
 ASKED_FOR_MEMORY = Refusal(
     DataDependentControlFlowError,
     "the function asked for {0}: there is no memory behind a tensor while it is traced",
-    "compute with torch functions, do it outside of the function, or wrap what reads memory in a torch.library.custom_op",
+    "compute with torch functions, do it outside of the function, or wrap what reads memory in a "
+    "torch.library.custom_op",
 )
 STORAGE_SIZE = Refusal(
     DataDependentControlFlowError,
@@ -319,7 +325,8 @@ COTANGENT_DIFFERS = Refusal(
 )
 DRAWN_BY_ANOTHER_THREAD = Refusal(
     UnsupportedTransformError,
-    "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a second derivative",
+    "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a second "
+    "derivative",
     'compile with rng="philox", or draw in one thread at a time',
 )
 DRAWS_ELSEWHERE = Refusal(
@@ -359,7 +366,8 @@ OPAQUE_CLOSES_OVER = Refusal(
 )
 FORWARD_OVER_WRITES = Refusal(
     UnsupportedTransformError,
-    "a gradient of a function that writes to memory that inputs share, or to more than values, is differentiated in forward mode",
+    "a gradient of a function that writes to memory that inputs share, or to more than values, is differentiated in "
+    "forward mode",
     "take the derivative by torch.func: torch.func.jvp(torch.func.grad(f), ...)",
 )
 LEGACY_VMAP_TWICE = Refusal(
@@ -409,7 +417,8 @@ SEED_ASKED_FOR = Refusal(
 )
 STATE_OF_PHILOX = Refusal(
     UnsupportedTransformError,
-    "the function sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not made",
+    "the function sets the state of the random generator (torch.manual_seed, fork_rng), of which its numbers are not "
+    "made",
     'rng="eager"',
 )
 SEEDED_BY_OLD_METHOD = Refusal(

@@ -112,7 +112,8 @@ class Differentiable:
         unnoticed = self.at.unnoticed
         if unnoticed:
             inputs = tuple(_ahead(v, unnoticed[i]) if i in unnoticed else v for i, v in enumerate(inputs))
-        first = {i: inputs[i].clone() for i in self.at.copied}  # tracked: a second derivative flows on to what made them
+        # tracked: a second derivative flows on to what made them
+        first = {i: inputs[i].clone() for i in self.at.copied}
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
@@ -185,7 +186,8 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
         at = program.at
         ctx.generators = {of: state_of(of) for of in program.draws}
-        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
+        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
+        # (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
         ctx.generators_then = {of: mark_of(of) for of in program.draws}
@@ -193,7 +195,11 @@ class _Apply(torch.autograd.Function):
             bump_version(inputs[i])
         outs, saved = tuple(values[: at.n_outs]), values[at.n_outs :]
         # as they lie now: the caller may be about to change how an input looks (t_)
-        kept = [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept] + list(saved) + [outs[i] for i in at.writes_outs]
+        kept = (
+            [inputs[i].detach() if i in at.restrided else inputs[i] for i in at.kept]
+            + list(saved)
+            + [outs[i] for i in at.writes_outs]
+        )
         ctx.program = program
         ctx.save_for_backward(*[v if isinstance(v, Tensor) else None for v in kept])
         ctx.scalars = [None if isinstance(v, Tensor) else v for v in kept]
@@ -201,8 +207,8 @@ class _Apply(torch.autograd.Function):
         ctx.written = [inputs[i].detach() for i in at.writes_inputs]
         ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in at.watched_inputs]
         ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in at.watched_outs]
-        # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
-        # An input whose values no derivative needs may die when the caller lets it go.
+        # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
+        # backward. An input whose values no derivative needs may die when the caller lets it go.
         ctx.inputs = [
             v if i in at.needed or not isinstance(v, Tensor) else (_Hollow if i in at.subclasses else Outline).of(v)
             for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
@@ -211,7 +217,9 @@ class _Apply(torch.autograd.Function):
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
         ctx.shapes = [tuple(outs[i].shape) for i in at.differentiable] if program.makes_zeros else []
         ctx.set_materialize_grads(not program.makes_zeros and program.refused is None)
-        ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)])
+        ctx.mark_non_differentiable(
+            *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
+        )
         return outs
 
     @staticmethod
@@ -233,8 +241,14 @@ class _Apply(torch.autograd.Function):
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         require_saved_versions(ctx)
         # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-        if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
-            require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
+        if (
+            torch.is_grad_enabled()
+            or program.backward is None
+            or any(t is not None and is_mapped(t) for t in cotangents)
+        ):
+            require_versions(
+                (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
+            )
             places = at.requires_grad
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             given = [None if one is None else one() for one in ctx.given]
@@ -252,7 +266,8 @@ class _Apply(torch.autograd.Function):
             values = [*kept[:n_kept], *laid_out, *ctx.late]
             del saved, kept, cotangents, laid_out, incoming
             is_run = bool(written) and program.writes_now(here)
-            ctx.maybe_clear_saved_tensors()  # unless the graph is kept: then the list holds all there is, and backward empties it
+            # unless the graph is kept: then the list holds all there is, and backward empties it
+            ctx.maybe_clear_saved_tensors()
             with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
                 results = program.backward(values)
             places, gradients = at.gradients, results[: len(at.gradients)]
@@ -347,6 +362,7 @@ def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
     for value, version in expected:
         if version_of(value) != version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of shape "
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                "tensor of shape "
                 f"{list(value.shape)} is at version {value._version}; expected version {version} instead"
             )

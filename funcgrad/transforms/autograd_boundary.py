@@ -15,7 +15,19 @@ from ..capture.autocast import autocast_as
 from ..capture.inner import Inner
 from ..executable import Executable
 from ..generators import Drawn
-from ..graphs import Graph, bodies_of, drawn_from, has_effect, is_path_check, is_random, is_view, pass_of, restrict, storage_map, value_of
+from ..graphs import (
+    Graph,
+    bodies_of,
+    drawn_from,
+    has_effect,
+    is_path_check,
+    is_random,
+    is_view,
+    pass_of,
+    restrict,
+    storage_map,
+    value_of,
+)
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -31,7 +43,8 @@ from .pure import Pure, require_repeatable
 
 
 def _over_saved(forward: Graph) -> set[Slot]:
-    """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they do."""
+    """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they
+    do."""
     lies, results = storage_map(forward), forward.computed
     saved = {node.name for slot, node in results if isinstance(slot, Saved)}
     places = {place for name in saved for place in lies[name].values()}
@@ -41,14 +54,16 @@ def _over_saved(forward: Graph) -> set[Slot]:
 def differentiable(
     found: CapturedCall, made: Executable, pullback: Callable[..., Any], active: Sequence[Slot], options: Options
 ) -> Differentiable:
-    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for. ``active``:
-    the outputs an incoming gradient is expected for."""
+    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is
+    asked for. ``active``: the outputs an incoming gradient is expected for."""
     inner, joint, graphs, autocast = found.inner, made.joint, made.graphs, found.key.ambient.autocast
     before = [slot for layer in found.layers for slot in layer.version_bumps]
     ins, outs = inner.signature.ins, inner.signature.outs
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, made.runnables, strict=True)]
-    signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
+    signatures = [
+        graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)
+    ]
     backward = signatures[1] if len(graphs) == 2 else None
     needed = _needed(joint, graphs)
     over_saved = _over_saved(graphs[0]) if backward else set()
@@ -89,7 +104,9 @@ def differentiable(
         needed=needed,
         copied=copied,
         restrided=changed,
-        unnoticed={s: steps for s, steps in (restrided | apart).items() if s in ins and not any(step.tracked for step in steps)},
+        unnoticed={
+            s: steps for s, steps in (restrided | apart).items() if s in ins and not any(step.tracked for step in steps)
+        },
         watched=_watched(inner, joint, graphs, before) | dict.fromkeys(over_saved, 0),
         bumps=list(dict.fromkeys(map(inner.facts.goes_in_as, before))),
         wrappings=joint.wrappings,
@@ -148,7 +165,8 @@ def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable
 
 
 def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, ...]:
-    """How the incoming gradient of each of these outputs is made and laid out: as traced, or (not traced yet) as the output is."""
+    """How the incoming gradient of each of these outputs is made and laid out: as traced, or (not traced yet) as the
+    output is."""
     slots = (*joint.signature.outs, *joint.signature.ins)
     values = zip(slots, (*joint.graph.results, *joint.graph.placeholders), strict=True)
     inner: dict[Slot, list[Outline]] = {}
@@ -160,13 +178,15 @@ def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, 
 
 
 def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
-    """The inputs whose values a second derivative may need: those that backward reads itself, and those from which anything but
-    incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set to it, a draw refuses it): that is
-    done again, too. The others need not outlive the forward pass."""
+    """The inputs whose values a second derivative may need: those that backward reads itself, and those from which
+    anything but incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set
+    to it, a draw refuses it): that is done again, too. The others need not outlive the forward pass."""
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
         names = {
-            n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Cotangent, Late))
+            n.name
+            for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True)
+            if not isinstance(s, (Cotangent, Late))
         }
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
@@ -177,9 +197,9 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
 
 
 def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
-    """The inputs whose final values, in their own memory or in other, autograd saves, so that nobody may write to them until backward is
-    done; and how far writing them back moves their version counters (those of ``before`` have moved already). Backward may read a value
-    by another view than that which is written back."""
+    """The inputs whose final values, in their own memory or in other, autograd saves, so that nobody may write to
+    them until backward is done; and how far writing them back moves their version counters (those of ``before`` have
+    moved already). Backward may read a value by another view than that which is written back."""
     found: dict[Slot, int] = {}
     for slot, node in joint.graph.computed if len(graphs) == 2 else ():
         if not isinstance(slot, NewMemory) and not (isinstance(slot, Final) and slot.during == "forward"):
@@ -233,13 +253,26 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
         halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
     autocast = found.key.ambient.autocast
-    return Pure(found.root, inner=inner, graph=whole, active=active, written=written, draws=draws, autocast=autocast, halves=halves)
+    return Pure(
+        found.root,
+        inner=inner,
+        graph=whole,
+        active=active,
+        written=written,
+        draws=draws,
+        autocast=autocast,
+        halves=halves,
+    )
 
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
     known = {*forward.signature.ins, *forward.signature.outs}
     takes = all(slot in known or isinstance(slot, Cotangent) for slot in backward.signature.ins)
-    return takes and all(isinstance(slot, Grad) for slot in backward.signature.outs) and not any(isinstance(s, Seed) for s in known)
+    return (
+        takes
+        and all(isinstance(slot, Grad) for slot in backward.signature.outs)
+        and not any(isinstance(s, Seed) for s in known)
+    )
 
 
 def pullback_of(found: CapturedCall, made: Executable) -> Pullback:
@@ -256,4 +289,6 @@ def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
         return tuple(slot for slot in inner.signature.outs if slot in cotangents)
     facts = {inner.named(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
     facts |= dict.fromkeys(inner.facts.bases, True)
-    return tuple(slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot)))
+    return tuple(
+        slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot))
+    )

@@ -1,4 +1,5 @@
-"""A compiled function: what the caller calls, and asks for its programs. How those are found and made: ``programs.py``."""
+"""A compiled function: what the caller calls, and asks for its programs. How those are found and made:
+``programs.py``."""
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ from .programs import Programs
 class Compiled(Programs):
     """A compiled function. Call it like the function it was made from; look at what it does with ``program``.
 
-    One program is kept for each call key: structure, dtypes, devices, sizes, strides, ``requires_grad``, which inputs share
-    memory, static values, and the ambient state (grad mode, autocast, …).
+    One program is kept for each call key: structure, dtypes, devices, sizes, strides, ``requires_grad``, which inputs
+    share memory, static values, and the ambient state (grad mode, autocast, …).
 
-    Thread-safe: one thread at a time compiles, others that find no program wait for it; programs run side by side, but for those that
-    write to tensors of the caller's or to Python state: what one of them reads, computes and writes back is one step to the others, and
-    to the thread that compiles.
+    Thread-safe: one thread at a time compiles, others that find no program wait for it; programs run side by side, but
+    for those that write to tensors of the caller's or to Python state: what one of them reads, computes and writes back
+    is one step to the others, and to the thread that compiles.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +73,8 @@ class Compiled(Programs):
         return Compiled(copy.deepcopy(self._definition, memo), self._options)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """What stands in a module (or in a class of it) under its function's name, as decorated functions do, is pickled by that name."""
+        """What stands in a module (or in a class of it) under its function's name, as decorated functions do, is
+        pickled by that name."""
         place: Any = sys.modules.get(self.__module__)
         for name in self.__qualname__.split("."):
             place = getattr(place, name, None)
@@ -90,15 +92,16 @@ class Compiled(Programs):
             return self._compile_and_keep(inputs)
 
     def saved(self, *args: Any, **kwargs: Any) -> SavedValues:
-        """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the cost of computing it
-        again instead. Runs nothing. Of a gradient, which runs as one program: what lives on from its forward part to its backward part,
-        where that computes anything again (elsewhere the order of the program alone decides)."""
+        """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the
+        cost of computing it again instead. Runs nothing. Of a gradient, which runs as one program: what lives on
+        from its forward part to its backward part, where that computes anything again (elsewhere the order of the
+        program alone decides)."""
         program = self.program(*args, **kwargs)
         return saved_values(self.__name__, program.joint, program.partition)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryUse:
-        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on copies of what it
-        reads, so that it writes to nothing, and draws nothing from the generators."""
+        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on
+        copies of what it reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
         inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
         measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
@@ -109,8 +112,8 @@ class Compiled(Programs):
         return cost_of(self.program(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What the program for a call with these arguments reads, writes and takes for granted, and what would compile it again. Runs
-        nothing."""
+        """What the program for a call with these arguments reads, writes and takes for granted, and what would
+        compile it again. Runs nothing."""
         return Explanation(self.program(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -122,7 +125,8 @@ class Compiled(Programs):
         return self._cache.info()
 
     def explain_miss(self, *args: Any, **kwargs: Any) -> str:
-        """Why a call with these arguments would compile: the differences to the nearest program. Says so if it would not."""
+        """Why a call with these arguments would compile: the differences to the nearest program. Says so if it would
+        not."""
         inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
         if not self._cache.programs:
             return f"{self.__name__} has not been compiled yet"
@@ -140,7 +144,8 @@ class Compiled(Programs):
         return self._compile_and_run(args, kwargs)
 
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
-        """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a level."""
+        """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a
+        level."""
         options = evolve(self._options, static_argnums=())
         if self._at_level:
             return functools.partial(called_at_level, Compiled(pure_of(found, made), options))

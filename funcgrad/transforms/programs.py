@@ -34,7 +34,15 @@ from ..runtime.call import MISS, print_call
 from ..runtime.captured import CapturedCall
 from ..runtime.check import require_same
 from ..runtime.key import aliasing
-from ..runtime.miss_reasons import Symbol, fewer, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
+from ..runtime.miss_reasons import (
+    Symbol,
+    fewer,
+    symbols_in,
+    why_not,
+    with_sizes_as_symbols,
+    with_symbols,
+    without_symbols,
+)
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..stages import Stages
@@ -50,15 +58,18 @@ _ATTEMPTS = 4
 """How often a call compiles before it is said that its program does not fit it."""
 
 _PATHS = 16
-"""So many paths through a function, by values that Python reads, have programs; calls that take others run in eager PyTorch."""
+"""So many paths through a function, by values that Python reads, have programs; calls that take others run in eager
+PyTorch."""
 
 _TOO_MANY_PATHS = (
-    "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. Compute with tensors "
+    "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. "
+    "Compute with tensors "
     "there (torch.where, torch.cond), or let the value be a Python argument."
 )
 
 _LOST_PATH = (
-    "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path they found, it raises {} "
+    "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path "
+    "they found, it raises {} "
     '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
 )
 
@@ -76,8 +87,8 @@ def no_retrace() -> Iterator[None]:
 
 
 class Programs:
-    """The programs of one definition: found by a call's key, compiled where none fits, run. ``Compiled`` says what a call is under the
-    transforms of torch.func, and where a program's kernel must be differentiable."""
+    """The programs of one definition: found by a call's key, compiled where none fits, run. ``Compiled`` says what a
+    call is under the transforms of torch.func, and where a program's kernel must be differentiable."""
 
     def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
         self._definition = definition
@@ -133,7 +144,8 @@ class Programs:
         """The compiled function of a definition made of this one's, once."""
         found = self._derived.get(key)
         if found is None:
-            options = self._options if at_level else evolve(self._options, static_argnums=())  # at a level the arguments are the same
+            # at a level the arguments are the same
+            options = self._options if at_level else evolve(self._options, static_argnums=())
             made = type(self)(make(), options, at_level)
             found = self._derived.setdefault(key, made)
         return found
@@ -142,11 +154,13 @@ class Programs:
 
     def _compile_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         compiled, read = 0, dict[int, Any]()
-        while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
+        # what the function reads (a gradient, an attribute) other threads may have changed since
+        while compiled < _ATTEMPTS:
             known, met = self._cache.misses, list[Path]()
             result = self._cache.find(args, kwargs, met)
             if result is MISS:
-                with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
+                # it is held while a program is made, and not while one runs: that may wait for other threads
+                with self._lock:
                     if self._cache.misses != known:
                         continue  # another thread has made one
                     path = with_numbers(met[0], read)
@@ -158,16 +172,19 @@ class Programs:
                 program = made
                 try:
                     result = program.run(args, kwargs)
-                except PathMiss:  # kernels round otherwise than what the path was found with: what they read is known now
+                # kernels round otherwise than what the path was found with: what they read is known now
+                except PathMiss:
                     continue
                 compiled += 1
             if result is not MISS:
                 return result
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
-    def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Program | Exception | None:
-        """A program for a call in which Python reads ``path`` first; or what the function itself raised while it was traced; None where
-        there are too many paths."""
+    def _program_or_error(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
+    ) -> Program | Exception | None:
+        """A program for a call in which Python reads ``path`` first; or what the function itself raised while it was
+        traced; None where there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
             if path and self._has_too_many_paths(inputs):
@@ -180,18 +197,25 @@ class Programs:
                 raise
 
     def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
-        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a path that kernels found,
-        which round otherwise, it may raise what it raises in no call: then this call is that of eager PyTorch."""
+        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a
+        path that kernels found, which round otherwise, it may raise what it raises in no call: then this call is
+        that of eager PyTorch."""
         result = self._definition(*args, **kwargs)
         if path:
             self._lost_paths += 1
-            warnings.warn(_LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2)
+            warnings.warn(
+                _LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2
+            )
             return result
         raise refusals.RAISES_IN_TRACE(type(error).__name__, error, where=user_line_of(error)) from error
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""
-        paths = [program.joint.reads for program in self._cache.programs if program.joint.reads and not why_not(program, inputs)]
+        paths = [
+            program.joint.reads
+            for program in self._cache.programs
+            if program.joint.reads and not why_not(program, inputs)
+        ]
         if len(paths) + self._lost_paths < _PATHS:
             return False
         if not self._is_warned_of_paths:
@@ -207,7 +231,8 @@ class Programs:
             nearest = "; ".join(self._nearest(inputs) or ["it has not been compiled yet"])
         if _no_retrace.get():
             raise RetraceError(
-                f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
+                f"{self!r} would compile inside no_retrace(): {nearest}",
+                fix="call it once before, with arguments like these",
             )
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
@@ -221,12 +246,14 @@ class Programs:
         return program
 
     def _compile_on_path(self, inputs: Inputs, path: Path) -> Program:
-        """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if the function can work on
-        it; what it decides is checked in the program."""
+        """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if
+        the function can work on it; what it decides is checked in the program."""
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
             of_sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
-            last = last_with_symbols(path, [program.joint.reads for program in self._cache.programs] if of_sizes else [])
+            last = last_with_symbols(
+                path, [program.joint.reads for program in self._cache.programs] if of_sizes else []
+            )
             attempts = [path] if last is path[-1] else [(*path[:-1], last), path]
         if has_symbols(path):
             attempts.append(tuple(map(known_now, path)))
@@ -238,8 +265,8 @@ class Programs:
         return self._compile_with_symbols(inputs, attempts[-1])
 
     def _compile_with_symbols(self, inputs: Inputs, path: Path) -> Program:
-        """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
-        work on symbols, with their values."""
+        """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where
+        the function cannot work on symbols, with their values."""
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs, path)
@@ -267,17 +294,21 @@ class Programs:
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compile(self, inputs: Inputs, path: Path) -> Program:
-        """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels; both, a flat function."""
+        """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels;
+        both, a flat function."""
         stages = Stages(self.__name__)
         with stages.progress():
             found = capture_call(self._definition, inputs, self._options, self._at_level, stages, path)
             parts = partition_joint(found.joint, self._options, stages, definition_line(self._definition.root))
-            made = parts.unbuilt if self._at_level else build_all(parts, stages)  # at a level, its kernel is compiled where it is called
+            # at a level, its kernel is compiled where it is called
+            made = parts.unbuilt if self._at_level else build_all(parts, stages)
             if ENVIRONMENT.verify and made.runnables:
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
-                call = print_call(found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects)
+                call = print_call(
+                    found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects
+                )
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()

@@ -1,4 +1,5 @@
-"""House rules on imports: what a module needs it imports at its head, and no module needs itself, however far around."""
+"""House rules on imports: what a module needs it imports at its head, and no module needs itself, however far
+around."""
 
 import ast
 import graphlib
@@ -14,7 +15,10 @@ PACKAGE = Path(fg.__file__).resolve().parent
 def modules():
     """Dotted name → source of each module of the package."""
     names = {p: (PACKAGE.name, *p.relative_to(PACKAGE).with_suffix("").parts) for p in PACKAGE.rglob("*.py")}
-    return {".".join(n[:-1] if n[-1] == "__init__" else n): (p.name == "__init__.py", p.read_text()) for p, n in names.items()}
+    return {
+        ".".join(n[:-1] if n[-1] == "__init__" else n): (p.name == "__init__.py", p.read_text())
+        for p, n in names.items()
+    }
 
 
 def imports(sources):
@@ -54,7 +58,8 @@ def test_no_import_for_a_type_checker_alone(name):
 
 
 @pytest.mark.parametrize(
-    "source", ["from .b import x", "from . import b", "import p.b", "from p.b import x", "if TYPE_CHECKING:\n from .b import x",
+    "source", ["from .b import x", "from . import b", "import p.b", "from p.b import x", "if TYPE_CHECKING:\n from .b "
+                                                                                         "import x",
                "def f():\n from .b import x"],
 )  # fmt: skip
 def test_a_circle_is_found(source):
