@@ -193,7 +193,9 @@ def refuse_leaves(
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
-        faults += ["gives it other memory"] if slot in stores and (slot in gradients or slot in switches) and slot not in fits else []
+        given = slot in stores and (slot in gradients or slot in switches) and slot not in fits
+        alike = slot not in switches and (now[slot].shape, now[slot].dtype) == (tensors[slot].shape, tensors[slot].dtype)
+        faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += ["writes to it, a leaf, what requires grad"] if tracked and tensors[slot].requires_grad and slot in switches else []
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
@@ -294,7 +296,9 @@ def refuse_stores(
             faults.append("its result is differentiated")
         if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
-        given, tracked = lineage.how_given(own), any(t is now and tracked for t, tracked in lineage.written(lambda t, now=now: t is now))  # type: ignore[misc]
+        given = lineage.how_given(own)
+        written = lineage.written(lambda t, own=own: lineage.named(t) is own and t is not own)  # type: ignore[misc]
+        tracked = any(tracked for _, tracked in written)
         moved = given.how == "data" and version_of(mirror.family) != mirror.version
         # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
         if own.requires_grad and view_base(own) is not None and (given.restrides or tracked or (moved and (is_used(own) or is_used(now)))):

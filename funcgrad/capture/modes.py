@@ -173,6 +173,8 @@ class Lifter(TorchFunctionMode):
             self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self.stand_in(a) for a in args]
         kwargs = {k: self.stand_in(v) for k, v in given.items()}
+        if getattr(func, "__self__", None) is Tensor.grad and func.__name__ == "__set__":
+            args[0] = self._where_gradients_arrive(args[0])
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
@@ -253,7 +255,8 @@ class Lifter(TorchFunctionMode):
         named = tensor if is_traced(tensor) else self._trace.lift(tensor)
         now = self._trace.current(named)
         arrives = real.is_leaf and (real.requires_grad or now.requires_grad)  # else, what is set is set, and nothing else
-        if arrives and now is not named and not (reads and self._trace.lineage.is_given_alone(named)):
+        fits = self._trace.lineage.is_given_alone(named) and (reads or (now.shape, now.dtype) == (named.shape, named.dtype))
+        if arrives and now is not named and (retains or not fits):
             raise MutationError(
                 f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
                 where=user_line(),
@@ -274,6 +277,11 @@ class Lifter(TorchFunctionMode):
             for look in (look for look in others if look is not now) if how == "__set__" else ():
                 look.grad = None
             return self._trace.lineage.gradient_of(tensor) if how == "__get__" and now is not tensor else None
+
+    def _where_gradients_arrive(self, tensor: Tensor) -> Tensor:
+        """The leaf, for what has its history and looks at other memory (``x.data = y``)."""
+        named = self._trace.lineage.named(tensor)
+        return named if named.requires_grad and is_leaf(named) and self._trace.lineage.is_given_alone(named) else tensor
 
     def takes_gradient(self, tensor: Tensor) -> None:
         """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires grad."""
