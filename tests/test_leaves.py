@@ -973,3 +973,60 @@ def test_a_leaf_that_is_a_view_is_one_for_itself():
         case, compiled = Case(make, f), fg.jit(f)
         assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
         assert found.error is None, found.error
+
+
+def flat_parameter():
+    """What the parameters are views of, which gets the gradient; and an input."""
+    flat = torch.arange(8.0).div(5).requires_grad_()
+    return flat, flat[:6].view(2, 3), flat[6:], torch.ones(3)
+
+
+def flat_parameter_with_a_gradient():
+    flat, w, b, x = flat_parameter()
+    flat.grad = torch.ones(8)
+    return flat, w, b, x
+
+
+def step_of_all(flat, w, b, x):
+    loss = (w @ x + b).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        flat.sub_(0.1 * flat.grad)
+    return (loss.detach(),)
+
+
+def step_of_each_view(flat, w, b, x):
+    loss = (w @ x + b).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        w.sub_(0.1 * flat.grad[:6].view(2, 3))
+        b.sub_(0.1 * flat.grad[6:])
+    flat.grad.zero_()
+    return (loss.detach(),)
+
+
+def its_gradient_and_results(flat, w, b, x):
+    flat.grad = None
+    (w @ x + b).square().sum().backward()
+    with torch.no_grad():
+        b.mul_(0.5)
+    return flat * 2, w + flat.grad[:6].view(2, 3)
+
+
+@pytest.mark.parametrize("make", [flat_parameter, flat_parameter_with_a_gradient])
+@pytest.mark.parametrize("f", [step_of_all, step_of_each_view, its_gradient_and_results])
+def test_a_leaf_gets_its_gradient_and_views_of_it_are_written_to(f, make):
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_training_steps_of_a_flat_parameter():
+    def steps(transform):
+        flat, w, b, x = flat_parameter()
+        step = transform(lambda x: step_of_each_view(flat, w, b, x)[0])
+        losses = [step(x * (i + 1) / 4) for i in range(4)]
+        return [*losses, flat.detach(), w.detach(), flat.grad]
+
+    assert_rounded(steps(fg.jit), steps(lambda f: f))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -182,8 +182,12 @@ def refuse_leaves(
     now: Mapping[Source, Tensor],
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
+    bases: Collection[Source | None],
 ) -> None:
-    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
+    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done.
+
+    ``bases``: the inputs that go in as what all that overlap with them are views of.
+    """
     tensors = dict(named)
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
@@ -191,7 +195,8 @@ def refuse_leaves(
     fits = {s for s in (*gradients, *read) if not arrives[s] and ((new := gradients.get(s)) is None or new.shape == now[s].shape)}
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
-        faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] else []
+        apart = slot in bases and slot not in switches
+        faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] and not apart else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
         given = slot in stores and (slot in gradients or slot in switches) and slot not in fits
         alike = slot not in switches and (now[slot].shape, now[slot].dtype) == (tensors[slot].shape, tensors[slot].dtype)
