@@ -306,7 +306,9 @@ def refuse_stores(
         tracked = any(tracked for _, tracked in written)
         moved = given.how == "data" and version_of(mirror.family) != mirror.version
         # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
-        if own.requires_grad and view_base(own) is not None and (given.restrides or tracked or (moved and (is_used(own) or is_used(now)))):
+        renewed = given.restrides or tracked or (moved and (is_used(own) or is_used(now)))
+        kin = mirror.requires_grad or any(slot in group for group in neighbours(named))
+        if own.requires_grad and view_base(own) is not None and kin and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
