@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 CEILINGS: dict[str, float] = {
     # of leaves and histories
-    "which would go on through the history": 32,
+    "which would go on through the history": 12,
     "that is computed outside, and has it retained": 1,
-    "(.backward() inside, .grad =, requires_grad_())": 61,
-    "that was computed or used, under no_grad": 41,
-    "or gives it other memory, and asks for its gradient": 46,
-    "of an input that is a view itself": 16,
+    "(.backward() inside, .grad =, requires_grad_())": 25,
+    "that was computed or used, under no_grad": 25,
+    "or gives it other memory, and asks for its gradient": 3,
     "and switches requires_grad (requires_grad_()) of it": 6,
     "returns a leaf it made itself": 1,
     "returns a view taken under no_grad of what it detached": 1,
@@ -28,10 +27,10 @@ CEILINGS: dict[str, float] = {
     "depends on a leaf it made itself (requires_grad_() inside), and": 1,
     # of other memory
     "with a history other memory, or one to it (set_)": 35,
-    "other memory (.data =, set_, resize_, out=) and": 99,
+    "other memory (.data =, set_, resize_, out=) and": 75,
     "that requires grad other memory of another kind": 13,
     "a view that autograd forbids to use once its base was written to": 19,
-    "resizes a tensor in place to memory that lies around it": 46,
+    "resizes a tensor in place to memory that lies around it": 36,
     "after it was used, and goes back through what used it": 10,
     "to a view of it, or to what it is a view of": 10,
     "gives a tensor that requires grad other memory (out=)": 19,
