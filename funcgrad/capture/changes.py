@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -175,20 +175,20 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
 
 
 def refuse_leaves(
+    lineage: Lineage,
     gradients: Mapping[Source, Tensor | None],
     switches: Mapping[Source, tuple[bool, ...]],
     read: Sequence[Source],
     named: Sequence[tuple[Source, Tensor]],
-    now: Mapping[Source, Tensor],
+    mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
-    bases: Collection[Source | None],
+    groups: Sequence[Overlap],
 ) -> None:
-    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done.
-
-    ``bases``: the inputs that go in as what all that overlap with them are views of.
-    """
+    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
     tensors = dict(named)
+    now = {slot: lineage.current(mirrored[id(t)].seen) for slot, t in named}
+    bases = {group.itself for group in groups}  # they go in as what all that overlap with them are views of
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
     arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}

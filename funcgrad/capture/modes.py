@@ -165,16 +165,14 @@ class Lifter(TorchFunctionMode):
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) else None
-            if found is not None:
+            if isinstance(original, Tensor) and (found := self._gradient_kept(original, func.__name__)) is not None:
                 return found
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             self._require_no_hooks(flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self.stand_in(a) for a in args]
         kwargs = {k: self.stand_in(v) for k, v in given.items()}
-        if getattr(func, "__self__", None) is Tensor.grad and func.__name__ == "__set__":
-            args[0] = self._where_gradients_arrive(args[0])
+        args[:1] = self._where_gradients_arrive(func, args[:1])
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
@@ -278,10 +276,12 @@ class Lifter(TorchFunctionMode):
                 look.grad = None
             return self._trace.lineage.gradient_of(tensor) if how == "__get__" and now is not tensor else None
 
-    def _where_gradients_arrive(self, tensor: Tensor) -> Tensor:
-        """The leaf, for what has its history and looks at other memory (``x.data = y``)."""
-        named = self._trace.lineage.named(tensor)
-        return named if named.requires_grad and is_leaf(named) and self._trace.lineage.is_given_alone(named) else tensor
+    def _where_gradients_arrive(self, func: Any, tensors: list[Any]) -> list[Any]:
+        """Where a gradient is set: the leaf, for what has its history and looks at other memory (``x.data = y``)."""
+        if getattr(func, "__self__", None) is not Tensor.grad or func.__name__ != "__set__":
+            return tensors
+        leaf = self._trace.lineage.named(tensors[0])
+        return [leaf] if leaf.requires_grad and is_leaf(leaf) and self._trace.lineage.is_given_alone(leaf) else tensors
 
     def takes_gradient(self, tensor: Tensor) -> None:
         """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires grad."""
