@@ -27,10 +27,10 @@ CEILINGS: dict[str, float] = {
     "depends on a leaf it made itself (requires_grad_() inside), and": 1,
     # of other memory
     "with a history other memory, or one to it (set_)": 35,
-    "other memory (.data =, set_, resize_, out=) and": 75,
+    "other memory (.data =, set_, resize_, out=) and": 92,
     "that requires grad other memory of another kind": 13,
     "a view that autograd forbids to use once its base was written to": 19,
-    "resizes a tensor in place to memory that lies around it": 36,
+    "resizes a tensor in place to memory that lies around it": 42,
     "after it was used, and goes back through what used it": 10,
     "to a view of it, or to what it is a view of": 10,
     "gives a tensor that requires grad other memory (out=)": 19,
