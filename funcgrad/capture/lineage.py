@@ -18,7 +18,8 @@ from .views import Given, HowGiven, Step, detaches
 
 
 class Lineage:
-    """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look otherwise."""
+    """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look
+    otherwise."""
 
     def __init__(self) -> None:
         self._taken: dict[int, tuple[Tensor, Step, int]] = {}
@@ -63,12 +64,14 @@ class Lineage:
         self._written.append((tensor, tracked))
 
     def written(self, known: Callable[[Tensor], bool]) -> list[tuple[Tensor, bool]]:
-        """The ``known`` tensors that were written to, themselves or through a view; tracked or not. Through ``detach``, none is."""
+        """The ``known`` tensors that were written to, themselves or through a view; tracked or not. Through
+        ``detach``, none is."""
         paths = [(*self.path(t, known, True)[:2], tracked) for t, tracked in self._written]
         return [(root, tracked and not detaches(steps)) for root, steps, tracked in paths if known(root)]
 
     def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
-        """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad mode: ``tracked``)."""
+        """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad
+        mode: ``tracked``)."""
         self._replaced[id(tensor)] = by
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
@@ -81,7 +84,8 @@ class Lineage:
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
         self._given[id(tensor)] = memory
-        before = id(tensor) in self._how_given and self.how_given(tensor).written  # its version counter is the one it had
+        # its version counter is the one it had
+        before = id(tensor) in self._how_given and self.how_given(tensor).written
         self._how_given[id(tensor)] = how, by, version_of(by), before
         steps = self._restrides.setdefault(id(tensor), [])
         del steps[self._restrided_before.setdefault(id(tensor), len(steps)) :]  # of memory it has no more
@@ -113,7 +117,8 @@ class Lineage:
         return self.given(tensor) is not None and not self.restrides(tensor)
 
     def is_past(self, tensor: Tensor) -> bool:
-        """Whether it stood for another one until that was given other memory: it looks at memory that one has no more."""
+        """Whether it stood for another one until that was given other memory: it looks at memory that one has no
+        more."""
         named = self.named(tensor)
         return named is not tensor and self.given(named) is not None and self.current(named) is not tensor
 
@@ -139,7 +144,8 @@ class Lineage:
         return self._looks.get(id(tensor), ())
 
     def gradient_of(self, tensor: Tensor) -> Tensor | None:
-        """The gradient of a tensor: of what it has become, or the one it had before it came to look otherwise, and still has."""
+        """The gradient of a tensor: of what it has become, or the one it had before it came to look otherwise, and
+        still has."""
         found = (gradient_of(look) for look in (self.current(tensor), tensor, *self.looks(tensor)))
         return next((gradient for gradient in found if gradient is not None), None)
 
@@ -164,7 +170,8 @@ class Lineage:
         self._switched_off.add(id(leaf))
 
     def precedes(self, tensor: Tensor, leaf: Tensor) -> bool:
-        """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient flows to it."""
+        """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient
+        flows to it."""
         return leaf.requires_grad and is_leaf(leaf) and self._is_without_grad(tensor, leaf)
 
     def follows(self, tensor: Tensor, leaf: Tensor) -> bool:
@@ -177,7 +184,8 @@ class Lineage:
         return id(tensor) in self._without_grad
 
     def ruled(self, results: Sequence[Tensor]) -> None:
-        """Write down what a custom ``autograd.Function`` made at a level: forward mode asks its rule, and leaves no history to tell."""
+        """Write down what a custom ``autograd.Function`` made at a level: forward mode asks its rule, and leaves no
+        history to tell."""
         self._ruled |= set(map(id, results))
         self._alive += results
 
@@ -196,17 +204,20 @@ class Lineage:
         """Whether a tensor was restrided where ``replace`` did not hear of it (in C++, in a custom Function)."""
         return id(tensor) in self._unknown
 
-    def path(self, tensor: Tensor, known: Callable[[Tensor], bool], through: bool = False) -> tuple[Tensor, tuple[Step, ...], bool]:
+    def path(
+        self, tensor: Tensor, known: Callable[[Tensor], bool], through: bool = False
+    ) -> tuple[Tensor, tuple[Step, ...], bool]:
         """The tensor it is, in the end, a view of, the steps from there, and whether that was written to since.
 
-        The search ends at a tensor that is ``known``, and at the result of a custom ``autograd.Function``, which is a view with a
-        history of its own (unless it goes ``through`` these).
+        The search ends at a tensor that is ``known``, and at the result of a custom ``autograd.Function``, which is a
+        view with a history of its own (unless it goes ``through`` these).
         """
         steps: list[Step] = []
         version = None
         while not known(tensor) and id(tensor) in self._taken and (through or not self._is_made_by_function(tensor)):
             tensor, step, then = self._taken[id(tensor)]
-            version = then if version is None else version  # of the last step: what it is taken of may itself have been stale
+            # of the last step: what it is taken of may itself have been stale
+            version = then if version is None else version
             steps.append(step)
         return tensor, tuple(reversed(steps)), version is not None and version_of(tensor) > version
 
