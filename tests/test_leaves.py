@@ -941,3 +941,135 @@ def test_a_view_of_what_requires_no_grad_comes_to_require_it(f, make):
     for other in (plain, a_view):  # one program for a view, one for what is none
         case = Case(other, f)
         assert difference(run(case, lambda f: f), run(case, lambda f: compiled)) is None
+
+
+def descent_to_other_memory(x, y):
+    loss = (x * x * y).sum()
+    loss.backward()
+    x.data = x.data - 0.1 * x.grad
+    x.grad = None
+    return (loss.detach(),)
+
+
+def two_such_steps(x, y):
+    for _ in range(2):
+        x.grad = None
+        (x * x * y).sum().backward()
+        x.data = x.data - 0.1 * x.grad
+    return (x * y,)
+
+
+def other_memory_then_a_gradient(x, y):
+    x.data = x.data * 2
+    x.grad = y * 3
+    (x * x * y).sum().backward()
+    return x * 2, x.grad * 1
+
+
+def a_gradient_then_other_memory(x, y):
+    x.grad = y * 3
+    x.data = x.data * 2
+    (x * x * y).sum().backward()
+    x.grad.mul_(2)
+    return (x * 2,)
+
+
+def a_view_of_what_requires_no_grad():
+    return torch.arange(6.0)[1:5].requires_grad_(), values()
+
+
+def with_a_gradient():
+    x, y = leaf(), values()
+    x.grad = y.clone()
+    return x, y
+
+
+@pytest.mark.parametrize("make", [lambda: (leaf(), values()), with_a_gradient, a_view_of_what_requires_no_grad])
+@pytest.mark.parametrize(
+    "f",
+    [
+        descent_to_other_memory,
+        two_such_steps,
+        other_memory_then_a_gradient,
+        a_gradient_then_other_memory,
+        backward_inside,
+        twice,
+    ],
+)
+def test_a_leaf_has_its_gradient_and_is_given_other_memory(f, make):
+    case = Case(make, lambda x, y: (result if isinstance(result := f(x, y), tuple) else (),)[0])
+    compiled = fg.jit(case.f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_a_leaf_that_is_a_view_is_one_for_itself():
+    """What it is a view of requires no grad, so a view of it that is taken without history does not."""
+
+    def f(x, y):
+        with torch.no_grad():
+            look = x[1:]
+        return look * look, look, x * y
+
+    for make in (a_view_of_what_requires_no_grad, lambda: (leaf(), values())):
+        case, compiled = Case(make, f), fg.jit(f)
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def flat_parameter():
+    """What the parameters are views of, which gets the gradient; and an input."""
+    flat = torch.arange(8.0).div(5).requires_grad_()
+    return flat, flat[:6].view(2, 3), flat[6:], torch.ones(3)
+
+
+def flat_parameter_with_a_gradient():
+    flat, w, b, x = flat_parameter()
+    flat.grad = torch.ones(8)
+    return flat, w, b, x
+
+
+def step_of_all(flat, w, b, x):
+    loss = (w @ x + b).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        flat.sub_(0.1 * flat.grad)
+    return (loss.detach(),)
+
+
+def step_of_each_view(flat, w, b, x):
+    loss = (w @ x + b).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        w.sub_(0.1 * flat.grad[:6].view(2, 3))
+        b.sub_(0.1 * flat.grad[6:])
+    flat.grad.zero_()
+    return (loss.detach(),)
+
+
+def its_gradient_and_results(flat, w, b, x):
+    flat.grad = None
+    (w @ x + b).square().sum().backward()
+    with torch.no_grad():
+        b.mul_(0.5)
+    return flat * 2, w + flat.grad[:6].view(2, 3)
+
+
+@pytest.mark.parametrize("make", [flat_parameter, flat_parameter_with_a_gradient])
+@pytest.mark.parametrize("f", [step_of_all, step_of_each_view, its_gradient_and_results])
+def test_a_leaf_gets_its_gradient_and_views_of_it_are_written_to(f, make):
+    case, compiled = Case(make, f), fg.jit(f)
+    for _ in range(2):
+        assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
+        assert found.error is None, found.error
+
+
+def test_training_steps_of_a_flat_parameter():
+    def steps(transform):
+        flat, w, b, x = flat_parameter()
+        step = transform(lambda x: step_of_each_view(flat, w, b, x)[0])
+        losses = [step(x * (i + 1) / 4) for i in range(4)]
+        return [*losses, flat.detach(), w.detach(), flat.grad]
+
+    assert_rounded(steps(fg.jit), steps(lambda f: f))

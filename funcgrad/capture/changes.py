@@ -170,17 +170,21 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
 
 
 def refuse_leaves(
+    lineage: Lineage,
     gradients: Mapping[Source, Tensor | None],
     switches: Mapping[Source, tuple[bool, ...]],
     read: Sequence[Source],
     named: Sequence[tuple[Source, Tensor]],
-    now: Mapping[Source, Tensor],
+    mirrored: Mapping[int, Mirrored],
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
+    groups: Sequence[Overlap],
 ) -> None:
     """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from
     what else is done."""
     tensors = dict(named)
+    now = {slot: lineage.current(mirrored[id(t)].seen) for slot, t in named}
+    bases = {group.itself for group in groups}  # they go in as what all that overlap with them are views of
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
     # where no gradient arrives, what is set is set, and nothing else
     arrives = {s: s in switches or (t.is_leaf and (t.requires_grad or now[s].requires_grad)) for s, t in named}
@@ -191,13 +195,15 @@ def refuse_leaves(
     }
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
-        faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] else []
+        apart = slot in bases and slot not in switches
+        faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] and not apart else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
-        faults += (
-            ["gives it other memory"]
-            if slot in stores and (slot in gradients or slot in switches) and slot not in fits
-            else []
+        given = slot in stores and (slot in gradients or slot in switches) and slot not in fits
+        alike = slot not in switches and (now[slot].shape, now[slot].dtype) == (
+            tensors[slot].shape,
+            tensors[slot].dtype,
         )
+        faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += (
             ["writes to it, a leaf, what requires grad"]
@@ -293,15 +299,13 @@ def refuse_stores(
         if own.requires_grad and any(tracked for _, tracked in to_it):
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given = lineage.how_given(own)
-        to_new = lineage.written(lambda t, now=now: t is now)  # type: ignore[misc]
-        tracked = any(t is now and tracked for t, tracked in to_new)
+        written = lineage.written(lambda t, own=own: lineage.named(t) is own and t is not own)  # type: ignore[misc]
+        tracked = any(tracked for _, tracked in written)
         moved = given.how == "data" and version_of(mirror.family) != mirror.version
         # autograd finds its history again, by how it lies in memory when that is asked for: who computes with it asks
-        if (
-            own.requires_grad
-            and view_base(own) is not None
-            and (given.restrides or tracked or (moved and (is_used(own) or is_used(now))))
-        ):
+        renewed = given.restrides or tracked or (moved and (is_used(own) or is_used(now)))
+        kin = mirror.requires_grad or any(slot in group for group in neighbours(named))
+        if own.requires_grad and view_base(own) is not None and kin and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")

@@ -173,9 +173,16 @@ class Facts(Shown):
     def is_leaf(self, slot: Slot) -> bool:
         """Whether the function does to an input what can only be done to a leaf, so that it must be one in the
         trace."""
+        if isinstance(slot, Base):
+            return self.leaf_below(slot) is not None
         had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)
         asked = slot in self.gradients or (slot in self.gradless and self.change_of(slot) is not None)
         return had or slot in self.switches or slot in self.follows or (asked and self.leaves[slot])  # type: ignore[index]
+
+    def leaf_below(self, base: Base) -> Slot | None:
+        """The input that is the base of others, if it must be a leaf in the trace."""
+        own = next((o.itself for o in self.overlap if o.base == base), None)
+        return own if own is not None and self.is_leaf(own) else None
 
     def is_view(self, slot: Slot) -> bool:
         """Whether an input must be a view in the trace, too: one that is written to by a function that runs a

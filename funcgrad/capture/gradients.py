@@ -30,7 +30,8 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
     now = trace.current(named)
     # else, what is set is set, and nothing else
     arrives = real.is_leaf and (real.requires_grad or now.requires_grad)
-    if arrives and now is not named and not (reads and trace.lineage.is_given_alone(named)):
+    fits = trace.lineage.is_given_alone(named) and (reads or (now.shape, now.dtype) == (named.shape, named.dtype))
+    if arrives and now is not named and (retains or not fits):
         raise refusals.RESTRIDED_AND_ASKED(type_text(real), where=user_line())
     if not reads and not (real.is_leaf and is_leaf(tensor)):  # what was written to since may be no leaf any more
         trace.given_gradient.append(real)
@@ -49,6 +50,14 @@ def gradient_kept(trace: Trace, tensor: Tensor, how: str) -> Tensor | None:
         for look in (look for look in others if look is not now) if how == "__set__" else ():
             look.grad = None
         return trace.lineage.gradient_of(tensor) if how == "__get__" and now is not tensor else None
+
+
+def where_gradients_arrive(trace: Trace, func: Any, tensors: list[Any]) -> list[Any]:
+    """Where a gradient is set: the leaf, for what has its history and looks at other memory (``x.data = y``)."""
+    if getattr(func, "__self__", None) is not Tensor.grad or func.__name__ != "__set__":
+        return tensors
+    leaf = trace.lineage.named(tensors[0])
+    return [leaf] if leaf.requires_grad and is_leaf(leaf) and trace.lineage.is_given_alone(leaf) else tensors
 
 
 def takes_gradient(trace: Trace, tensor: Tensor) -> None:

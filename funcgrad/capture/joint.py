@@ -154,8 +154,12 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
     outs: dict[Slot, Any] = {own: node for slot, value in ran.outs for own, node in trace.results(slot, value).items()}
     memory = [part for slot, value in ran.memory.items() for part in parts(slot, value)]
     before = {slot: trace.result(value) for slot, value in memory}
+    # inputs are leaves in this run: what is computed of a view that has no history may have one here
+    without = {inner.named(o.path) for o in inner.facts.outputs if o.view is None and not o.requires_grad}
     active = [
-        (slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot)
+        (slot, v)
+        for slot, v in ran.outs
+        if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot) and slot not in without
     ]
     leaves = [
         (slot, ran.own_leaves.get(slot, x))

@@ -73,6 +73,11 @@ class Overlap:
     at_odds: str | None
     """Why no one tensor can stand for them all, where none can."""
 
+    @property
+    def itself(self) -> Arg | Captured | None:
+        """The one of them that all are views of, to autograd, too."""
+        return self.found.of if self.found.is_itself and not self.families and len(self.base.of) > 1 else None
+
 
 def same_objects(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
     """The groups of slots that hold one tensor object."""

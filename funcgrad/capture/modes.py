@@ -35,7 +35,7 @@ from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
 from ..trees import flatten
 from .captures import GradientsMatter, require_dense_results
 from .control_calls import CALLS
-from .gradients import ask_for_gradient, gradient_kept, require_no_hooks, require_own, switch
+from .gradients import ask_for_gradient, gradient_kept, require_no_hooks, require_own, switch, where_gradients_arrive
 from .ints import without_ints
 from .math_functions import quotient_of
 from .outside import (
@@ -200,6 +200,7 @@ class Lifter(TorchFunctionMode):
             require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])
         args = [self._trace.operand(a) for a in args]
         kwargs = {k: self._trace.operand(v) for k, v in given.items()}
+        args[:1] = where_gradients_arrive(self._trace, func, args[:1])
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
         if (

@@ -403,8 +403,7 @@ class _DryRun:
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
         follows = views_that_follow(named, self._mirrored, switches)
-        now = {slot: lineage.current(self._mirrored[id(t)].seen) for slot, t in named}
-        refuse_leaves(gradients, switches, [*read, *follows], named, now, changes, stores)
+        refuse_leaves(lineage, gradients, switches, [*read, *follows], named, self._mirrored, changes, stores, groups)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)

@@ -134,7 +134,7 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
     is mirrored, too."""
     base = view_base(real)
     tracked = grad and real.requires_grad
-    if base is not None and tracked and not is_wrapper_subclass(real):
+    if base is not None and tracked and base.requires_grad and not is_wrapper_subclass(real):
         memory = trace.plain_stand_in(base)
         leaf, family = _as_tracked(memory, base, True)
         return _mirrored(_view(family, base, real), family, leaf, memory)

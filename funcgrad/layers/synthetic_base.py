@@ -41,7 +41,10 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         makes |= {f.slot: f.found for f in overlap.families if f.found is not None and f.slot in carriers}
         looks += [(f.slot, _look(overlap.base, f.steps, f.slot in carriers)) for f in overlap.families]
         families = [(f.slot, f.views) for f in overlap.families] or [(overlap.base, overlap.views)]
-        looks += [(slot, _look(of, steps)) for of, views in families for slot, steps in views]
+        itself = facts.leaf_below(overlap.base)
+        looks += [
+            (slot, View(of) if slot == itself else _look(of, steps)) for of, views in families for slot, steps in views
+        ]
     return Layer(
         "synthetic base",
         str(synthetic_base.__doc__),
