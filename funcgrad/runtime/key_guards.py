@@ -22,7 +22,7 @@ from ..torch_private.tensors import (
     storage_id,
 )
 from .holds import holds, still_answers
-from .key import Ambient, CallKey, DynamicSpec, SubclassSpec, TensorSpec, ambient
+from .key import Ambient, CallKey, Dim, DynamicSpec, SubclassSpec, TensorSpec, ambient
 
 
 def print_guards(
@@ -53,21 +53,25 @@ def print_guards(
     plain = {name: spec for name, _, spec in pending if isinstance(spec, TensorSpec)}
     symbolic = {name: list(spec.symbols()) for name, spec in plain.items()}
     places: dict[str, str] = {}
+    compared: list[str] = []
     for name, own in symbolic.items():
         new = [(symbol, f"{name}.{where}") for symbol, where in own if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"]
         if new:
-            lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
-            lines += [f"{symbol} = {where}" for symbol, where in new]
+            compared.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
+            compared += [f"{symbol} = {where}" for symbol, where in new]
     at_level = {n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)}
     ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
-    compared = [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
-    if plain and not places and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
+    compared += [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
+    if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
         first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
         for name, t in zip(variables, examples, strict=True):
             if name in plain:
                 first.setdefault(id(t), (name, t))
-        constants["seen"] = looks_like([t for _, t in first.values()])
+        asked = [plain[name] for name, _ in first.values()]
+        constants["seen"] = looks_like([t for _, t in first.values()], [spec.shape for spec in asked], [spec.stride for spec in asked])
         compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
+        compared += [f"{symbol} = {where}" for symbol, where in places.items()]
+        compared += [f"if {differs}: {otherwise}" for name, spec in plain.items() for differs in _sizes_differ(name, spec, places)]
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
@@ -142,11 +146,24 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
     dtype = "bool_" if spec.dtype is torch.bool else str(spec.dtype).removeprefix("torch.")  # bool is Python's
     device = str(spec.device).replace(":", "_")
     constants[dtype], constants[device] = spec.dtype, spec.device
-    shape, stride = (f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride))
+    shape, stride = map(_tuple, (spec.shape, spec.stride))
     return (
         f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() != {stride}"
         f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
     )
+
+
+def _sizes_differ(name: str, spec: TensorSpec, places: Mapping[str, str]) -> Iterator[str]:
+    """Conditions that are true where a tensor of such a kind has other symbolic sizes and strides than what the symbols are."""
+    for symbol, where in spec.symbols():
+        if places[symbol] != f"{name}.{where}":
+            yield f"{name}.{where} != {symbol}"
+    if any(isinstance(n, str) for n in spec.stride):
+        yield f"{name}.stride() != {_tuple(spec.stride)}"
+
+
+def _tuple(dims: Sequence[Dim]) -> str:
+    return f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})"
 
 
 def symbol_values(guards: Sequence[str], symbols: Mapping[str, str], name_of: Mapping[str, str]) -> list[str]:
