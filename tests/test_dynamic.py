@@ -129,6 +129,18 @@ def test_tensors_of_symbolic_sizes_are_compared_quickly_and_wholly() -> None:
     assert compiled.cache_info().misses == before
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_number_where_a_tensor_was_given_twice(dynamic: bool) -> None:
+    compiled = fg.jit(lambda x, y: x * y, dynamic=dynamic, backend="aten")
+    x = torch.randn(3)
+    for y in (x, 2.0, x, x + 1, None):
+        if y is None:
+            with pytest.raises(TypeError):
+                compiled(x, y)
+        else:
+            torch.testing.assert_close(compiled(x, y), x * y)
+
+
 def test_many_conditions_are_asked_once_of_the_same_sizes() -> None:
     def added(*tensors: Tensor) -> Tensor:
         return torch.stack([t.sin().sum() for t in tensors]).sum()

@@ -63,15 +63,18 @@ def print_guards(
     ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
     compared += [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
     if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
-        first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
+        first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice
         for name, t in zip(variables, examples, strict=True):
             if name in plain:
                 first.setdefault(id(t), (name, t))
-        asked = [plain[name] for name, _ in first.values()]
-        constants["seen"] = looks_like([t for _, t in first.values()], [spec.shape for spec in asked], [spec.stride for spec in asked])
-        compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
+        asked = {name: plain[name] for name, _ in first.values()}
+        shapes, strides = ([getattr(spec, of) for spec in asked.values()] for of in ("shape", "stride"))
+        constants["seen"] = looks_like([t for _, t in first.values()], shapes, strides)
+        compared = [f"if not seen({', '.join(asked)}):", *(f"    {line}" for line in compared)]
+        again = [(name, first[id(t)][0]) for name, t in zip(variables, examples, strict=True) if name in plain and name not in asked]
+        compared += [f"if {name} is not {same}: {otherwise}" for name, same in again]
         compared += [f"{symbol} = {where}" for symbol, where in places.items()]
-        compared += [f"if {differs}: {otherwise}" for name, spec in plain.items() for differs in _sizes_differ(name, spec, places)]
+        compared += [f"if {differs}: {otherwise}" for name, spec in asked.items() for differs in _sizes_differ(name, spec, places)]
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
