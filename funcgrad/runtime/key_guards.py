@@ -63,18 +63,7 @@ def print_guards(
     ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
     compared += [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
     if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
-        first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice
-        for name, t in zip(variables, examples, strict=True):
-            if name in plain:
-                first.setdefault(id(t), (name, t))
-        asked = {name: plain[name] for name, _ in first.values()}
-        shapes, strides = ([getattr(spec, of) for spec in asked.values()] for of in ("shape", "stride"))
-        constants["seen"] = looks_like([t for _, t in first.values()], shapes, strides)
-        compared = [f"if not seen({', '.join(asked)}):", *(f"    {line}" for line in compared)]
-        again = [(name, first[id(t)][0]) for name, t in zip(variables, examples, strict=True) if name in plain and name not in asked]
-        compared += [f"if {name} is not {same}: {otherwise}" for name, same in again]
-        compared += [f"{symbol} = {where}" for symbol, where in places.items()]
-        compared += [f"if {differs}: {otherwise}" for name, spec in asked.items() for differs in _sizes_differ(name, spec, places)]
+        compared = _after_a_quick_look(dict(zip(variables, examples, strict=True)), plain, places, compared, constants, otherwise)
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
@@ -154,6 +143,23 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
         f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() != {stride}"
         f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
     )
+
+
+def _after_a_quick_look(
+    examples: Mapping[str, Any], plain: Mapping[str, TensorSpec], places: Mapping[str, str], compared: Sequence[str],
+    constants: dict[str, Any], otherwise: str,
+) -> list[str]:  # fmt: skip
+    """The lines that compare tensors, only where one call does not find that they look like the examples, but for symbolic sizes."""
+    first: dict[int, str] = {}  # it takes no tensor twice
+    for name in plain:
+        first.setdefault(id(examples[name]), name)
+    asked = {name: plain[name] for name in first.values()}
+    shapes, strides = ([getattr(spec, of) for spec in asked.values()] for of in ("shape", "stride"))
+    constants["seen"] = looks_like([examples[name] for name in asked], shapes, strides)
+    lines = [f"if not seen({', '.join(asked)}):", *(f"    {line}" for line in compared)]
+    lines += [f"if {name} is not {first[id(examples[name])]}: {otherwise}" for name in plain if name not in asked]
+    lines += [f"{symbol} = {where}" for symbol, where in places.items()]
+    return lines + [f"if {differs}: {otherwise}" for name, spec in asked.items() for differs in _sizes_differ(name, spec, places)]
 
 
 def _sizes_differ(name: str, spec: TensorSpec, places: Mapping[str, str]) -> Iterator[str]:
