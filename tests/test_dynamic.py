@@ -115,10 +115,13 @@ def test_tensors_of_symbolic_sizes_are_compared_quickly_and_wholly() -> None:
     ones = torch.randn(4, 5)
     assert_rounded(compiled(ones, ones + 1), summed(ones, ones + 1))
     assert "if not seen(" in compiled.program(ones, ones + 1).call.text
-    assert "# int" not in str(compiled.program(ones, ones + 1).sources), "kernels take symbols: sizes that nobody reads are not computed"
+    assert "# int" not in str(compiled.program(ones, ones + 1).sources), (
+        "kernels take symbols: sizes that nobody reads are not computed"
+    )
     wide = torch.randn(7, 9)
     for x, y in (
-        (wide, wide + 1), (wide, wide.t().contiguous().t()), (wide[:, ::2], ones[:1].expand(7, 5)), (wide.double(), wide + 1),
+        (wide, wide + 1), (wide, wide.t().contiguous().t()), (wide[:, ::2], ones[:1].expand(7, 5)),
+        (wide.double(), wide + 1),
         (wide, wide[:1] + 1), (wide, torch.nn.Parameter(wide + 1)), (wide, wide),
     ):  # fmt: skip
         assert_rounded(compiled(x, y), summed(x, y))
@@ -210,7 +213,9 @@ def test_two_halves_and_second_derivatives(backend: str) -> None:
 
 @pytest.mark.parametrize("rng", ["eager", "philox"])
 def test_modules_with_buffers_and_dropout(rng: str) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
+    )
     other = copy.deepcopy(net)
     compiled = fg.jit(lambda x: net(x).square().mean(), dynamic=True, rng=rng)
     plain = fg.jit(lambda x: other(x).square().mean(), dynamic=False, rng=rng)

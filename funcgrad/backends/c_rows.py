@@ -1,4 +1,5 @@
-"""The loop over all rows of a kernel, as C: one counter, which threads share, and what it says of the counters of the axes."""
+"""The loop over all rows of a kernel, as C: one counter, which threads share, and what it says of the counters of
+the axes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from .emitter import index_text
 
 
 def over_rows(axes: Sequence[Axis], rows: int, shared: Sequence[str], body: Sequence[str]) -> list[str]:
-    """Lines that go over all rows of some axes; ``shared``: a pragma, where threads of the region around it share them."""
+    """Lines that go over all rows of some axes; ``shared``: a pragma, where threads of the region around it share
+    them."""
     head = [*shared, f"for (int64_t row = 0; row < {rows}; ++row) {{"]
     if not any(isinstance(axis.size, Size) for axis in axes[1:]):
         return [*head, *(f"  {line}" for line in (*decoded(axes, rows), *body)), "}"]

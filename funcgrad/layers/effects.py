@@ -12,15 +12,17 @@ from ..subclasses import HowWritten, Wrapping
 
 @frozen
 class CopyBack:
-    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``).
-    ``is_below``: it is no tensor of the level of torch.func that the program runs at, and is written to below that."""
+    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as
+    by ``.data``). ``is_below``: it is no tensor of the level of torch.func that the program runs at, and is written
+    to below that."""
 
     target: Slot
     source: Final
     how: HowWritten
     is_subclass: bool = False
     to_no_end: bool = False
-    """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which nobody else has."""
+    """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which
+    nobody else has."""
     is_below: bool = False
 
     def __str__(self) -> str:
@@ -94,7 +96,8 @@ class SetResultGradient:
 
 @frozen
 class GoOn:
-    """A ``.backward()`` goes on through what the caller computed inputs from; the version counters of those ``written`` had moved."""
+    """A ``.backward()`` goes on through what the caller computed inputs from; the version counters of those
+    ``written`` had moved."""
 
     sources: tuple[Onward, ...]
     keeps_graph: bool
@@ -123,7 +126,8 @@ class RequireGrad:
 
 @frozen
 class DeadEnd:
-    """An output requires grad though no input does: the function computed it from a leaf it made, which nobody else has."""
+    """An output requires grad though no input does: the function computed it from a leaf it made, which nobody else
+    has."""
 
     target: Slot
 

@@ -39,8 +39,8 @@ def print_guards(
 
     ``examples`` are values that do: tensors that look like them need no second look.
 
-    Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to ``inner_names``
-    by the expression they stand for.
+    Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to
+    ``inner_names`` by the expression they stand for.
     """
     constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
     wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
@@ -55,15 +55,28 @@ def print_guards(
     places: dict[str, str] = {}
     compared: list[str] = []
     for name, own in symbolic.items():
-        new = [(symbol, f"{name}.{where}") for symbol, where in own if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"]
+        new = [
+            (symbol, f"{name}.{where}")
+            for symbol, where in own
+            if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"
+        ]
         if new:
-            compared.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
+            compared.append(
+                f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}"
+            )
             compared += [f"{symbol} = {where}" for symbol, where in new]
-    at_level = {n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)}
-    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
-    compared += [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
+    at_level = {
+        n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)
+    }
+    # a tensor of a level that has ended is what it wraps
+    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}
+    compared += [
+        f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()
+    ]
     if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
-        compared = _after_a_quick_look(dict(zip(variables, examples, strict=True)), plain, places, compared, constants, otherwise)
+        compared = _after_a_quick_look(
+            dict(zip(variables, examples, strict=True)), plain, places, compared, constants, otherwise
+        )
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
@@ -73,7 +86,9 @@ def print_guards(
                 lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
         elif isinstance(spec, SubclassSpec):
             constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened.value}
-            lines.append(f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}")
+            lines.append(
+                f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}"
+            )
             lines.append(f"if not holds(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
             inner = [(fresh(f"{name}_{attr}"), f"{expression}.{attr}", own) for attr, own in spec.inner]
             lines += [f"{own_name} = {at}" for own_name, at, _ in inner]
@@ -104,7 +119,8 @@ def print_guards(
 
 
 def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], memory_of: str) -> Iterator[str]:
-    """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is known."""
+    """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is
+    known."""
     for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
         if len(alias) == 1:
             continue
@@ -122,8 +138,12 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], me
             conditions.append(f"family_of({name}) is not {name}" if base == i else f"{name}._base is not {names[base]}")
         if base == -1 and family == i:
             shape, stride, start, requires_grad, is_leaf = lies
-            conditions[-1] = f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
-            conditions.append(f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}")
+            conditions[-1] = (
+                f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
+            )
+            conditions.append(
+                f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}"
+            )
             conditions.append(f"{name}._base.is_leaf is not {is_leaf}")
             others = [j for j in range(i) if pattern[j][0] == memory and pattern[j][2:4] == (j, -1)]
             conditions += [f"{name}._base is {names[j]}._base" for j in others]
@@ -140,8 +160,10 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
     constants[dtype], constants[device] = spec.dtype, spec.device
     shape, stride = map(_tuple, (spec.shape, spec.stride))
     return (
-        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() != {stride}"
-        f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
+        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() "
+        f"!= {stride}"
+        f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or "
+        f"keys({name}).raw_repr() != {spec.bits}"
     )
 
 
@@ -149,7 +171,8 @@ def _after_a_quick_look(
     examples: Mapping[str, Any], plain: Mapping[str, TensorSpec], places: Mapping[str, str], compared: Sequence[str],
     constants: dict[str, Any], otherwise: str,
 ) -> list[str]:  # fmt: skip
-    """The lines that compare tensors, only where one call does not find that they look like the examples, but for symbolic sizes."""
+    """The lines that compare tensors, only where one call does not find that they look like the examples, but for
+    symbolic sizes."""
     first: dict[int, str] = {}  # it takes no tensor twice
     for name in plain:
         first.setdefault(id(examples[name]), name)
@@ -159,11 +182,14 @@ def _after_a_quick_look(
     lines = [f"if not seen({', '.join(asked)}):", *(f"    {line}" for line in compared)]
     lines += [f"if {name} is not {first[id(examples[name])]}: {otherwise}" for name in plain if name not in asked]
     lines += [f"{symbol} = {where}" for symbol, where in places.items()]
-    return lines + [f"if {differs}: {otherwise}" for name, spec in asked.items() for differs in _sizes_differ(name, spec, places)]
+    return lines + [
+        f"if {differs}: {otherwise}" for name, spec in asked.items() for differs in _sizes_differ(name, spec, places)
+    ]
 
 
 def _sizes_differ(name: str, spec: TensorSpec, places: Mapping[str, str]) -> Iterator[str]:
-    """Conditions that are true where a tensor of such a kind has other symbolic sizes and strides than what the symbols are."""
+    """Conditions that are true where a tensor of such a kind has other symbolic sizes and strides than what the
+    symbols are."""
     for symbol, where in spec.symbols():
         if places[symbol] != f"{name}.{where}":
             yield f"{name}.{where} != {symbol}"
