@@ -107,18 +107,58 @@ def test_rows_of_symbolic_axes_are_counted_on() -> None:
     assert "if (row == next)" in c_text(compiled, x)
 
 
-def test_many_conditions_are_asked_once_of_the_same_sizes() -> None:
-    def pooled(x: Tensor, w: Tensor) -> Tensor:
-        return F.max_pool2d(F.conv2d(x, w, padding=1).relu(), 2).square().sum()
+def test_tensors_of_symbolic_sizes_are_compared_quickly_and_wholly() -> None:
+    def summed(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sin().sum(0)
 
-    compiled = fg.grad_compiled(pooled, dynamic=True, backend="c")
-    shapes = ((4, 8, 8), (6, 12, 10), (4, 8, 8), (2, 2, 2), (6, 12, 10), (4, 9, 7))
-    for n, high, wide in shapes:
-        x, w = torch.randn(n, 3, high, wide), torch.randn(4, 3, 3, 3)
-        assert_rounded(compiled(x, w), torch.func.grad(pooled)(x, w))
-    call = compiled.program(torch.randn(4, 3, 8, 8), w).call
+    compiled = fg.jit(summed, dynamic=True, backend="c")
+    ones = torch.randn(4, 5)
+    assert_rounded(compiled(ones, ones + 1), summed(ones, ones + 1))
+    assert "if not seen(" in compiled.program(ones, ones + 1).call.text
+    assert "# int" not in str(compiled.program(ones, ones + 1).sources), (
+        "kernels take symbols: sizes that nobody reads are not computed"
+    )
+    wide = torch.randn(7, 9)
+    for x, y in (
+        (wide, wide + 1), (wide, wide.t().contiguous().t()), (wide[:, ::2], ones[:1].expand(7, 5)),
+        (wide.double(), wide + 1),
+        (wide, wide[:1] + 1), (wide, torch.nn.Parameter(wide + 1)), (wide, wide),
+    ):  # fmt: skip
+        assert_rounded(compiled(x, y), summed(x, y))
+    with pytest.raises(RuntimeError, match="must match the size"):
+        compiled(wide, wide[:3])
+    before = compiled.cache_info().misses
+    compiled(torch.randn(11, 13), torch.randn(11, 13))
+    assert compiled.cache_info().misses == before
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_number_where_a_tensor_was_given_twice(dynamic: bool) -> None:
+    compiled = fg.jit(lambda x, y: x * y, dynamic=dynamic, backend="aten")
+    x = torch.randn(3)
+    for y in (x, 2.0, x, x + 1, None):
+        if y is None:
+            with pytest.raises(TypeError):
+                compiled(x, y)
+        else:
+            torch.testing.assert_close(compiled(x, y), x * y)
+
+
+def test_many_conditions_are_asked_once_of_the_same_sizes() -> None:
+    def added(*tensors: Tensor) -> Tensor:
+        return torch.stack([t.sin().sum() for t in tensors]).sum()
+
+    compiled = fg.jit(added, dynamic=True, backend="c")
+    for sizes in (range(2, 12), range(3, 13), range(2, 12), range(1, 11), range(7, 17)):
+        tensors = [torch.randn(n) for n in sizes]
+        assert_rounded(compiled(*tensors), added(*tensors))
+    assert compiled.cache_info().misses == 2, "a size of 1 is known"
+    call = compiled.program(*tensors).call
     assert "if sizes not in fits:" in call.text
-    assert call.names["fits"], "what was found to fit is kept"
+    assert call.names["fits"] == {tuple(range(2, 12)), tuple(range(3, 13)), tuple(range(7, 17))}
+    for n in range(1000):
+        call.names["fits"].add((n,))
+    assert len(call.names["fits"]) < 1000
 
 
 def test_a_size_is_a_symbol_at_its_second_value() -> None:

@@ -17,6 +17,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
+from ..graph_primitives import scalar, size
 from ..graphs import Graph, is_getitem, is_view, value_of
 from ..lifetimes import Lifetimes
 from ..loops.fuse import fuse
@@ -158,7 +159,7 @@ class TritonBackend:
 def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -> Kernels:
     lowering = lower(graph, device, refuse)
     fused = fuse(lowering, [r for r in graph.results if isinstance(r, fx.Node)], ENVIRONMENT.fuel)
-    return Kernels(graph, tuple(_steps(graph, lowering, fused)))
+    return Kernels(graph, _that_matter(graph, list(_steps(graph, lowering, fused))))
 
 
 def _scheduled(kernels: Kernels, stack: int, keeps: bool) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
@@ -201,6 +202,32 @@ def _steps(graph: Graph, lowering: Lowering, fused: Fused) -> Iterable[Extern | 
             computes = {nodes[v]: _why(decision, names) for v, decision in task.members.items() if v in nodes}
             computes |= {nodes[v]: "its parts are made here" for v in task.whole if v in nodes}
             yield from map(verify, kernels_of(names[task], task, loads, stores, computes))
+
+
+def _that_matter(graph: Graph, steps: Sequence[Extern | Kernel]) -> tuple[Extern | Kernel, ...]:
+    """The steps without the numbers that nobody reads: kernels are given symbols, and take no sizes that the graph
+    computes."""
+    by_name = {n.name: n for n in graph.fx.nodes}
+    made = {b.name for step in steps if isinstance(step, Kernel) for b in step.writes}
+    needed: set[fx.Node] = set()
+
+    def need(nodes: Iterable[fx.Node]) -> None:
+        for node in set(nodes) - needed:
+            needed.add(node)
+            if (is_view(node) or is_getitem(node)) and node.name not in made:
+                need(node.all_input_nodes)
+
+    need(r for r in graph.results if isinstance(r, fx.Node))
+    kept: list[Extern | Kernel] = []
+    for step in reversed(steps):
+        if isinstance(step, Kernel):
+            need(by_name[b.name] for b in step.reads if b.name in by_name)
+        elif step.node.target in (size, scalar) and step.node not in needed:
+            continue
+        else:
+            need(step.node.all_input_nodes)
+        kept.append(step)
+    return tuple(reversed(kept))
 
 
 def _why(decision: Decision, names: Mapping[Group, str]) -> str:

@@ -22,7 +22,7 @@ from ..torch_private.tensors import (
     storage_id,
 )
 from .holds import holds, still_answers
-from .key import Ambient, CallKey, DynamicSpec, SubclassSpec, TensorSpec, ambient
+from .key import Ambient, CallKey, Dim, DynamicSpec, SubclassSpec, TensorSpec, ambient
 
 
 def print_guards(
@@ -53,6 +53,7 @@ def print_guards(
     plain = {name: spec for name, _, spec in pending if isinstance(spec, TensorSpec)}
     symbolic = {name: list(spec.symbols()) for name, spec in plain.items()}
     places: dict[str, str] = {}
+    compared: list[str] = []
     for name, own in symbolic.items():
         new = [
             (symbol, f"{name}.{where}")
@@ -60,25 +61,18 @@ def print_guards(
             if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"
         ]
         if new:
-            lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
-            lines += [f"{symbol} = {where}" for symbol, where in new]
+            compared.append(
+                f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}"
+            )
+            compared += [f"{symbol} = {where}" for symbol, where in new]
     known = dict(zip(variables, examples, strict=True))
     at_level = [n for n, v in known.items() if isinstance(v, Tensor) and is_transform_wrapper(v)]
     # a tensor of a level that has ended is what it wraps
     ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}
     differs = {name: _tensor_differs(name, spec, constants) + ended.get(name, "") for name, spec in plain.items()}
-    compared = [f"if {condition}: {otherwise}" for condition in differs.values()]
-    # inside it inference tensors look like all others
-    if plain and not places and not wrapped and not key.ambient.inference_mode:
-        # the quick check takes no tensor twice; that the others are the same is compared below
-        first: dict[int, tuple[str, Tensor]] = {}
-        for name in plain:
-            first.setdefault(id(known[name]), (name, known[name]))
-        constants["seen"] = looks_like([t for _, t in first.values()])
-        compared = [
-            f"if not seen({', '.join(name for name, _ in first.values())}):",
-            *(f"    {line}" for line in compared),
-        ]
+    compared += [f"if {condition}: {otherwise}" for condition in differs.values()]
+    if plain and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
+        compared = _after_a_quick_look(known, plain, places, compared, constants, otherwise)
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
@@ -160,15 +154,47 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
     dtype = "bool_" if spec.dtype is torch.bool else str(spec.dtype).removeprefix("torch.")  # bool is Python's
     device = str(spec.device).replace(":", "_")
     constants[dtype], constants[device] = spec.dtype, spec.device
-    shape, stride = (
-        f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride)
-    )
+    shape, stride = map(_tuple, (spec.shape, spec.stride))
     return (
         f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() "
         f"!= {stride}"
         f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or "
         f"keys({name}).raw_repr() != {spec.bits}"
     )
+
+
+def _after_a_quick_look(
+    examples: Mapping[str, Any], plain: Mapping[str, TensorSpec], places: Mapping[str, str], compared: Sequence[str],
+    constants: dict[str, Any], otherwise: str,
+) -> list[str]:  # fmt: skip
+    """The lines that compare tensors, only where one call does not find that they look like the examples, but for
+    symbolic sizes."""
+    first: dict[int, str] = {}  # it takes no tensor twice
+    for name in plain:
+        first.setdefault(id(examples[name]), name)
+    asked = {name: plain[name] for name in first.values()}
+    shapes, strides = ([getattr(spec, of) for spec in asked.values()] for of in ("shape", "stride"))
+    constants["seen"] = looks_like([examples[name] for name in asked], shapes, strides)
+    lines = [f"if not seen({', '.join(asked)}):", *(f"    {line}" for line in compared)]
+    lines += [f"if {name} is not {first[id(examples[name])]}: {otherwise}" for name in plain if name not in asked]
+    lines += [f"{symbol} = {where}" for symbol, where in places.items()]
+    return lines + [
+        f"if {differs}: {otherwise}" for name, spec in asked.items() for differs in _sizes_differ(name, spec, places)
+    ]
+
+
+def _sizes_differ(name: str, spec: TensorSpec, places: Mapping[str, str]) -> Iterator[str]:
+    """Conditions that are true where a tensor of such a kind has other symbolic sizes and strides than what the
+    symbols are."""
+    for symbol, where in spec.symbols():
+        if places[symbol] != f"{name}.{where}":
+            yield f"{name}.{where} != {symbol}"
+    if any(isinstance(n, str) for n in spec.stride):
+        yield f"{name}.stride() != {_tuple(spec.stride)}"
+
+
+def _tuple(dims: Sequence[Dim]) -> str:
+    return f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})"
 
 
 def symbol_values(guards: Sequence[str], symbols: Mapping[str, str], name_of: Mapping[str, str]) -> list[str]:

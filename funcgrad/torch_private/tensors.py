@@ -79,24 +79,34 @@ def storage_identity(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
+_Dims = Sequence[int | str | None]
+
+
+def looks_like(
+    examples: Sequence[torch.Tensor], sizes: Sequence[_Dims] | None = None, strides: Sequence[_Dims] | None = None
+) -> Callable[..., bool]:
     """A quick check that tensors have the types, dispatch keys, dtypes, devices, sizes, strides and
-    ``requires_grad`` of others."""
-    sizes: Any = [list(t.size()) for t in examples]
-    strides: Any = [list(t.stride()) for t in examples]
-    return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    ``requires_grad`` of others; or these sizes and strides, as far as they are numbers."""
+    sizes = [t.size() for t in examples] if sizes is None else sizes
+    strides = [t.stride() for t in examples] if strides is None else strides
+    numbers: list[Any] = [
+        [[n if isinstance(n, int) else None for n in dims] for dims in of_all] for of_all in (sizes, strides)
+    ]
+    return TensorGuards(*examples, dynamic_dims_sizes=numbers[0], dynamic_dims_strides=numbers[1]).check
 
 
 def looks_like_in(examples: Sequence[torch.Tensor], free: Sequence[Collection[int]]) -> Callable[..., bool]:
     """The same, but for sizes along ``free`` dimensions: such a tensor lies dense in the same order of its
     dimensions as its example."""
-    if not any(free):
-        return looks_like(examples)
-    sizes: Any = [
+    sizes: list[_Dims] = [
         [None if d in dims else n for d, n in enumerate(t.size())] for t, dims in zip(examples, free, strict=True)
     ]
-    strides: Any = [[None] * t.dim() if dims else list(t.stride()) for t, dims in zip(examples, free, strict=True)]
-    check = TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    strides: list[_Dims] = [
+        [None] * t.dim() if dims else list(t.stride()) for t, dims in zip(examples, free, strict=True)
+    ]
+    check = looks_like(examples, sizes, strides)
+    if not any(free):
+        return check
     orders = [(i, t.dim_order()) for i, (t, dims) in enumerate(zip(examples, free, strict=True)) if dims]
 
     def lies_alike(t: torch.Tensor, order: tuple[int, ...]) -> bool:
