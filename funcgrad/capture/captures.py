@@ -9,9 +9,12 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..errors import UnsupportedTensorError
+from ..levels import level_of_call
 from ..subclasses import Wrapping
+from ..torch_private.levels import transform_active
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
 from .source_location import user_line
 
@@ -64,11 +67,15 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
     if is_wrapper_subclass(tensor):
         _require_sound_protocol(tensor, where)
     elif kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise UnsupportedTensorError(
+        lazy = is_lazy(tensor)
+        error = UnsupportedTensorError(
             f"a tensor subclass {kind.__name__} cannot be traced: it is no wrapper (it has no __tensor_flatten__)",
             where=where or user_line(),
-            fix="pass plain tensors: x.as_subclass(torch.Tensor)",
+            fix="call the module once before" if lazy else "pass plain tensors: x.as_subclass(torch.Tensor)",
         )
+        # under a transform of torch.func, eager PyTorch refuses to make it, or ends the process
+        error.uninitialized = tensor if lazy and not transform_active() and level_of_call() < 0 else None
+        raise error
 
 
 _MAKES = {

@@ -18,6 +18,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..backends.backend import Runnable
 from ..backends.peak import predicted_peak
@@ -26,7 +27,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
 from ..capture.trace import active_trace
-from ..errors import ReadsWarning, RetraceError, TraceError
+from ..errors import ReadsWarning, RetraceError, TraceError, UnsupportedTensorError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -268,8 +269,8 @@ class Compiled:
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
     def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Program | Exception | None:
-        """A program for a call in which Python reads ``path`` first; or what the function itself raised while it was traced; None where
-        there are too many paths."""
+        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what the function itself
+        raised while it was traced, a lazy module; None where there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
             if path and self._has_too_many_paths(inputs):
@@ -279,12 +280,20 @@ class Compiled:
             except Exception as error:
                 if self._definition.replays and not self._at_level and is_of_function(error):
                     return error
+                if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
+                    return error
                 raise
 
     def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
         """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a path that kernels found,
-        which round otherwise, it may raise what it raises in no call: then this call is that of eager PyTorch."""
+        which round otherwise, it may raise what it raises in no call: then this call is that of eager PyTorch. So is the first call of a
+        lazy module, which makes its parameters."""
         result = self._definition(*args, **kwargs)
+        if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
+            if isinstance(error.uninitialized, Tensor) and is_lazy(error.uninitialized):
+                raise error
+            log(1, f"{self.__name__} has run in eager PyTorch: it has initialised a lazy module")
+            return result
         if path:
             self._lost_paths += 1
             warnings.warn(_LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2)
