@@ -56,8 +56,8 @@ def write_below(target: Tensor, value: Tensor) -> None:
 
 
 def write_dual(target: Tensor, value: Tensor, is_tracked: bool) -> None:
-    """Write a value and its tangent into a tensor. One whose tangent is what it was has been written to through ``detach()``, which eager
-    PyTorch's forward mode does not hear of, or by what does not change it."""
+    """Write a value and its tangent into a tensor. One whose tangent is what it was has been written to through
+    ``detach()``, which eager PyTorch's forward mode does not hear of, or by what does not change it."""
     before, after = dual_parts(target)[1], dual_parts(value)[1]
     is_kept = before is not None and after is not None and before.is_set_to(after)
     if is_kept and not (is_tracked and target.requires_grad):

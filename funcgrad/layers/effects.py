@@ -15,7 +15,8 @@ from ..subclasses import HowWritten, Wrapping
 @frozen
 class CopyBack:
     """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``).
-    ``by``: what writes where the program runs at a level: below it, to a tensor that is none of the level's, or at that of duals."""
+    ``by``: what writes where the program runs at a level: below it, to a tensor that is none of the level's, or at that
+    of duals."""
 
     target: Slot
     source: Final

@@ -269,8 +269,8 @@ class Compiled:
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
     def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Program | Exception | None:
-        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what the function itself
-        raised while it was traced, a lazy module; None where there are too many paths."""
+        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what the
+        function itself raised while it was traced, a lazy module; None where there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
             if path and self._has_too_many_paths(inputs):
