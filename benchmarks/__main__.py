@@ -27,19 +27,32 @@ NAMED = (*TABLES, "transforms", "engine", "frontier")
 def read_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(NAMED)} (default: all but the last three)")
-    parser.add_argument("--threads", type=int, action="append", metavar="N", help="steady, engine: may be repeated (default: 1 and 2)")
+    parser.add_argument(
+        "tables", nargs="*", metavar="table", help=f"of {', '.join(NAMED)} (default: all but the last three)"
+    )
+    parser.add_argument(
+        "--threads", type=int, action="append", metavar="N", help="steady, engine: may be repeated (default: 1 and 2)"
+    )
     parser.add_argument(
         "--only",
         action="append",
         metavar="NAME",
         help="steady, start, transforms, engine, frontier: workloads with this in their name, may be repeated",
     )
-    parser.add_argument("--beside", action="append", choices=("aot_eager", "inductor"), help="frontier: backends of torch.compile (both)")
+    parser.add_argument(
+        "--beside",
+        action="append",
+        choices=("aot_eager", "inductor"),
+        help="frontier: backends of torch.compile (both)",
+    )
     parser.add_argument("--no-jax", action="store_true")
-    parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes 10 to 40 s a workload at first")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="without torch.compile, which takes 10 to 40 s a workload at first"
+    )
     parser.add_argument("--json", metavar="FILE", help="write what was measured of the workloads")
-    parser.add_argument("--plot", metavar="FILE", help="steady, frontier: draw the ratios (png or svg; needs matplotlib)")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="steady, frontier: draw the ratios (png or svg; needs matplotlib)"
+    )
     arguments = parser.parse_args()
     for name in arguments.tables:
         if name not in NAMED:
@@ -80,11 +93,17 @@ def main() -> None:
             torch.set_num_threads(threads)
             console.print(engine.table(arguments.only or [""], beside=not arguments.no_compile))
     if "frontier" in tables:
-        spots = [s for c in arguments.beside or ("aot_eager", "inductor") for s in frontier.measure(c, arguments.only or [""], console)]
+        spots = [
+            s
+            for c in arguments.beside or ("aot_eager", "inductor")
+            for s in frontier.measure(c, arguments.only or [""], console)
+        ]
         console.print(frontier.table(spots))
         measured["frontier"] = [asdict(s) for s in spots]
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps({"torch": torch.__version__, "cores": os.cpu_count(), **measured}, indent=1) + "\n")
+        Path(arguments.json).write_text(
+            json.dumps({"torch": torch.__version__, "cores": os.cpu_count(), **measured}, indent=1) + "\n"
+        )
     if arguments.plot and (measured.get("steady") or measured.get("frontier")):
         plot = importlib.import_module(".plot", __package__)
         if measured.get("steady"):

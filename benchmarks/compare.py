@@ -1,7 +1,9 @@
-"""Two checkouts beside one another, in one run: ``python -m benchmarks.compare OTHER_CHECKOUT [--threads N] [--only NAME] [--rounds N]``.
+"""Two checkouts beside one another, in one run: ``python -m benchmarks.compare OTHER_CHECKOUT [--threads N] [--only
+NAME] [--rounds N]``.
 
-Each has a process of its own for each workload, which waits for its turn; turns alternate, so that drift of the machine hits both alike. A
-row per workload: µs of a call by both (medians), this ÷ the other (the median of pairs of turns), and the first calls with empty caches.
+Each has a process of its own for each workload, which waits for its turn; turns alternate, so that drift of the machine
+hits both alike. A row per workload: µs of a call by both (medians), this ÷ the other (the median of pairs of turns),
+and the first calls with empty caches.
 """
 
 from __future__ import annotations
@@ -37,9 +39,15 @@ class Side:
     def __init__(self, checkout: Path, workload: str, threads: int, stack: ExitStack) -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         os.symlink(checkout / "funcgrad", f"{folder}/funcgrad")
-        variables = {"PYTHONPATH": f"{folder}:{HERE}", "FUNCGRAD_CACHE_DIR": f"{folder}/cache", "OMP_NUM_THREADS": str(threads)}
+        variables = {
+            "PYTHONPATH": f"{folder}:{HERE}",
+            "FUNCGRAD_CACHE_DIR": f"{folder}/cache",
+            "OMP_NUM_THREADS": str(threads),
+        }
         command = [sys.executable, "-P", "-m", "benchmarks.compare", "--serve", workload]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables})
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
+        )
         self._process = stack.enter_context(process)
         self.first: float = self._answer()
         self.turns: list[float] = []
@@ -101,7 +109,9 @@ def main() -> None:
     if asked.serve:
         serve(asked.serve)
         return
-    rows = Table(title=f"This checkout beside another one, µs a call (median), {asked.threads} threads; first calls in seconds")
+    rows = Table(
+        title=f"This checkout beside another one, µs a call (median), {asked.threads} threads; first calls in seconds"
+    )
     for column in ("", "this", "other", "this ÷ other", "first call", "other's", "÷"):
         rows.add_column(column, justify="right" if column else "left")
     ratios, firsts = [], []
@@ -113,10 +123,20 @@ def main() -> None:
         ratios.append(statistics.median(a / b for a, b in zip(own.turns, others.turns, strict=True)))
         firsts.append(own.first / others.first)
         times = [f"{statistics.median(side.turns) * 1e6:,.1f}" for side in (own, others)]
-        rows.add_row(workload.name, *times, f"{ratios[-1]:.3f}", f"{own.first:.2f}", f"{others.first:.2f}", f"{firsts[-1]:.2f}")
+        rows.add_row(
+            workload.name, *times, f"{ratios[-1]:.3f}", f"{own.first:.2f}", f"{others.first:.2f}", f"{firsts[-1]:.2f}"
+        )
         console.print(f"{workload.name}: {ratios[-1]:.3f}, first calls {firsts[-1]:.2f}", style="dim", highlight=False)
     rows.add_section()
-    rows.add_row("geometric mean", "", "", f"{statistics.geometric_mean(ratios):.3f}", "", "", f"{statistics.geometric_mean(firsts):.2f}")
+    rows.add_row(
+        "geometric mean",
+        "",
+        "",
+        f"{statistics.geometric_mean(ratios):.3f}",
+        "",
+        "",
+        f"{statistics.geometric_mean(firsts):.2f}",
+    )
     console.print(rows)
 
 

@@ -1,4 +1,5 @@
-"""The contestants: a workload as eager autograd, torch.func, torch.compile, jax.jit and funcgrad run it; and whether they agree."""
+"""The contestants: a workload as eager autograd, torch.func, torch.compile, jax.jit and funcgrad run it; and whether
+they agree."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ def contestant(name: str, workload: Workload, inputs: tuple[Tree, ...]) -> Call:
     if name == "jax":
         call, arrays = jax.jit(jax_function(workload)), jax.tree.map(lambda t: jnp.asarray(t.numpy()), inputs)
         return lambda: jax.block_until_ready(call(*arrays))
-    make = {"funcgrad": funcgrad_function, "torch.func": torch_function, "torch.compile": lambda w: torch.compile(torch_function(w))}
+    make = {
+        "funcgrad": funcgrad_function,
+        "torch.func": torch_function,
+        "torch.compile": lambda w: torch.compile(torch_function(w)),
+    }
     function = make[name](workload)
     return lambda: function(*inputs)
 
@@ -70,7 +75,8 @@ def jax_function(workload: Workload) -> Callable[..., Tree]:
 
 
 def eager(workload: Workload, inputs: tuple[Tree, ...]) -> Call:
-    """Eager PyTorch with its autograd, as one writes it without torch.func: samples in a loop, an HVP by differentiating twice."""
+    """Eager PyTorch with its autograd, as one writes it without torch.func: samples in a loop, an HVP by
+    differentiating twice."""
     loss, data = workload.loss, inputs[1:]
     if workload.transform == "plain":
         return lambda: loss(*inputs)
@@ -93,11 +99,15 @@ def eager(workload: Workload, inputs: tuple[Tree, ...]) -> Call:
 
 
 def difference(result: Tree, reference: Tree) -> float:
-    """The largest difference of an element, relative to the largest magnitude in its tensor; infinite where structures differ."""
+    """The largest difference of an element, relative to the largest magnitude in its tensor; infinite where
+    structures differ."""
     found, expected = _tensors(result), _tensors(reference)
     if [t.shape for t in found] != [t.shape for t in expected]:
         return float("inf")
-    return max(((a - b).abs().max() / b.abs().max()).nan_to_num(nan=torch.inf).item() for a, b in zip(found, expected, strict=True))
+    return max(
+        ((a - b).abs().max() / b.abs().max()).nan_to_num(nan=torch.inf).item()
+        for a, b in zip(found, expected, strict=True)
+    )
 
 
 def _tensors(tree: Tree) -> list[Tensor]:

@@ -1,5 +1,6 @@
-"""What a call costs besides its kernel: a function of 1, 10 and 100 small leaves, beside autograd, torch.func and torch.compile; and what
-the layers add for an argument that is written to, or aliased, and guards for the Python state that a function reads."""
+"""What a call costs besides its kernel: a function of 1, 10 and 100 small leaves, beside autograd, torch.func and
+torch.compile; and what the layers add for an argument that is written to, or aliased, and guards for the Python
+state that a function reads."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def loss(p: dict[str, Tensor]) -> Tensor:
 
 
 def table() -> Table:
-    """One row per number of leaves: µs of a call, and of the overhead of funcgrad's (the call less its kernel alone)."""
+    """One row per number of leaves: µs of a call, and of the overhead of funcgrad's (the call less its kernel
+    alone)."""
     rows = Table(title="Dispatch: value and gradient of a sum of squares, µs a call (median)")
     for column in ("leaves", "funcgrad", "its kernel alone", "overhead", "torch.compile", "torch.func", "autograd"):
         rows.add_column(column, justify="right")
@@ -57,7 +59,8 @@ def table() -> Table:
 
 @frozen
 class Layered:
-    """A function of many tensors that needs a layer for each, and what that does to one tensor anyway (the copy, the view), alone."""
+    """A function of many tensors that needs a layer for each, and what that does to one tensor anyway (the copy, the
+    view), alone."""
 
     name: str
     function: Callable[..., object]
@@ -105,8 +108,8 @@ def _without_kernel(function: Callable[..., object], arguments: Sequence[Tensor]
 
 
 def layers_table() -> Table:
-    """One row per kind of argument: µs the layers add for each, in calls with 10 arguments, over a plain call with as many. The kernel
-    is left out; the copies and views themselves are not theirs."""
+    """One row per kind of argument: µs the layers add for each, in calls with 10 arguments, over a plain call with
+    as many. The kernel is left out; the copies and views themselves are not theirs."""
     rows = Table(title="Layers: what they add to a call for each argument, µs (median; limit 0.5)")
     for column in ("argument", "call without its kernel", "copies, views", "a plain call", "added for each"):
         rows.add_column(column, justify="right")
@@ -138,11 +141,18 @@ class _Block(nn.Module):
         self.heads = heads
         self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.grow, self.activation, self.shrink = nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        self.grow, self.activation, self.shrink = (
+            nn.Linear(width, 4 * width),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * width, width),
+        )
         self.drops = nn.ModuleList(nn.Dropout(0.1) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.attention(self.before_attention(x)).chunk(3, -1)]
+        heads = [
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.attention(self.before_attention(x)).chunk(3, -1)
+        ]
         mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.drops[0](self.projection(mixed.transpose(1, 2).flatten(2)))
         return x + self.drops[1](self.shrink(self.activation(self.grow(self.before_mlp(x)))))
@@ -163,9 +173,18 @@ class _Gpt(nn.Module):
 
 
 def guards_table() -> Table:
-    """One row per number of layers of a GPT-2: guards of Python state in its printed call, and the µs they take in it."""
+    """One row per number of layers of a GPT-2: guards of Python state in its printed call, and the µs they take in
+    it."""
     rows = Table(title="Guards of Python state in a call of a GPT-2, µs (median; limits 25 at 12 layers, 0.03 each)")
-    for column in ("layers", "modules", "guards, in lines", "call without its kernel", "and without guards", "guards", "each"):
+    for column in (
+        "layers",
+        "modules",
+        "guards, in lines",
+        "call without its kernel",
+        "and without guards",
+        "guards",
+        "each",
+    ):
         rows.add_column(column, justify="right")
     words = torch.zeros(1, 4, dtype=torch.int64)
     for layers in (0, 4, 12):

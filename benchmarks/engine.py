@@ -1,6 +1,8 @@
-"""Backward passes by the autograd engine, captured by ``fg.compiled_autograd()``, and by torch's own compiled autograd with inductor.
+"""Backward passes by the autograd engine, captured by ``fg.compiled_autograd()``, and by torch's own compiled autograd
+with inductor.
 
-``python -m benchmarks engine`` prints the table. Forward is eager PyTorch's, and is not timed; what is timed is ``loss.backward()``.
+``python -m benchmarks engine`` prints the table. Forward is eager PyTorch's, and is not timed; what is timed is
+``loss.backward()``.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ OWN = "torch's own, inductor"
 
 @frozen
 class Case:
-    """``make()`` builds a model once, and returns what runs forward: a loss, and the parameters whose gradients are asked for.
-    ``has_regions``: it calls functions that funcgrad has compiled, which torch's own compiled autograd would trace."""
+    """``make()`` builds a model once, and returns what runs forward: a loss, and the parameters whose gradients are
+    asked for. ``has_regions``: it calls functions that funcgrad has compiled, which torch's own compiled autograd
+    would trace."""
 
     name: str
     make: Callable[[bool], tuple[Callable[[], Tensor], list[Tensor]]]
@@ -47,12 +50,19 @@ def deep_perceptron(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
 def transformer(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
     """Two layers of width 128, 4 heads, 4 sequences of 32 tokens."""
     layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
-    return _of(nn.TransformerEncoder(layer, 1 if small else 2, enable_nested_tensor=False), torch.randn(4, 8 if small else 32, 128))
+    return _of(
+        nn.TransformerEncoder(layer, 1 if small else 2, enable_nested_tensor=False),
+        torch.randn(4, 8 if small else 32, 128),
+    )
 
 
 def convolutions(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
     """Three convolutions with batch normalisation, 8 images of 3 x 32 x 32."""
-    layers = [m for a, b in ((3, 16), (16, 32), (32, 32)) for m in (nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())]
+    layers = [
+        m
+        for a, b in ((3, 16), (16, 32), (32, 32))
+        for m in (nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+    ]
     return _of(nn.Sequential(*layers), torch.randn(2 if small else 8, 3, 32, 32))
 
 
@@ -66,7 +76,8 @@ def hooked(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
 
 
 def blocks(small: bool) -> tuple[Callable[[], Tensor], list[Tensor]]:
-    """20 residual blocks of 32 units, each a call of one compiled function: its backward halves are parts of the captured graph."""
+    """20 residual blocks of 32 units, each a call of one compiled function: its backward halves are parts of the
+    captured graph."""
     layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3 if small else 20))
     block = fg.jit(lambda h, w, b: nn.functional.gelu(h @ w.t() + b))
     x = torch.randn(16, 32)
@@ -97,7 +108,8 @@ def _torch_own() -> Iterator[None]:
 
 @frozen
 class Measured:
-    """Of a case: seconds a backward pass by contestant, seconds of the first one, and of ours how long the capture took."""
+    """Of a case: seconds a backward pass by contestant, seconds of the first one, and of ours how long the capture
+    took."""
 
     seconds: dict[str, float]
     first: dict[str, float]
@@ -116,7 +128,8 @@ def measure(case: Case, small: bool, beside: bool) -> Measured:
     def backward(name: str) -> float:
         for p in parameters:
             p.grad = None
-        value = loss() if name != OWN else loss() * 1  # the engine keeps one cache: by a node more, torch's own has graphs of its own in it
+        # the engine keeps one cache: by a node more, torch's own has graphs of its own in it
+        value = loss() if name != OWN else loss() * 1
         with regions[name]():
             start = time.perf_counter()
             value.backward()
@@ -135,14 +148,28 @@ def measure(case: Case, small: bool, beside: bool) -> Measured:
     times: dict[str, list[float]] = {name: [] for name in regions}
     for _ in range(3 if small else ROUNDS):
         for name, taken in times.items():
-            taken += [backward(name) for _ in range(3)][1:]  # the first after another contestant finds the caches as that left them
+            # the first after another contestant finds the caches as that left them
+            taken += [backward(name) for _ in range(3)][1:]
     return Measured({name: statistics.median(t) for name, t in times.items()}, first, region.captures[0].seconds)
 
 
 def table(only: Sequence[str] = ("",), beside: bool = True, small: bool = False) -> Table:
-    """The cases with one of these in their names; ``beside``: with torch's own compiled autograd, which compiles for most of a minute."""
-    rows = Table(title=f"backward passes, {torch.get_num_threads()} threads: median; the first; how long our capture took")
-    for column in ("", "eager", "funcgrad", "ratio", "torch's own", "ratio", "first, funcgrad", "first, torch's own", "capture"):
+    """The cases with one of these in their names; ``beside``: with torch's own compiled autograd, which compiles for
+    most of a minute."""
+    rows = Table(
+        title=f"backward passes, {torch.get_num_threads()} threads: median; the first; how long our capture took"
+    )
+    for column in (
+        "",
+        "eager",
+        "funcgrad",
+        "ratio",
+        "torch's own",
+        "ratio",
+        "first, funcgrad",
+        "first, torch's own",
+        "capture",
+    ):
         rows.add_column(column, justify="right" if column else "left")
     for case in CASES:
         if not any(part in case.name for part in only):

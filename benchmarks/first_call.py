@@ -1,6 +1,8 @@
-"""One first call: ``python -m benchmarks.first_call CONTESTANT WORKLOAD`` prints how many seconds it takes, imports aside.
+"""One first call: ``python -m benchmarks.first_call CONTESTANT WORKLOAD`` prints how many seconds it takes, imports
+aside.
 
-``python -m benchmarks.first_call stages STEPS``: how many nodes the integrator of so many steps has, and its seconds by stage. JSON both.
+``python -m benchmarks.first_call stages STEPS``: how many nodes the integrator of so many steps has, and its seconds by
+stage. JSON both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Force training: an equivariant energy model, after e3nn (arXiv:2207.09453): vectors of neighbours in spherical harmonics of degree 0 to
-2, weighted by a perceptron of their lengths; an energy of invariants; forces by an inner gradient; a loss of both."""
+"""Force training: an equivariant energy model, after e3nn (arXiv:2207.09453): vectors of neighbours in spherical
+harmonics of degree 0 to 2, weighted by a perceptron of their lengths; an energy of invariants; forces by an inner
+gradient; a loss of both."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ from .workload import Draws, Tree
 def harmonics(r: Tensor) -> Tensor:
     """Real spherical harmonics of unit vectors ``[n, 3]``, degrees 0, 1 and 2, normalised by component: ``[n, 9]``."""
     x, y, z = r.unbind(-1)
-    second = [3**0.5 * x * z, 3**0.5 * x * y, y * y - 0.5 * (x * x + z * z), 3**0.5 * y * z, 3**0.5 / 2 * (z * z - x * x)]
+    second = [
+        3**0.5 * x * z,
+        3**0.5 * x * y,
+        y * y - 0.5 * (x * x + z * z),
+        3**0.5 * y * z,
+        3**0.5 / 2 * (z * z - x * x),
+    ]
     return torch.cat([torch.ones_like(x)[:, None], 3**0.5 * r, 5**0.5 * torch.stack(second, -1)], -1)
 
 
@@ -33,17 +40,22 @@ def energy(p: dict[str, Tensor], positions: Tensor, source: Tensor, target: Tens
     weights = F.silu(radial(length, p["w1"].shape[0], 3.0) @ p["w1"]) @ p["w2"]  # [edges, channels]
     messages = weights[:, :, None] * harmonics(edges / length[:, None])[:, None, :]  # [edges, channels, 9]
     atoms = positions.new_zeros(len(positions), *messages.shape[1:]).index_add(0, target, messages)
-    invariants = torch.cat([(atoms[..., a:b] ** 2).sum(-1) for a, b in ((0, 1), (1, 4), (4, 9))], -1)  # [atoms, 3 * channels]
+    # [atoms, 3 * channels]
+    invariants = torch.cat([(atoms[..., a:b] ** 2).sum(-1) for a, b in ((0, 1), (1, 4), (4, 9))], -1)
     return (F.silu(invariants @ p["v1"]) @ p["v2"]).sum()
 
 
-def loss(p: dict[str, Tensor], positions: Tensor, source: Tensor, target: Tensor, energies: Tensor, forces: Tensor) -> Tensor:
+def loss(
+    p: dict[str, Tensor], positions: Tensor, source: Tensor, target: Tensor, energies: Tensor, forces: Tensor
+) -> Tensor:
     """Errors of the energy and of the forces, which are its gradient."""
     gradient, value = torch.func.grad_and_value(energy, argnums=1)(p, positions, source, target)
     return (value - energies) ** 2 / len(positions) + 10 * (gradient + forces).square().mean()
 
 
-def autograd_loss(p: dict[str, Tensor], positions: Tensor, source: Tensor, target: Tensor, energies: Tensor, forces: Tensor) -> Tensor:
+def autograd_loss(
+    p: dict[str, Tensor], positions: Tensor, source: Tensor, target: Tensor, energies: Tensor, forces: Tensor
+) -> Tensor:
     """The same as training scripts write it, with ``torch.autograd.grad``."""
     positions = positions.detach().requires_grad_()
     value = energy(p, positions, source, target)

@@ -1,8 +1,9 @@
-"""Memory against time of a training step's gradient under budgets: ``torch.compile`` with ``activation_memory_budget``, and funcgrad given,
-as ``memory_budget``, the peak that torch.compile was measured to take. ``python -m benchmarks frontier``.
+"""Memory against time of a training step's gradient under budgets: ``torch.compile`` with ``activation_memory_budget``,
+and funcgrad given, as ``memory_budget``, the peak that torch.compile was measured to take. ``python -m benchmarks
+frontier``.
 
-A budget is won where funcgrad's step, within that peak, takes no longer. Times are medians of calls in turns, peaks are what PyTorch
-allocates above what is there before.
+A budget is won where funcgrad's step, within that peak, takes no longer. Times are medians of calls in turns, peaks are
+what PyTorch allocates above what is there before.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def residual(ws: list[Tensor], x: Tensor) -> Tensor:
 def transformer(ws: list[Tensor], x: Tensor) -> Tensor:
     batch, length, width = x.shape
     for qkv, out, up, down in zip(*[iter(ws)] * 4, strict=True):
-        q, k, v = (F.layer_norm(x, (width,)) @ qkv).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            (F.layer_norm(x, (width,)) @ qkv).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         mixed = (q @ k.transpose(-1, -2) / (width // 4) ** 0.5).softmax(-1) @ v
         x = x + mixed.transpose(1, 2).reshape(batch, length, width) @ out
         x = x + F.gelu(F.layer_norm(x, (width,)) @ up) @ down
@@ -71,7 +74,10 @@ def _weights(*shapes: tuple[int, ...]) -> list[Tensor]:
 MODELS: dict[str, tuple[Callable[..., Tensor], Callable[[], tuple[list[Tensor], Tensor]]]] = {
     "perceptron": (perceptron, lambda: (_weights(*[(256, 256)] * 12), torch.randn(1024, 256))),
     "residual": (residual, lambda: (_weights(*[(256, 256)] * 12), torch.randn(1024, 256))),
-    "transformer": (transformer, lambda: (_weights(*[(128, 384), (128, 128), (128, 512), (512, 128)] * 4), torch.randn(8, 64, 128))),
+    "transformer": (
+        transformer,
+        lambda: (_weights(*[(128, 384), (128, 128), (128, 512), (512, 128)] * 4), torch.randn(8, 64, 128)),
+    ),
     "convolutions": (convolutions, lambda: (_weights(*[(16, 16, 3, 3)] * 6), torch.randn(8, 16, 32, 32))),
     "mixer": (mixer, lambda: (_weights(*[(64, 64), (128, 128)] * 8), torch.randn(16, 64, 128))),
 }
@@ -99,8 +105,8 @@ class Spot:
 
 
 def measure(compiler: str, only: Sequence[str], console: Console, budgets: Sequence[float] = BUDGETS) -> list[Spot]:
-    """``compiler``: a backend of torch.compile; funcgrad's beside it is the one of the same kind. Models with one of ``only`` in their
-    names."""
+    """``compiler``: a backend of torch.compile; funcgrad's beside it is the one of the same kind. Models with one of
+    ``only`` in their names."""
     own = {"aot_eager": "aten", "inductor": "auto"}[compiler]
     spots: list[Spot] = []
     for name, (f, make) in MODELS.items():
@@ -115,7 +121,9 @@ def measure(compiler: str, only: Sequence[str], console: Console, budgets: Seque
     return spots
 
 
-def _spot(name: str, f: Callable[..., Tensor], ws: list[Tensor], x: Tensor, compiler: str, own: str, budget: float) -> Spot:
+def _spot(
+    name: str, f: Callable[..., Tensor], ws: list[Tensor], x: Tensor, compiler: str, own: str, budget: float
+) -> Spot:
     torch.compiler.reset()
     theirs = torch.compile(f, backend=compiler)
 
@@ -129,7 +137,14 @@ def _spot(name: str, f: Callable[..., Tensor], ws: list[Tensor], x: Tensor, comp
         ours = fg.jit(f, backend=own, memory_budget=peak)
         step(ours)()
     except fg.PartitionError as error:
-        return Spot(name, compiler, budget, peak, interleaved_medians({"theirs": step(theirs)}, rounds=7)["theirs"], why=error.what)
+        return Spot(
+            name,
+            compiler,
+            budget,
+            peak,
+            interleaved_medians({"theirs": step(theirs)}, rounds=7)["theirs"],
+            why=error.what,
+        )
     seconds = interleaved_medians({"theirs": step(theirs), "ours": step(ours)}, rounds=9)
     return Spot(name, compiler, budget, peak, seconds["theirs"], peak_bytes(step(ours)), seconds["ours"])
 

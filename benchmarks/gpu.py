@@ -1,6 +1,8 @@
-"""The workloads on a CUDA device: ``python -m benchmarks.gpu [--only NAME] [--no-compile]``. Says so where there is no such device.
+"""The workloads on a CUDA device: ``python -m benchmarks.gpu [--only NAME] [--no-compile]``. Says so where there is no
+such device.
 
-funcgrad runs Triton kernels there. Results are compared with torch.func's on the same device; matrices are multiplied in full precision.
+funcgrad runs Triton kernels there. Results are compared with torch.func's on the same device; matrices are multiplied
+in full precision.
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ def run(workload: Workload, contestants: Sequence[str], device: torch.device) ->
     inputs = fg.tree_map(lambda t: t.to(device), workload.inputs(False))
     calls, differences, fails = checked(workload, contestants, inputs, after=lambda: torch.cuda.synchronize(device))
     reasons = {name: why[:_REASON] for name, why in fails.items()}
-    return {"name": workload.name, "threads": 0, "seconds": medians(calls, device), "difference": differences, "fails": reasons}
+    return {
+        "name": workload.name,
+        "threads": 0,
+        "seconds": medians(calls, device),
+        "difference": differences,
+        "fails": reasons,
+    }
 
 
 def medians(calls: Mapping[str, Call], device: torch.device) -> dict[str, float]:
@@ -59,7 +67,9 @@ def _timed(call: Callable[[], Any], calls: int, device: torch.device) -> float:
 def main() -> None:
     """Measure the workloads named, or all, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--only", action="append", metavar="NAME", help="workloads with this in their name, may be repeated")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="workloads with this in their name, may be repeated"
+    )
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

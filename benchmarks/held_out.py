@@ -1,5 +1,6 @@
-"""Six functions in the way people write them. They were held out when they were written, and have been worked on since. In JAX, time
-steps are its own loops: unrolled, ``jax.jit`` compiles them for most of a minute, and the heat equation then runs fifty times slower."""
+"""Six functions in the way people write them. They were held out when they were written, and have been worked on
+since. In JAX, time steps are its own loops: unrolled, ``jax.jit`` compiles them for most of a minute, and the heat
+equation then runs fifty times slower."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ def gaussian_mixture(p: dict[str, Tensor], x: Tensor) -> Tensor:
     diagonal = p["root"].diagonal(dim1=-2, dim2=-1)
     root = torch.tril(p["root"], -1) + torch.diag_embed(diagonal.exp())
     z = torch.einsum("kij,nkj->nki", root, x[:, None] - p["mean"])
-    log_prob = torch.log_softmax(p["weight"], 0) + diagonal.sum(-1) - 0.5 * z.square().sum(-1) - 0.5 * x.shape[1] * math.log(2 * math.pi)
+    log_prob = (
+        torch.log_softmax(p["weight"], 0)
+        + diagonal.sum(-1)
+        - 0.5 * z.square().sum(-1)
+        - 0.5 * x.shape[1] * math.log(2 * math.pi)
+    )
     return -torch.logsumexp(log_prob, 1).mean()
 
 
@@ -36,7 +42,11 @@ def jax_gaussian_mixture(p: dict[str, Any], x: Any) -> Any:
 
 def gaussian_mixture_inputs(small: bool) -> tuple[Tree, ...]:
     draws, (n, d, k) = Draws(), (20, 3, 4) if small else (4000, 10, 16)
-    return {"weight": draws.normal(k), "mean": draws.normal(k, d), "root": draws.normal(k, d, d, scale=0.3)}, draws.normal(n, d, scale=1.5)
+    return {
+        "weight": draws.normal(k),
+        "mean": draws.normal(k, d),
+        "root": draws.normal(k, d, d, scale=0.3),
+    }, draws.normal(n, d, scale=1.5)
 
 
 def kalman_filter(p: dict[str, Tensor], observations: Tensor) -> Tensor:
@@ -71,9 +81,12 @@ def jax_kalman_filter(p: dict[str, Any], observations: Any) -> Any:
 def kalman_filter_inputs(small: bool) -> tuple[Tree, ...]:
     draws, (steps, n, m) = Draws(), (4, 3, 2) if small else (50, 4, 2)
     transition, observation = 0.9 * torch.eye(n) + draws.normal(n, n, scale=0.05), draws.normal(m, n)
-    return {"transition": transition, "observation": observation, "log_q": draws.normal(n), "log_r": draws.normal(m)}, draws.normal(
-        steps, m
-    )
+    return {
+        "transition": transition,
+        "observation": observation,
+        "log_q": draws.normal(n),
+        "log_r": draws.normal(m),
+    }, draws.normal(steps, m)
 
 
 # ── networks ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,5 @@
-"""How calls are timed: interleaved between the contestants, medians. It knows nothing of a checkout, so that two can be compared."""
+"""How calls are timed: interleaved between the contestants, medians. It knows nothing of a checkout, so that two can
+be compared."""
 
 from __future__ import annotations
 
@@ -9,8 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, calls: int = 1) -> dict[str, float]:
-    """Median seconds a call, each contestant timed in turn in every round (so that drift of the machine hits all alike)."""
+def interleaved_medians(
+    contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, calls: int = 1
+) -> dict[str, float]:
+    """Median seconds a call, each contestant timed in turn in every round (so that drift of the machine hits all
+    alike)."""
     for call in contestants.values():
         call()
         call()
@@ -24,10 +28,11 @@ def interleaved_medians(contestants: Mapping[str, Callable[[], Any]], rounds: in
 def budgeted_medians(
     contestants: Mapping[str, Callable[[], Any]], rounds: int = 30, turn: float = 0.01, budget: float = 1.0
 ) -> dict[str, float]:
-    """As ``interleaved_medians``, of contestants that may be far apart: a turn repeats a call for about ``turn`` seconds, and one
-    whose turns would take more than ``budget`` seconds in all takes part in fewer rounds (at least five), spread over all. The order is
-    another one in each round, and before a turn all rest for a moment: threads of one that wait by spinning would take the time of the
-    next (``jax.jit``'s made the one that always came next up to 2.7 times slower)."""
+    """As ``interleaved_medians``, of contestants that may be far apart: a turn repeats a call for about ``turn``
+    seconds, and one whose turns would take more than ``budget`` seconds in all takes part in fewer rounds (at least
+    five), spread over all. The order is another one in each round, and before a turn all rest for a moment: threads
+    of one that wait by spinning would take the time of the next (``jax.jit``'s made the one that always came next up
+    to 2.7 times slower)."""
     calls, share = {}, {}
     for name, call in contestants.items():
         call()

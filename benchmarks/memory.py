@@ -1,4 +1,5 @@
-"""Peak memory and time of the demo's gradient (a character-level transformer), beside autograd and torch.func; peaks of all workloads."""
+"""Peak memory and time of the demo's gradient (a character-level transformer), beside autograd and torch.func; peaks
+of all workloads."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def save(results: Sequence[Result], path: str) -> None:
     """One panel per number of threads, saved as the suffix of ``path`` says (png, svg)."""
     threads = sorted({r["threads"] for r in results})
     rows = max(sum(r["threads"] == n for r in results) for n in threads)
-    figure, panels = plt.subplots(1, len(threads), figsize=(6 * len(threads), 1.5 + 0.35 * rows), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(threads), figsize=(6 * len(threads), 1.5 + 0.35 * rows), sharey=True, squeeze=False
+    )
     held_out = {w.name for w in HELD_OUT}
     for panel, count in zip(panels[0], threads, strict=True):
         shown = [r for r in results if r["threads"] == count]
@@ -40,7 +42,9 @@ def save(results: Sequence[Result], path: str) -> None:
         panel.set_title(f"{count} thread{'s' * (count > 1)}")
         panel.set_xlabel("time ÷ funcgrad's (right of 1: funcgrad is faster)")
     panels[0][0].invert_yaxis()
-    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize="small", loc="lower left", ncols=len(PEERS), frameon=False)
+    figure.legend(
+        *panels[0][0].get_legend_handles_labels(), fontsize="small", loc="lower left", ncols=len(PEERS), frameon=False
+    )
     figure.text(0.99, 0.005, "* held out when it was written", ha="right", va="bottom", fontsize="small")
     figure.tight_layout(rect=(0, 0.35 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=120)
@@ -54,7 +58,12 @@ def save_frontier(spots: Sequence[Spot], path: str) -> None:
     for panel, key in zip(panels[0], keys, strict=True):
         own = [s for s in spots if (s.model, s.compiler) == key]
         kept = [s for s in own if not s.why]
-        panel.scatter([s.torch_bytes / 2**20 for s in own], [s.torch_seconds * 1e3 for s in own], label=f"torch.compile ({key[1]})", s=22)
+        panel.scatter(
+            [s.torch_bytes / 2**20 for s in own],
+            [s.torch_seconds * 1e3 for s in own],
+            label=f"torch.compile ({key[1]})",
+            s=22,
+        )
         panel.scatter([s.bytes / 2**20 for s in kept], [s.seconds * 1e3 for s in kept], label="funcgrad", s=22)
         panel.set_title(key[0])
         panel.set_xlabel("peak, MiB")

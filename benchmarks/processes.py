@@ -12,16 +12,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 
-def lines(module: str, arguments: Sequence[str], limit: float, threads: int = 0, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """The lines ``python -m module`` prints, as they come. Raises ``TimeoutError`` when none has come for ``limit`` seconds,
-    ``ChildProcessError`` when it ends with an error. A process that is not wanted any more is killed with all it started.
+def lines(
+    module: str, arguments: Sequence[str], limit: float, threads: int = 0, env: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """The lines ``python -m module`` prints, as they come. Raises ``TimeoutError`` when none has come for ``limit``
+    seconds, ``ChildProcessError`` when it ends with an error. A process that is not wanted any more is killed with all
+    it started.
 
     ``threads``: of PyTorch and of XLA, on as many cores; 0 leaves that alone. ``env`` is added to the environment.
     """
     variables = {**os.environ, **(_variables(threads) if threads else {}), **(env or {})}
     with _cores(threads):
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, env=variables, start_new_session=True
+            [sys.executable, "-m", module, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=variables,
+            start_new_session=True,
         )
     printed: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(process, printed), daemon=True).start()

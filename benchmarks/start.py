@@ -1,5 +1,5 @@
-"""The first call in a fresh process, with empty cache folders (cold) and with those an earlier process filled (warm): by stage,
-by workload beside torch.compile and jax.jit, and by the length of the program."""
+"""The first call in a fresh process, with empty cache folders (cold) and with those an earlier process filled
+(warm): by stage, by workload beside torch.compile and jax.jit, and by the length of the program."""
 
 from __future__ import annotations
 
@@ -99,7 +99,11 @@ def first_calls(results: Sequence[Result]) -> Table:
         rows.add_column(f"{contestant} {state}", justify="right")
     for result in results:
         cells = [
-            f"{result[state][c]:.2f}" if c in result[state] else f"> {LIMIT:.0f}" if "longer" in result["fails"].get(c, "") else "—"
+            f"{result[state][c]:.2f}"
+            if c in result[state]
+            else f"> {LIMIT:.0f}"
+            if "longer" in result["fails"].get(c, "")
+            else "—"
             for c, state in columns
         ]
         rows.add_row(result["name"], *cells)
@@ -107,11 +111,14 @@ def first_calls(results: Sequence[Result]) -> Table:
 
 
 def growth() -> Table:
-    """One row per length of an unrolled integrator: how many nodes its graph has, and seconds by stage; linear is the aim."""
+    """One row per length of an unrolled integrator: how many nodes its graph has, and seconds by stage; linear is
+    the aim."""
     rows = Table(title="Compiling a Runge-Kutta integrator in a fresh process without caches, s by stage")
     for steps in (5, 10, 20, 40, 50):
         with tempfile.TemporaryDirectory() as folder:
-            *_, last = lines("benchmarks.first_call", ("stages", str(steps)), LIMIT, env={"FUNCGRAD_CACHE_DIR": f"{folder}/funcgrad"})
+            *_, last = lines(
+                "benchmarks.first_call", ("stages", str(steps)), LIMIT, env={"FUNCGRAD_CACHE_DIR": f"{folder}/funcgrad"}
+            )
         nodes, seconds = json.loads(last)
         total = sum(seconds.values())
         if not rows.columns:

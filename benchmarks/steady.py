@@ -1,6 +1,8 @@
-"""Steady state: every workload by every contestant, calls interleaved in one process, results checked; a process per thread count.
+"""Steady state: every workload by every contestant, calls interleaved in one process, results checked; a process per
+thread count.
 
-``python -m benchmarks.steady THREADS JOBS`` is that process: it prints what it is about to try, and one line of JSON per workload.
+``python -m benchmarks.steady THREADS JOBS`` is that process: it prints what it is about to try, and one line of JSON
+per workload.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def find(name: str) -> Workload:
 def measure(threads: int, contestants: Sequence[str], names: Sequence[str], console: Console) -> list[Result]:
     """Measure the workloads named on so many threads, and as many cores, in a process of their own.
 
-    A contestant that is not ready within ``LIMIT`` seconds, or takes the process down, is left out and the rest is done again.
+    A contestant that is not ready within ``LIMIT`` seconds, or takes the process down, is left out and the rest is done
+    again.
     """
     results: list[Result] = []
     without: dict[str, dict[str, str]] = {name: {} for name in names}
@@ -73,8 +76,11 @@ def measure(threads: int, contestants: Sequence[str], names: Sequence[str], cons
 
 
 def run(workload: Workload, contestants: Sequence[str]) -> Result:
-    """Check and time one workload in this process. A contestant that raises or disagrees is in ``fails``, with the reason."""
-    calls, differences, fails = checked(workload, contestants, workload.inputs(False), lambda name: print(f"{_TRYING}{name}", flush=True))
+    """Check and time one workload in this process. A contestant that raises or disagrees is in ``fails``, with the
+    reason."""
+    calls, differences, fails = checked(
+        workload, contestants, workload.inputs(False), lambda name: print(f"{_TRYING}{name}", flush=True)
+    )
     reasons = {name: why.splitlines()[0] for name, why in fails.items()}
     return {"name": workload.name, "seconds": budgeted_medians(calls), "difference": differences, "fails": reasons}
 
@@ -86,8 +92,8 @@ def checked(
     before: Callable[[str], object] = lambda name: None,
     after: Callable[[], object] = lambda: None,
 ) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
-    """The calls of the contestants that do not raise, called once; how far each is from torch.func; why one raises or disagrees.
-    ``before`` and ``after``: around each of these first calls."""
+    """The calls of the contestants that do not raise, called once; how far each is from torch.func; why one raises
+    or disagrees. ``before`` and ``after``: around each of these first calls."""
     torch.compiler.reset()
     expected = contestant("eager" if workload.transform == "plain" else "torch.func", workload, inputs)()
     calls: dict[str, Call] = {}
@@ -124,13 +130,22 @@ def table(results: Sequence[Result]) -> Table:
     held_out = {w.name for w in HELD_OUT}
     for result in results:
         seconds = result["seconds"]
-        cells = [f"{seconds[n] * 1e6:,.1f}" if n in seconds else "fails" if n in result["fails"] else "—" for n in NAMES]
-        cells = [f"{c} wrong" if n in seconds and n in result["fails"] else c for n, c in zip(NAMES, cells, strict=True)]
+        cells = [
+            f"{seconds[n] * 1e6:,.1f}" if n in seconds else "fails" if n in result["fails"] else "—" for n in NAMES
+        ]
+        cells = [
+            f"{c} wrong" if n in seconds and n in result["fails"] else c for n, c in zip(NAMES, cells, strict=True)
+        ]
         rows.add_row(
-            result["name"] + " (held out)" * (result["name"] in held_out), *cells, *(_times(ratio(result, peer)) for peer in PEERS)
+            result["name"] + " (held out)" * (result["name"] in held_out),
+            *cells,
+            *(_times(ratio(result, peer)) for peer in PEERS),
         )
     rows.add_section()
-    for title, some in (("geometric mean", results), ("of those held out", [r for r in results if r["name"] in held_out])):
+    for title, some in (
+        ("geometric mean", results),
+        ("of those held out", [r for r in results if r["name"] in held_out]),
+    ):
         if some:
             rows.add_row(title, *("" for _ in NAMES), *(_times(mean_ratio(some, peer)) for peer in PEERS))
     return rows
@@ -144,7 +159,9 @@ def failures(results: Sequence[Result]) -> list[str]:
 def ratio(result: Result, peer: str) -> float | None:
     """A peer's time over funcgrad's; None where either failed."""
     seconds, fails = result["seconds"], result["fails"]
-    return None if any(n not in seconds or n in fails for n in (peer, "funcgrad")) else seconds[peer] / seconds["funcgrad"]
+    return (
+        None if any(n not in seconds or n in fails for n in (peer, "funcgrad")) else seconds[peer] / seconds["funcgrad"]
+    )
 
 
 def mean_ratio(results: Sequence[Result], peer: str) -> float | None:

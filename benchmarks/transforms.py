@@ -1,5 +1,6 @@
-"""Transforms and their compositions: the same result by torch.func alone, by torch.func over a compiled function, by funcgrad's own
-transform, by torch.compile of torch.func's, and by jax.jit. ``python -m benchmarks.transforms NAME`` is the process of one row."""
+"""Transforms and their compositions: the same result by torch.func alone, by torch.func over a compiled function, by
+funcgrad's own transform, by torch.compile of torch.func's, and by jax.jit. ``python -m benchmarks.transforms NAME``
+is the process of one row."""
 
 from __future__ import annotations
 
@@ -24,14 +25,24 @@ from .contestants import difference
 from .measure import budgeted_medians
 from .processes import lines
 from .workload import Draws, Tree, jax, jnp
-from .workloads import hvp_inputs, jax_mlp, jax_mlp_of_one, jax_perceptron, mlp, mlp_of_one, per_sample_inputs, perceptron
+from .workloads import (
+    hvp_inputs,
+    jax_mlp,
+    jax_mlp_of_one,
+    jax_perceptron,
+    mlp,
+    mlp_of_one,
+    per_sample_inputs,
+    perceptron,
+)
 
 Fn = Callable[..., Any]
 
 
 @frozen
 class Case:
-    """A result by each contestant, of the same inputs: torch.func's own, ``over`` a compiled function, and ``own`` (compiled whole)."""
+    """A result by each contestant, of the same inputs: torch.func's own, ``over`` a compiled function, and ``own``
+    (compiled whole)."""
 
     name: str
     inputs: Callable[[bool], tuple[Tree, ...]]
@@ -112,14 +123,17 @@ def _small(title: str, f: Fn, jax_f: Fn) -> tuple[Case, ...]:
 
     one = functools.partial(torch.ones, ())
     return (
-        Case(f"grad of {title}", _row, func.grad(f), lambda: func.grad(fg.jit(f)), lambda: fg.grad_compiled(f), lambda: jax.grad(jax_f)),
-        Case(f"vmap of {title}", _rows, func.vmap(f), lambda: func.vmap(fg.jit(f)), lambda: fg.vmap_compiled(f), lambda: jax.vmap(jax_f)),
+        Case(f"grad of {title}", _row, func.grad(f), lambda: func.grad(fg.jit(f)), lambda: fg.grad_compiled(f),
+        lambda: jax.grad(jax_f)),
+        Case(f"vmap of {title}", _rows, func.vmap(f), lambda: func.vmap(fg.jit(f)), lambda: fg.vmap_compiled(f),
+        lambda: jax.vmap(jax_f)),
         Case(
             f"vmap(grad) of {title}", _rows, func.vmap(func.grad(f)), lambda: func.vmap(fg.grad_compiled(f)),
             lambda: fg.vmap_compiled(func.grad(f)), lambda: jax.vmap(jax.grad(jax_f)),
         ),
         Case(
-            f"jvp of {title}", _row, tangent(func.jvp, f), lambda: tangent(func.jvp, fg.jit(f)), lambda: tangent(fg.jvp_compiled, f),
+            f"jvp of {title}", _row, tangent(func.jvp, f), lambda: tangent(func.jvp, fg.jit(f)),
+            lambda: tangent(fg.jvp_compiled, f),
             lambda: tangent(jax.jvp, jax_f),
         ),
         Case(
@@ -127,7 +141,8 @@ def _small(title: str, f: Fn, jax_f: Fn) -> tuple[Case, ...]:
             lambda: fg.jit(pulled(func.vjp, f, one)), lambda: pulled(jax.vjp, jax_f, lambda: jnp.ones(())),
         ),
         Case(
-            f"hessian of {title}", _row, func.hessian(f), lambda: func.hessian(fg.jit(f)), lambda: fg.hessian_compiled(f),
+            f"hessian of {title}", _row, func.hessian(f), lambda: func.hessian(fg.jit(f)),
+            lambda: fg.hessian_compiled(f),
             lambda: jax.hessian(jax_f),
         ),
     )  # fmt: skip
@@ -136,12 +151,14 @@ def _small(title: str, f: Fn, jax_f: Fn) -> tuple[Case, ...]:
 CASES = (
     Case(
         "per-sample gradients, MLP, batch 128", per_sample_inputs, func.vmap(func.grad(mlp_of_one), (None, 0, 0)),
-        lambda: func.vmap(fg.grad_compiled(mlp_of_one), (None, 0, 0)), lambda: fg.vmap_compiled(func.grad(mlp_of_one), (None, 0, 0)),
+        lambda: func.vmap(fg.grad_compiled(mlp_of_one), (None, 0, 0)),
+        lambda: fg.vmap_compiled(func.grad(mlp_of_one), (None, 0, 0)),
         lambda: jax.vmap(jax.grad(jax_mlp_of_one), (None, 0, 0)),
     ),
     Case("Hessian-vector product, MLP", hvp_inputs, _hvp, None, lambda: fg.jit(_hvp), lambda: _jax_hvp),
     Case(
-        "hessian, MLP of 32 inputs", _vector_inputs, func.hessian(_scalar_of_vector), lambda: func.hessian(fg.jit(_scalar_of_vector)),
+        "hessian, MLP of 32 inputs", _vector_inputs, func.hessian(_scalar_of_vector),
+        lambda: func.hessian(fg.jit(_scalar_of_vector)),
         lambda: fg.hessian_compiled(_scalar_of_vector), lambda: jax.hessian(_jax_scalar_of_vector),
     ),
     Case(
@@ -166,7 +183,9 @@ def available(contestants: Sequence[str]) -> list[str]:
     return [name for name in NAMES if name in contestants or name in NAMES[:3]]
 
 
-def calls_of(case: Case, small: bool, contestants: Sequence[str]) -> tuple[dict[str, Callable[[], Tree]], dict[str, str]]:
+def calls_of(
+    case: Case, small: bool, contestants: Sequence[str]
+) -> tuple[dict[str, Callable[[], Tree]], dict[str, str]]:
     """A call for each contestant that agrees with torch.func's, and why others do not."""
     inputs = case.inputs(small)
     expected = case.torch_func(*inputs)

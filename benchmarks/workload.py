@@ -19,16 +19,17 @@ Tree = Any
 """A dict, list or tuple of tensors, nested; or a tensor."""
 
 Transform = Literal["value_and_grad", "per_sample", "hvp", "plain"]
-"""``value_and_grad``: of ``loss(p, *data)`` by ``p``. ``per_sample``: gradients by ``p``, mapped over the first dimension of the data.
-``hvp``: the derivative of the gradient by ``p`` in a direction, inputs ``(p, direction, *data)``. ``plain``: the function itself."""
+"""``value_and_grad``: of ``loss(p, *data)`` by ``p``. ``per_sample``: gradients by ``p``, mapped over the first
+dimension of the data. ``hvp``: the derivative of the gradient by ``p`` in a direction, inputs ``(p, direction,
+*data)``. ``plain``: the function itself."""
 
 
 @frozen
 class Workload:
     """One row of the benchmark.
 
-    ``inputs(small)`` makes the arguments, the same ones every time; ``small`` ones are for tests. ``loss`` is PyTorch, ``jax_loss``
-    the same in jax.numpy.
+    ``inputs(small)`` makes the arguments, the same ones every time; ``small`` ones are for tests. ``loss`` is PyTorch,
+    ``jax_loss`` the same in jax.numpy.
     """
 
     name: str

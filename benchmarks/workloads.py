@@ -1,4 +1,5 @@
-"""The workloads, from one small leaf to a transformer. Each is a PyTorch function, the same in jax.numpy, and seeded inputs."""
+"""The workloads, from one small leaf to a transformer. Each is a PyTorch function, the same in jax.numpy, and seeded
+inputs."""
 
 from __future__ import annotations
 
@@ -91,7 +92,11 @@ def jax_softmax_layer_norm(p: dict[str, Any], target: Any) -> Any:
 
 def softmax_layer_norm_inputs(small: bool) -> tuple[Tree, ...]:
     draws, (n, d) = Draws(), (8, 32) if small else (4096, 1024)
-    return {"x": draws.normal(n, d, scale=2.0), "w": 1 + draws.normal(d, scale=0.1), "b": draws.normal(d)}, draws.normal(n, d)
+    return {
+        "x": draws.normal(n, d, scale=2.0),
+        "w": 1 + draws.normal(d, scale=0.1),
+        "b": draws.normal(d),
+    }, draws.normal(n, d)
 
 
 # ── dense layers ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +178,11 @@ def jax_embedding(p: dict[str, Any], tokens: Any, y: Any) -> Any:
 
 def embedding_inputs(small: bool) -> tuple[Tree, ...]:
     draws, (words, d, n) = Draws(), (20, 8, 10) if small else (8192, 128, 512)
-    return {"table": draws.normal(words, d), "out": draws.matrix(d, words)}, draws.integers(words, n), draws.integers(words, n)
+    return (
+        {"table": draws.normal(words, d), "out": draws.matrix(d, words)},
+        draws.integers(words, n),
+        draws.integers(words, n),
+    )
 
 
 # ── networks ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +219,12 @@ def transformer_inputs(small: bool) -> tuple[Tree, ...]:
         {
             **{name: 1 + draws.normal(d, scale=0.1) for name in ("w1", "w2")},
             **{name: draws.normal(d, scale=0.1) for name in ("b1", "b2")},
-            **{"qkv": draws.matrix(d, 3 * d), "proj": draws.matrix(d, d), "up": draws.matrix(d, 4 * d), "down": draws.matrix(4 * d, d)},
+            **{
+                "qkv": draws.matrix(d, 3 * d),
+                "proj": draws.matrix(d, d),
+                "up": draws.matrix(d, 4 * d),
+                "down": draws.matrix(4 * d, d),
+            },
         }
         for _ in range(2)
     ]
@@ -258,7 +272,11 @@ def jax_lstm(p: dict[str, Any], x: Any, target: Any) -> Any:
 
 def lstm_inputs(small: bool) -> tuple[Tree, ...]:
     draws, (steps, n, d, hidden) = Draws(), (4, 3, 5, 6) if small else (32, 32, 64, 128)
-    p = {"w": draws.matrix(d, 4 * hidden), "u": draws.matrix(hidden, 4 * hidden), "b": draws.normal(4 * hidden, scale=0.1)}
+    p = {
+        "w": draws.matrix(d, 4 * hidden),
+        "u": draws.matrix(hidden, 4 * hidden),
+        "b": draws.normal(4 * hidden, scale=0.1),
+    }
     return p, draws.normal(steps, n, d), draws.normal(n, hidden)
 
 
@@ -285,7 +303,11 @@ def jax_gaussian_process(p: dict[str, Any], x: Any, y: Any) -> Any:
 
 def gaussian_process_inputs(small: bool) -> tuple[Tree, ...]:
     draws, n = Draws(), 16 if small else 256
-    p = {"log_length": draws.normal(4, scale=0.1), "log_scale": draws.normal(scale=0.1), "log_noise": torch.tensor(-1.5)}
+    p = {
+        "log_length": draws.normal(4, scale=0.1),
+        "log_scale": draws.normal(scale=0.1),
+        "log_noise": torch.tensor(-1.5),
+    }
     x = draws.normal(n, 4, scale=1.5)
     return p, x, torch.sin(x).sum(-1) + draws.normal(n, scale=0.3)
 

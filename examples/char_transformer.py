@@ -228,7 +228,8 @@ def train(
     gradient: LossAndGradient, data: Iterator[Batch], steps: int, schedule: int, seed: int,
     on_step: Callable[[float, float], None] = lambda value, seconds: None,
 ) -> tuple[Params, list[float]]:  # fmt: skip
-    """``steps`` steps of a training planned for ``schedule``: the parameters and the losses. The seed fixes every draw."""
+    """``steps`` steps of a training planned for ``schedule``: the parameters and the losses. The seed fixes every
+    draw."""
     torch.manual_seed(seed)
     params = make_params(seed)
     state = adamw_state(params)
@@ -242,7 +243,9 @@ def train(
     return params, losses
 
 
-def time_in_turns(ways: Mapping[str, Callable[[Tensor, Tensor], object]], data: Iterator[Batch], rounds: int) -> dict[str, float]:
+def time_in_turns(
+    ways: Mapping[str, Callable[[Tensor, Tensor], object]], data: Iterator[Batch], rounds: int
+) -> dict[str, float]:
     """Median milliseconds of each way to the gradient. Each round gives every way the same batch, in shuffled order."""
     took: dict[str, list[float]] = {name: [] for name in ways}
     shuffle = random.Random(0)
@@ -268,7 +271,9 @@ def save_curve(losses: list[float], path: Path) -> None:
     """The loss curve as a PNG, with a running mean of 20 steps."""
     mean = [statistics.fmean(losses[max(0, i - 19) : i + 1]) for i in range(len(losses))]
     figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="cross-entropy per character", title="A character transformer on the standard library")
+    axes = figure.add_subplot(
+        xlabel="step", ylabel="cross-entropy per character", title="A character transformer on the standard library"
+    )
     axes.plot(range(1, len(losses) + 1), losses, color="#3b82f6", alpha=0.35, label="loss")
     axes.plot(range(1, len(losses) + 1), mean, color="#1d4ed8", label="mean of 20 steps")
     axes.grid(alpha=0.25)
@@ -285,7 +290,9 @@ def report(ms: dict[str, float], progress: Progress, losses: list[float], differ
         table.add_row(name, f"{median:.1f} ms  ({median / ms['funcgrad']:.2f}×)", end_section=name == list(ms)[-1])
     table.add_row("compiling", f"{progress.compile_seconds:.2f} s")
     table.add_row("first loss → last loss", f"{losses[0]:.3f} → {losses[-1]:.3f}")
-    table.add_row(f"largest relative difference to eager, first {min(COMPARED, len(losses))} losses", f"{difference:.1e}")
+    table.add_row(
+        f"largest relative difference to eager, first {min(COMPARED, len(losses))} losses", f"{difference:.1e}"
+    )
     return table
 
 
@@ -303,11 +310,21 @@ def _whole_number_from(least: int) -> Callable[[str], int]:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     positive = _whole_number_from(1)
-    parser = argparse.ArgumentParser(description="Train a small character transformer with funcgrad, and compare with eager PyTorch.")
+    parser = argparse.ArgumentParser(
+        description="Train a small character transformer with funcgrad, and compare with eager PyTorch."
+    )
     parser.add_argument("--steps", type=positive, default=300, help="training steps (default: 300)")
     parser.add_argument("--seed", type=_whole_number_from(0), default=0)
-    parser.add_argument("--out", type=Path, default=Path("build/demo"), metavar="FOLDER", help="where loss.png goes (default: build/demo)")
-    parser.add_argument("--eager-steps", type=positive, default=30, metavar="N", help="rounds of timing beside eager (default: 30)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/demo"),
+        metavar="FOLDER",
+        help="where loss.png goes (default: build/demo)",
+    )
+    parser.add_argument(
+        "--eager-steps", type=positive, default=30, metavar="N", help="rounds of timing beside eager (default: 30)"
+    )
     parser.add_argument("--threads", type=positive, metavar="N", help="threads of torch (default: torch's own choice)")
     return parser.parse_args()
 
@@ -338,7 +355,9 @@ def main() -> None:
 
     with console.status("training eagerly"):
         steps = min(COMPARED, options.steps)
-        _, expected = train(lambda p, *batch: eager(requiring_grad(p), *batch), data(), steps, options.steps, options.seed)
+        _, expected = train(
+            lambda p, *batch: eager(requiring_grad(p), *batch), data(), steps, options.steps, options.seed
+        )
     with console.status("timing"):
         ways = {
             "funcgrad": functools.partial(gradient, params),

@@ -40,10 +40,11 @@ def is_stale(tensor: torch.Tensor) -> bool:
 
 
 def renew_history(tensor: torch.Tensor) -> None:
-    """Let a view know that its base got a history since: until it is asked, autograd takes it for a leaf when it is written to.
+    """Let a view know that its base got a history since: until it is asked, autograd takes it for a leaf when it is
+    written to.
 
-    An input that is the base itself in the caller's hands is a view in a recorded run. Not to be called by what a custom Function's
-    ``apply`` calls: that holds a lock of the view's.
+    An input that is the base itself in the caller's hands is a view in a recorded run. Not to be called by what a
+    custom Function's ``apply`` calls: that holds a lock of the view's.
     """
     if tensor._is_view():
         is_stale(tensor)
@@ -105,7 +106,8 @@ def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
 
 
 def python_node_below(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward pass from these tensors runs the caller's Python: a custom ``autograd.Function`` that does not say it is pure."""
+    """Whether a backward pass from these tensors runs the caller's Python: a custom ``autograd.Function`` that does
+    not say it is pure."""
     found = map(custom_function_of, nodes_below(tensors))
     return any(function is not None and not getattr(function, "is_pure", False) for function in found)
 
@@ -218,10 +220,12 @@ def go_on(
     leaves: Sequence[torch.Tensor],
     before: dict[torch.Tensor, int],
 ) -> None:
-    """A ``.backward()`` of a function that has run, from ``tensors``, which got these gradients there (or none), on through what is above.
+    """A ``.backward()`` of a function that has run, from ``tensors``, which got these gradients there (or none), on
+    through what is above.
 
-    It finds the version counters of inputs as they were ``before`` the function ran, but for those of what that had ``written`` to by then:
-    nothing above may read that any more. ``leaves`` are those whose gradients the function sets or reads itself.
+    It finds the version counters of inputs as they were ``before`` the function ran, but for those of what that had
+    ``written`` to by then: nothing above may read that any more. ``leaves`` are those whose gradients the function sets
+    or reads itself.
     """
     pairs = [(t, gradient) for t, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
     tensors = [t for t, _ in pairs]
@@ -230,11 +234,13 @@ def go_on(
         apart = {id(leaf) for leaf in leaves}
         if apart and any(id(leaf) in apart for leaf in leaves_below(tensors)):
             raise MutationError(
-                "the function calls .backward(), which goes on through the history of an input to a leaf whose gradient it sets or reads",
+                "the function calls .backward(), which goes on through the history of an input to a leaf whose "
+                "gradient it sets or reads",
                 where="the history of an input of which a leaf is an input, too",
                 fix="compute the one from the other inside of the function, or call .backward() outside",
             )
-        edges = [get_gradient_edge(t) for t in tensors]  # what is written to may have no history to ask for, which it had when it was used
+        # what is written to may have no history to ask for, which it had when it was used
+        edges = [get_gradient_edge(t) for t in tensors]
         for tensor in written:
             bump_version(tensor)
         then = versions_of(tuple(before))
@@ -242,7 +248,8 @@ def go_on(
         is_written = then != versions_of(tuple(before))
     if is_written:
         raise MutationError(
-            "the function calls .backward(), and what that runs outside of it (a hook, a custom autograd.Function, a gradient that is "
+            "the function calls .backward(), and what that runs outside of it (a hook, a custom autograd.Function, a "
+            "gradient that is "
             "added to in place) writes to an input, which the function has read by then",
             where="the history of an input",
             fix="call .backward() outside",

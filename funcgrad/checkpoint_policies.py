@@ -1,9 +1,9 @@
 """Checkpoint policies by JAX's names: what may be saved for backward, and what is computed again.
 
-A policy is what ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` takes, a function ``(ctx, op, *args, **kwargs)``
-of an ATen call that answers with a ``CheckpointPolicy`` or a bool (True: saved if backward needs it). One policy serves in
-eager PyTorch and in compiled functions. Where ``checkpoint_name`` has named a value, the policy is asked about the name:
-``name_asked()`` is the name, and the answer is the answer for the value.
+A policy is what ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` takes, a function ``(ctx, op, *args,
+**kwargs)`` of an ATen call that answers with a ``CheckpointPolicy`` or a bool (True: saved if backward needs it). One
+policy serves in eager PyTorch and in compiled functions. Where ``checkpoint_name`` has named a value, the policy is
+asked about the name: ``name_asked()`` is the name, and the answer is the answer for the value.
 """
 
 from __future__ import annotations
@@ -93,11 +93,14 @@ _SAVES = (True, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 
 def save_from_both_policies(first: Policy, second: Policy) -> Policy:
     """What one of two policies saves may be saved."""
-    return lambda ctx, op, *args, **kwargs: any(policy(ctx, op, *args, **kwargs) in _SAVES for policy in (first, second))
+    return lambda ctx, op, *args, **kwargs: any(
+        policy(ctx, op, *args, **kwargs) in _SAVES for policy in (first, second)
+    )
 
 
 NAMED: dict[str, Policy] = {
-    policy.__name__: policy for policy in (everything_saveable, nothing_saveable, dots_saveable, dots_with_no_batch_dims_saveable)
+    policy.__name__: policy
+    for policy in (everything_saveable, nothing_saveable, dots_saveable, dots_with_no_batch_dims_saveable)
 } | {"checkpoint_dots": checkpoint_dots, "checkpoint_dots_with_no_batch_dims": checkpoint_dots_with_no_batch_dims}
 """The policies that an option may give by name."""
 
@@ -116,6 +119,8 @@ def policy_of(value: Any) -> Policy | None:
         return lambda ctx, op, *args, **kwargs: op in ops
     raise OptionError(
         f"policy={value!r} is no checkpoint policy",
-        fix=f"use one of {', '.join(map(repr, NAMED))}, a function of fg.checkpoint_policies, a function (ctx, op, *args, **kwargs) that "
-        "answers with a torch.utils.checkpoint.CheckpointPolicy, or a list of operators (torch.ops.aten.mm.default) to save",
+        fix=f"use one of {', '.join(map(repr, NAMED))}, a function of fg.checkpoint_policies, a function (ctx, op, "
+        "*args, **kwargs) that "
+        "answers with a torch.utils.checkpoint.CheckpointPolicy, or a list of operators (torch.ops.aten.mm.default) "
+        "to save",
     )

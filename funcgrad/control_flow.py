@@ -22,9 +22,12 @@ def choose(condition: Tensor, if_true: Body, if_false: Body, operands: Sequence[
     return tuple(_function(if_true if condition else if_false)(*operands))
 
 
-def scan(body: Body, reverse: bool, init: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """A body runs once for each slice of ``xs`` along the first dimension: of the carry (``init`` at first), the slices and ``constants``
-    it makes the next carry and slices of results. Returns the last carry, then the results; ``reverse``: from the last slice on."""
+def scan(
+    body: Body, reverse: bool, init: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """A body runs once for each slice of ``xs`` along the first dimension: of the carry (``init`` at first), the
+    slices and ``constants`` it makes the next carry and slices of results. Returns the last carry, then the results;
+    ``reverse``: from the last slice on."""
     step, n_carry = _function(body), len(init)
     carry: Sequence[Tensor] = init
     places: list[tuple[Tensor, ...]] = []
@@ -43,7 +46,8 @@ def scan(body: Body, reverse: bool, init: Sequence[Tensor], xs: Sequence[Tensor]
 
 
 def repeat(condition: Body, body: Body, carry: Sequence[Tensor], constants: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """``while_loop``: a body makes the next carry as long as the condition of it is true. What no step has made is a copy."""
+    """``while_loop``: a body makes the next carry as long as the condition of it is true. What no step has made is a
+    copy."""
     goes_on, step = _function(condition), _function(body)
     first = carry
     while goes_on(*carry, *constants)[0]:

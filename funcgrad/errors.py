@@ -38,7 +38,8 @@ class NonDifferentiableArgumentError(FuncgradError, TypeError):
 
 
 class ArgumentError(FuncgradError, TypeError):
-    """``argnums`` or ``static_argnums`` name no positional argument of this call, or an argument has no use as an input."""
+    """``argnums`` or ``static_argnums`` name no positional argument of this call, or an argument has no use as an
+    input."""
 
 
 class CustomDerivativeError(FuncgradError, TypeError):
@@ -58,7 +59,8 @@ class TreeMismatchError(FuncgradError, ValueError):
 
 
 class DataDependentControlFlowError(FuncgradError, RuntimeError):
-    """The function asked for the *value* of a tensor while it was traced (``.item()``, ``if tensor:``, ``float(t)``)."""
+    """The function asked for the *value* of a tensor while it was traced (``.item()``, ``if tensor:``,
+    ``float(t)``)."""
 
 
 class DataDependentShapeError(FuncgradError, RuntimeError):
@@ -66,7 +68,8 @@ class DataDependentShapeError(FuncgradError, RuntimeError):
 
 
 class CapturedTransformError(FuncgradError, RuntimeError):
-    """The function closes over a tensor that belongs to an enclosing transform level, and that cannot be found again from the function."""
+    """The function closes over a tensor that belongs to an enclosing transform level, and that cannot be found again
+    from the function."""
 
     wrapper: object = None
     """That tensor."""
@@ -77,7 +80,8 @@ class UnsupportedTransformError(FuncgradError, RuntimeError):
 
 
 class ImpureFunctionError(FuncgradError, RuntimeError):
-    """A function draws from a generator that is not torch's, or goes on with an iterator: what it got would be the same on each call."""
+    """A function draws from a generator that is not torch's, or goes on with an iterator: what it got would be the
+    same on each call."""
 
 
 class MutationError(FuncgradError, RuntimeError):
@@ -85,7 +89,8 @@ class MutationError(FuncgradError, RuntimeError):
 
 
 class AliasContractError(FuncgradError, RuntimeError):
-    """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch does."""
+    """Inputs share memory in a way in which a write to it cannot be carried out, or differentiated, as eager PyTorch
+    does."""
 
 
 class VerificationError(FuncgradError, RuntimeError):
@@ -108,7 +113,8 @@ class UnsupportedTensorError(FuncgradError, RuntimeError):
 
 
 class UnsupportedOperatorError(FuncgradError, RuntimeError):
-    """The function calls an operator of functions (``while_loop``, ``scan``, ``flex_attention``) that is not compiled yet."""
+    """The function calls an operator of functions (``while_loop``, ``scan``, ``flex_attention``) that is not
+    compiled yet."""
 
 
 class TraceError(FuncgradError, RuntimeError):
@@ -116,7 +122,8 @@ class TraceError(FuncgradError, RuntimeError):
 
 
 class GraphError(FuncgradError, RuntimeError):
-    """A graph between two stages breaks a promise; the message shows the nodes around the fault. A defect of funcgrad."""
+    """A graph between two stages breaks a promise; the message shows the nodes around the fault. A defect of
+    funcgrad."""
 
 
 class PartitionError(FuncgradError, RuntimeError):
@@ -124,7 +131,8 @@ class PartitionError(FuncgradError, RuntimeError):
 
 
 class ResultError(FuncgradError, TypeError):
-    """The result holds an object that a compiled call cannot return: a tensor hides in it, or each call would have to make it anew."""
+    """The result holds an object that a compiled call cannot return: a tensor hides in it, or each call would have
+    to make it anew."""
 
 
 class RetraceError(FuncgradError, RuntimeError):
@@ -140,11 +148,13 @@ class UnresolvedCaptureWarning(UserWarning):
 
 
 class UnwatchedStateWarning(UserWarning):
-    """A function reads Python state of a kind that no guard can watch, or a clock: a change of it is not noticed between calls."""
+    """A function reads Python state of a kind that no guard can watch, or a clock: a change of it is not noticed
+    between calls."""
 
 
 class RecompileWarning(UserWarning):
-    """A function compiles again and again since one number is another in each call: a value of Python state, an argument, a size."""
+    """A function compiles again and again since one number is another in each call: a value of Python state, an
+    argument, a size."""
 
 
 class ReadsWarning(UserWarning):
@@ -152,15 +162,18 @@ class ReadsWarning(UserWarning):
 
 
 class UnrolledLoopWarning(UserWarning):
-    """A function runs a loop of more than 50 steps in Python: a trace unrolls it, and all of the copies of its body are compiled."""
+    """A function runs a loop of more than 50 steps in Python: a trace unrolls it, and all of the copies of its body
+    are compiled."""
 
 
 class AutocastWarning(UserWarning):
-    """Autocast is on where a gradient is compiled, and ``backward_autocast`` does not say whether it is meant for backward, too."""
+    """Autocast is on where a gradient is compiled, and ``backward_autocast`` does not say whether it is meant for
+    backward, too."""
 
 
 class LargeBaseWarning(UserWarning):
-    """Overlapping inputs are written to, and the tensor they are views of is much larger than they are: all of it is copied."""
+    """Overlapping inputs are written to, and the tensor they are views of is much larger than they are: all of it is
+    copied."""
 
 
 class UncompiledBackwardWarning(UserWarning):

@@ -1,6 +1,7 @@
 """The second half of the spine: from a joint graph, whatever it was captured from, to what runs.
 
-It knows graphs only: no function, no arguments, no facts about a call. passes → tag → partition → lower → schedule → emit → build.
+It knows graphs only: no function, no arguments, no facts about a call. passes → tag → partition → lower → schedule →
+emit → build.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class Partitioned:
 
 @frozen(eq=False, repr=False)
 class Executable(Shown):
-    """What a joint graph was compiled to; of ``kernels``, ``schedules`` and ``runnables`` one entry for each graph that runs. Values in
-    and out of a runnable are those of its graph's signature, in order; one whose graph is boxed takes a list, and empties it."""
+    """What a joint graph was compiled to; of ``kernels``, ``schedules`` and ``runnables`` one entry for each graph
+    that runs. Values in and out of a runnable are those of its graph's signature, in order; one whose graph is boxed
+    takes a list, and empties it."""
 
     joint: Joint
     partition: Partition
@@ -68,14 +70,17 @@ class Executable(Shown):
         return f"executable: {', '.join(stage.headline() for stage in self.kernels)}"
 
     def doc(self) -> Doc:
-        return Doc(self.headline(), (self.partition.doc(), *(k.doc() for k in self.kernels), *(s.doc() for s in self.schedules)))
+        return Doc(
+            self.headline(),
+            (self.partition.doc(), *(k.doc() for k in self.kernels), *(s.doc() for s in self.schedules)),
+        )
 
 
 def compile_joint(joint: Joint, options: Options, stages: Stages | None = None, where: str | None = None) -> Executable:
     """Compile a joint graph. ``stages``: the clock of the compilation; ``where``: the line it comes from, for errors.
 
-    Raises ``PartitionError`` where tags contradict each other, or no partition keeps ``options.memory_budget``, and ``BuildError`` where
-    the backend that was asked for cannot run here.
+    Raises ``PartitionError`` where tags contradict each other, or no partition keeps ``options.memory_budget``, and
+    ``BuildError`` where the backend that was asked for cannot run here.
     """
     clock = Stages(joint.graph.name) if stages is None else stages
     return build_all(partition_joint(joint, options, clock, where), clock)
@@ -104,7 +109,8 @@ def partition_joint(joint: Joint, options: Options, stages: Stages, where: str |
 
 
 def rewritten(joint: Joint, backend: Backend, options: Options) -> Joint:
-    """A joint graph that computes the same, after all passes: what is costed, partitioned and tagged from here on is what runs."""
+    """A joint graph that computes the same, after all passes: what is costed, partitioned and tagged from here on is
+    what runs."""
     is_limited = options.memory_budget is not None
     graph = joint.graph
     for name, rewrite in backend.rewritings.items():
@@ -123,4 +129,6 @@ def build_all(found: Partitioned, stages: Stages) -> Executable:
         sources = tuple(map(found.backend.emit, schedules))
     with stages("build"):
         runnables = tuple(map(found.backend.build, sources))
-    return Executable(found.joint, found.partition, found.graphs, kernels, schedules, tuple(itertools.chain(*sources)), runnables)
+    return Executable(
+        found.joint, found.partition, found.graphs, kernels, schedules, tuple(itertools.chain(*sources)), runnables
+    )

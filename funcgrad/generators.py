@@ -1,5 +1,6 @@
-"""Draws from generators of one's own, where operators would draw from the default ones: these are never put back, as other threads draw
-from them, too. And what a function does to a default generator besides drawing, as operators: they stand in a graph like draws."""
+"""Draws from generators of one's own, where operators would draw from the default ones: these are never put back, as
+other threads draw from them, too. And what a function does to a default generator besides drawing, as operators:
+they stand in a graph like draws."""
 
 from __future__ import annotations
 
@@ -64,9 +65,11 @@ def _mark(state: Tensor) -> int:
 
 
 @contextlib.contextmanager
-def own_draws(states: Mapping[Drawn, Tensor] | None = None, passing: Mapping[Drawn, int] | None = None) -> Iterator[OwnDraws]:
-    """Inside, random operators draw from generators of their own, which begin in these states, as they would from others. States
-    with the marks in ``passing`` they are to pass; those they did not are ``not_passed``."""
+def own_draws(
+    states: Mapping[Drawn, Tensor] | None = None, passing: Mapping[Drawn, int] | None = None
+) -> Iterator[OwnDraws]:
+    """Inside, random operators draw from generators of their own, which begin in these states, as they would from
+    others. States with the marks in ``passing`` they are to pass; those they did not are ``not_passed``."""
     own = OwnDraws(states or {}, passing or {})
     with own.entered():
         yield own
@@ -141,7 +144,8 @@ class OwnDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device == _CPU:  # none of them draws there
             return func(*args, **kwargs)
         default = _default(device)
-        before = default.get_state()  # on a GPU some name no generator: for one call, the default one is in the state of our own
+        # on a GPU some name no generator: for one call, the default one is in the state of our own
+        before = default.get_state()
         default.set_state(own.get_state())
         try:
             out = func(*args, **kwargs)
@@ -165,8 +169,12 @@ def outside_own_draws() -> contextlib.AbstractContextManager[Any]:
 def _device_of(args: Any, kwargs: Mapping[str, Any]) -> torch.device:
     """Where a call draws."""
     tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-    device = tensors[0].device if kwargs.get("device") is None and tensors else torch.device(kwargs.get("device") or _CPU)
-    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    device = (
+        tensors[0].device if kwargs.get("device") is None and tensors else torch.device(kwargs.get("device") or _CPU)
+    )
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" and device.index is None else device
+    )
 
 
 @functools.cache
@@ -225,12 +233,17 @@ def _bytes(device: torch.device, generator: torch.Generator | None = None) -> Te
 
 
 manual_seed = _define("manual_seed(int seed) -> Tensor", _seed_all, lambda seed: torch.empty(0))
-"""``torch.manual_seed``: of the generators of all devices. Its result, as those of the next two, is a tensor of no elements."""
+"""``torch.manual_seed``: of the generators of all devices. Its result, as those of the next two, is a tensor of no
+elements."""
 
-seed_generator = _define("seed_generator(int seed, Device device, Generator? generator=None) -> Tensor", _seed_one, _nothing)
+seed_generator = _define(
+    "seed_generator(int seed, Device device, Generator? generator=None) -> Tensor", _seed_one, _nothing
+)
 """``Generator.manual_seed``, of the default generator of a device or of one that is named."""
 
-set_generator_state = _define("set_generator_state(Tensor state, Device device, Generator? generator=None) -> Tensor", _set_state, _nothing)
+set_generator_state = _define(
+    "set_generator_state(Tensor state, Device device, Generator? generator=None) -> Tensor", _set_state, _nothing
+)
 """``Generator.set_state``."""
 
 generator_state = _define("generator_state(Device device, Generator? generator=None) -> Tensor", _state, _bytes)
@@ -249,7 +262,10 @@ def is_new(generator: torch.Generator) -> bool:
 
 def is_default(generator: torch.Generator) -> bool:
     """Whether it is one that operators draw from where none is named."""
-    return any(generator_id(generator) == generator_id(other) for other in (torch.default_generator, *torch.cuda.default_generators))
+    return any(
+        generator_id(generator) == generator_id(other)
+        for other in (torch.default_generator, *torch.cuda.default_generators)
+    )
 
 
 def _dropout(generator: torch.Generator, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""The calls besides ATen's that a graph may hold: expressions and sizes, checks, opaque calls, one of several results."""
+"""The calls besides ATen's that a graph may hold: expressions and sizes, checks, opaque calls, one of several
+results."""
 
 from __future__ import annotations
 
@@ -45,15 +46,16 @@ def require_false(condition: Tensor, message: str) -> None:
 
 
 def require_true(condition: Tensor, message: str) -> None:
-    """A check of PyTorch's own on values, made when the program runs: raises ``RuntimeError(message)`` where the condition is false."""
+    """A check of PyTorch's own on values, made when the program runs: raises ``RuntimeError(message)`` where the
+    condition is false."""
     if not condition:
         raise RuntimeError(message)
 
 
 @frozen
 class AnyNumber:
-    """In the place of a number that was read: one that is a symbol of the program. ``now``: its value in this call, where a kernel has
-    computed it, which rounds otherwise than eager PyTorch."""
+    """In the place of a number that was read: one that is a symbol of the program. ``now``: its value in this call,
+    where a kernel has computed it, which rounds otherwise than eager PyTorch."""
 
     kind: type
     now: Any = field(default=None, eq=False)
@@ -87,7 +89,8 @@ class PathMiss(Exception):  # noqa: N818 another path of the program is asked fo
 
 
 def expect(value: Any, read: int, expected: Any) -> None:
-    """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it was."""
+    """A check that the program is for this call: raises ``PathMiss`` where a value that Python read is not what it
+    was."""
     now = value.tolist() if isinstance(value, Tensor) else value
     if not is_same_value(now, expected):
         raise PathMiss(read, now)
@@ -114,7 +117,8 @@ def is_same_value(a: Any, b: Any) -> bool:
 
 
 def numbers_replaced(by: Callable[[AnyNumber, Any], Any], value: Any, beside: Any = None) -> Any:
-    """What was read, with something else for each number in it that is a symbol: ``by`` is given what stands ``beside`` it, too."""
+    """What was read, with something else for each number in it that is a symbol: ``by`` is given what stands
+    ``beside`` it, too."""
     if isinstance(value, AnyNumber):
         return by(value, beside)
     if type(value) is tuple:
@@ -139,7 +143,9 @@ def sizes_varied(now: Any, other: Any) -> Any:
     if type(now) is tuple and type(other) is tuple and len(now) == len(other):
         found = tuple(map(sizes_varied, now, other))
         return now if all(a is b for a, b in zip(found, now, strict=True)) else found
-    varies = type(now) is int and now >= LEAST and (isinstance(other, AnyNumber) or (type(other) is int and other != now))
+    varies = (
+        type(now) is int and now >= LEAST and (isinstance(other, AnyNumber) or (type(other) is int and other != now))
+    )
     return AnyNumber(int, now) if varies else now
 
 
@@ -173,8 +179,8 @@ def shapes_of(found: Any) -> Shapes:
 
 @frozen(eq=False, repr=False)
 class Sized:
-    """An operator whose results have other sizes for other values, called where Python went on by their sizes: raises ``PathMiss`` where
-    they are not ``sizes``, before anybody sees them.
+    """An operator whose results have other sizes for other values, called where Python went on by their sizes: raises
+    ``PathMiss`` where they are not ``sizes``, before anybody sees them.
 
     ``symbols``: the names of those sizes that are symbols, and where each is: in which result, along which dimension.
     """
@@ -211,8 +217,8 @@ class Sized:
 
 @frozen(eq=False, repr=False)
 class SizeRead:
-    """A number that Python read, or one computed of it, where it is a size of what is made: a symbol of this name. It is called with the
-    number, and with what was read."""
+    """A number that Python read, or one computed of it, where it is a size of what is made: a symbol of this name.
+    It is called with the number, and with what was read."""
 
     read: int
     symbol: str
@@ -252,10 +258,11 @@ Look = tuple[torch.dtype, int] | type
 class Opaque:
     """What an opaque call runs: ``function``, of tensors and numbers, which returns a tensor, a tuple of some, or None.
 
-    ``writes``: the positions of arguments that it may write to. ``returns``: how its results look, which is checked in each call.
-    A program that calls it runs it once for each call in the graph, in the order of the graph, in the pass in which it was recorded.
-    One that ``is_pure`` computes its results and does nothing else: it is dropped where nobody reads them, and keeps no order.
-    ``traced``: the same as a call of a graph, for values that a trace or a transform knows; ``function`` knows real ones alone.
+    ``writes``: the positions of arguments that it may write to. ``returns``: how its results look, which is checked in
+    each call. A program that calls it runs it once for each call in the graph, in the order of the graph, in the pass
+    in which it was recorded. One that ``is_pure`` computes its results and does nothing else: it is dropped where
+    nobody reads them, and keeps no order. ``traced``: the same as a call of a graph, for values that a trace or a
+    transform knows; ``function`` knows real ones alone.
     """
 
     function: Callable[..., Any]
@@ -275,7 +282,8 @@ class Opaque:
         return f"opaque {self.name}"
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        """As a call of a graph: its results, then what each argument holds that it writes to. Its arguments stay as they are."""
+        """As a call of a graph: its results, then what each argument holds that it writes to. Its arguments stay as
+        they are."""
         if self.traced is not None:
             return self.traced(*values)
         return self.in_place(*(v.clone() if i in self.writes else v for i, v in enumerate(values)))
@@ -285,13 +293,22 @@ class Opaque:
         found = self.function(*values)
         if found is None and not (self.returns or self.writes):
             return ()
-        results = found if type(found) is tuple else () if found is None else tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        results = (
+            found
+            if type(found) is tuple
+            else ()
+            if found is None
+            else tuple(found)
+            if isinstance(found, (tuple, list))
+            else (found,)
+        )
         if tuple(map(look_of, results)) != self.returns:
             now, then = (", ".join(map(_look_text, looks)) for looks in (map(look_of, results), self.returns))
             raise OpaqueCallError(
                 f"{self.name} returned ({now}) and was to return ({then})",
                 where=self.name,
-                fix="let it return tensors of these dtypes and numbers of dimensions on each call, or name what it returns now",
+                fix="let it return tensors of these dtypes and numbers of dimensions on each call, or name what it "
+                "returns now",
             )
         return (*results, *(values[i] for i in self.writes)) if self.writes else results
 

@@ -1,8 +1,8 @@
 """A Graph is an fx graph of pure ATen calls with a Signature; a Joint is the graph of a forward and its backward.
 
 Both can be printed, run and verified. Everything funcgrad writes on an fx node is read and written here: ``val`` (the
-fake value, torch's own key), ``where`` (the caller's source line) and ``pass`` (recorded in ``"forward"`` or ``"backward"``);
-tags live in ``tags.py``.
+fake value, torch's own key), ``where`` (the caller's source line) and ``pass`` (recorded in ``"forward"`` or
+``"backward"``); tags live in ``tags.py``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _SHOWN = 240
 """Characters of a call that are shown: one that puts a thousand tensors together is longer."""
 
 
-def written_copies(op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written`` (positions and
-    names), and the tensors it returns are followed by them."""
+def written_copies(
+    op: Any, written: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, ...]:
+    """A custom operator that writes to its arguments, as a pure function: it gets copies of those at ``written``
+    (positions and names), and the tensors it returns are followed by them."""
     places: dict[int | str, Any] = dict(enumerate(args))
     places.update(kwargs)
     for place in written:
@@ -67,7 +69,8 @@ class Graph(Shown):
     is_boxed: bool = False
     """Whether a program of it takes its values as one list, and empties it: so each is freed after its last reader."""
     handed_over: frozenset[str] = frozenset()
-    """The placeholders of a boxed graph whose memory was made for it alone: a program may write there, if nobody holds it when it runs."""
+    """The placeholders of a boxed graph whose memory was made for it alone: a program may write there, if nobody
+    holds it when it runs."""
 
     @property
     def placeholders(self) -> list[Node]:
@@ -88,8 +91,8 @@ class Graph(Shown):
         return self.results[self.signature.outs.index(slot)]
 
     def run(self, *values: Any, instead: Mapping[Any, Any] = MappingProxyType({})) -> tuple[Any, ...]:
-        """Run node by node on real (or fake) values, one per slot of ``signature.ins``; with other functions in the place of some
-        operators."""
+        """Run node by node on real (or fake) values, one per slot of ``signature.ins``; with other functions in the
+        place of some operators."""
         if len(values) != len(self.signature.ins):
             raise GraphError(
                 f"{self.name} takes {len(self.signature.ins)} values, got {len(values)}",
@@ -126,7 +129,9 @@ def restrict(graph: Graph, outs: Sequence[Slot]) -> Graph:
     pairs = [(slot, graph.result_of(slot)) for slot in outs]
     needed = ancestors([v for _, v in pairs] + [n for n in graph.fx.nodes if has_effect(n)])
     keep = [n for n in graph.fx.nodes if n in needed]
-    return verify(copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name))
+    return verify(
+        copy_nodes(graph, keep, list(zip(graph.signature.ins, graph.placeholders, strict=True)), pairs, graph.name)
+    )
 
 
 def ancestors(values: Iterable[object], stop: Collection[Node] = ()) -> set[Node]:
@@ -143,8 +148,8 @@ def ancestors(values: Iterable[object], stop: Collection[Node] = ()) -> set[Node
 
 
 def as_needed(roots: Iterable[Node], before: Mapping[Node, Collection[Node]]) -> Iterator[Node]:
-    """The roots and all they wait for: just before each root what it needs that has not come yet, in the order of ``before``, which says
-    for which nodes each waits, and has them in the order of the graph."""
+    """The roots and all they wait for: just before each root what it needs that has not come yet, in the order of
+    ``before``, which says for which nodes each waits, and has them in the order of the graph."""
     position = {node: i for i, node in enumerate(before)}
     done: set[Node] = set()
     for root in roots:
@@ -200,8 +205,8 @@ Place = tuple[str, int]
 
 
 def storage_map(graph: Graph) -> dict[str, dict[int, Place]]:
-    """In whose memory each node's value lies, by storage: in that of an input it looks at, else in its own. Unlike ``storages`` it
-    tells what is computed twice apart."""
+    """In whose memory each node's value lies, by storage: in that of an input it looks at, else in its own. Unlike
+    ``storages`` it tells what is computed twice apart."""
     found: dict[str, dict[int, Place]] = {}
     for node in graph.fx.nodes:
         inherited = {storage: place for n in node.all_input_nodes for storage, place in found[n.name].items()}
@@ -239,20 +244,27 @@ def drawn_from(node: Node) -> list[Drawn]:
 
 
 def bodies_of(node: Node) -> list[Graph]:
-    """The graphs that control flow runs: the branches of ``torch.cond``, the body of a loop; none for any other node."""
+    """The graphs that control flow runs: the branches of ``torch.cond``, the body of a loop; none for any other
+    node."""
     args: tuple[Any, ...] = node.args
     return [a for a in args if isinstance(a, Graph)]
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a call must run though nobody reads its result: a draw, a check, an opaque call, an operator that is not torch's own."""
+    """Whether a call must run though nobody reads its result: a draw, a check, an opaque call, an operator that is
+    not torch's own."""
     if node.op != "call_function":
         return False
     if is_operator(node.target):
         return is_random(node) or returns_nothing(node.target) or not is_torchs_own(node.target)
     if isinstance(node.target, Opaque):
         return not node.target.is_pure
-    if node.target in CHECKS or node.target is written_copies or isinstance(node.target, (Sized, SizeRead)) or is_random(node):
+    if (
+        node.target in CHECKS
+        or node.target is written_copies
+        or isinstance(node.target, (Sized, SizeRead))
+        or is_random(node)
+    ):
         return True
     return any(has_effect(n) for body in bodies_of(node) for n in body.fx.nodes)
 
@@ -269,7 +281,8 @@ def is_getitem(node: Node) -> bool:
 def is_view(node: Node) -> bool:
     """Whether the node only looks at memory of its input (no kernel runs, no byte moves).
 
-    An element taken from an op's several results is a view if the op itself only looks (``split``), else a value of its own.
+    An element taken from an op's several results is a view if the op itself only looks (``split``), else a value of its
+    own.
     """
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
@@ -277,7 +290,9 @@ def is_view(node: Node) -> bool:
     return bool(own) and all(any(storage in storages(n) for n in node.all_input_nodes) for storage in own)
 
 
-def copy_nodes(graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str) -> Graph:
+def copy_nodes(
+    graph: Graph, keep: Iterable[Node], placeholders: list[tuple[Slot, Node]], outs: list[tuple[Slot, Any]], name: str
+) -> Graph:
     """A new Graph of the nodes in ``keep``, in that order; ``placeholders`` stand for values that come from outside."""
     new = fx.Graph()
     env: dict[Node, Node] = {}
@@ -301,7 +316,9 @@ def copied(graph: Graph) -> Graph:
 def in_order(graph: Graph, nodes: Iterable[Node]) -> Graph:
     """The same graph with its calls (and constants) in another order."""
     placeholders = list(zip(graph.signature.ins, graph.placeholders, strict=True))
-    new = copy_nodes(graph, nodes, placeholders, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name)
+    new = copy_nodes(
+        graph, nodes, placeholders, list(zip(graph.signature.outs, graph.results, strict=True)), graph.name
+    )
     return evolve(graph, fx=new.fx, constants=new.constants)
 
 
@@ -360,7 +377,12 @@ def _rows(graph: Graph) -> Iterator[tuple[str, ...]]:
                 current, last = pass_of(node), ""
                 yield f"── {current}", "", "", ""
             where = where_of(node) or ""
-            yield node.name, elided(call_text(node), _SHOWN), type_text(node.meta.get("val")), "″" if where and where == last else where
+            yield (
+                node.name,
+                elided(call_text(node), _SHOWN),
+                type_text(node.meta.get("val")),
+                "″" if where and where == last else where,
+            )
             last = where
     for slot, result in zip(graph.signature.outs, graph.results, strict=True):
         yield "return", elided(f"{slot} = {result}", _SHOWN), "", ""
@@ -378,7 +400,11 @@ def _boxes(graph: Graph) -> Iterator[Box]:
         if node.op in ("call_function", "get_attr"):
             hint = f"{node.name}: {type_text(node.meta.get('val'))} {where_of(node) or ''}"
             yield Box(
-                node.name, target_text(node.target).removeprefix("aten."), pass_of(node), tuple(i.name for i in node.all_input_nodes), hint
+                node.name,
+                target_text(node.target).removeprefix("aten."),
+                pass_of(node),
+                tuple(i.name for i in node.all_input_nodes),
+                hint,
             )
     for slot, result in zip(graph.signature.outs, graph.results, strict=True):
         if isinstance(result, Node):

@@ -43,7 +43,8 @@ class Returned:
 
 @frozen
 class Broken:
-    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is; ``line``: what made it."""
+    """A guard that does not hold: on which symbols, and how it is written; ``names``: what each symbol is; ``line``:
+    what made it."""
 
     symbols: list[str]
     guard: str
@@ -63,8 +64,8 @@ class Joint(Shown):
     """One graph that holds a forward pass and the backward pass it causes, or only a forward pass.
 
     The outputs of ``graph`` that are ``Grad`` slots belong to the backward pass, the others to the forward pass.
-    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of numbers (name → path). ``sizes``: what is
-    known of symbolic sizes, and asked of them until the program is done.
+    ``guards`` are conditions on symbols the trace relied on, as Python; ``symbols`` are those of numbers (name → path).
+    ``sizes``: what is known of symbolic sizes, and asked of them until the program is done.
     """
 
     graph: Graph
@@ -77,7 +78,8 @@ class Joint(Shown):
     by_value: frozenset[str] = frozenset()
     """The guards among them that fix what is made of a symbol to its value: another value is another program."""
     runs: Mapping[Slot, frozenset[int]] = {}
-    """Of what writes to inputs in backward (nodes of autograd, by identity), what a backward pass from each output runs."""
+    """Of what writes to inputs in backward (nodes of autograd, by identity), what a backward pass from each output
+    runs."""
     outs: tuple[Slot, ...] = ()
     """What it gives as the caller knows it: a wrapper subclass is one slot, and gradients for autograd are none."""
     is_split: bool = False
@@ -90,7 +92,8 @@ class Joint(Shown):
 
     @staticmethod
     def of(graph: Graph, is_split: bool = False) -> Joint:
-        """A graph that no function was traced for. All of its results are given, but for gradients where it ``is_split``."""
+        """A graph that no function was traced for. All of its results are given, but for gradients where it
+        ``is_split``."""
         outs = tuple(slot for slot in graph.signature.outs if not is_split or not of_backward(slot))
         tree = Node(tuple, tuple(f"[{i}]" for i in range(len(outs))), None, (LEAF,) * len(outs))
         return Joint(graph, Returned(tree, outs), outs=outs, is_split=is_split)
@@ -112,7 +115,9 @@ class Joint(Shown):
 
     def inner_outs(self, outer: Slot) -> list[Slot]:
         """What the graph returns for an output: its inner tensors, if it is a wrapper subclass."""
-        return [slot for slot in self.signature.outs if outer_slot(slot) == outer] if outer in self.wrappings else [outer]
+        return (
+            [slot for slot in self.signature.outs if outer_slot(slot) == outer] if outer in self.wrappings else [outer]
+        )
 
     def run(self, *values: Any) -> tuple[Any, ...]:
         """Run the joint graph: outputs and gradients, in the order of ``signature.outs``."""

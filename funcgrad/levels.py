@@ -33,7 +33,8 @@ def level_of_call() -> int:
 
 
 def below_levels(value: Tensor) -> Tensor | None:
-    """The numbers of a tensor, whatever levels differentiate it; None where a vmap has others of them for each sample."""
+    """The numbers of a tensor, whatever levels differentiate it; None where a vmap has others of them for each
+    sample."""
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
             return None
@@ -42,12 +43,13 @@ def below_levels(value: Tensor) -> Tensor | None:
 
 
 def write_below(target: Tensor, value: Tensor) -> None:
-    """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform, which eager torch.func
-    refuses. Raises ``MutationError`` where they are others in each sample of a batch."""
+    """Write the numbers of a value into a tensor that belongs to no level: a buffer under a gradient transform,
+    which eager torch.func refuses. Raises ``MutationError`` where they are others in each sample of a batch."""
     while is_transform_wrapper(value):
         if not is_tracked_wrapper(value):
             raise MutationError(
-                "the function writes to a tensor that all samples of a vmap share, and each sample would write other values",
+                "the function writes to a tensor that all samples of a vmap share, and each sample would write other "
+                "values",
                 fix="pass the tensor as an argument with a batch dimension, or return what is to be written",
             )
         value = wrapped_value(value)

@@ -12,8 +12,8 @@ T = TypeVar("T", bound=Hashable)
 
 @frozen(eq=False)
 class Lifetimes(Generic[T]):
-    """At which moment each thing is used ``first``, and ``last``; and what is ``dying`` at each moment, in the order in which it is used
-    there: what is used last then, and is not ``lasting``."""
+    """At which moment each thing is used ``first``, and ``last``; and what is ``dying`` at each moment, in the order
+    in which it is used there: what is used last then, and is not ``lasting``."""
 
     first: Mapping[T, int]
     last: Mapping[T, int]
@@ -29,5 +29,7 @@ class Lifetimes(Generic[T]):
             last.update(dict.fromkeys(things, moment))
             for thing in things:
                 first.setdefault(thing, moment)
-        dying = (tuple(t for t in things if last[t] == moment and t not in lasting) for moment, things in enumerate(used))
+        dying = (
+            tuple(t for t in things if last[t] == moment and t not in lasting) for moment, things in enumerate(used)
+        )
         return Lifetimes(first, last, tuple(dying))

@@ -31,7 +31,17 @@ def _positions(value: int | Iterable[int]) -> tuple[int, ...]:
     return positions  # type: ignore[return-value]
 
 
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 
 
 def _budget(value: int | float | str | None) -> int | float | None:
@@ -44,7 +54,8 @@ def _budget(value: int | float | str | None) -> int | float | None:
         return value
     raise OptionError(
         f"memory_budget={value!r} is neither bytes nor a fraction",
-        fix='pass bytes as an int, a text like "512MiB" or "2GB", or a fraction of what autograd needs as a float up to 1.0',
+        fix='pass bytes as an int, a text like "512MiB" or "2GB", or a fraction of what autograd needs as a float up '
+        "to 1.0",
     )
 
 
@@ -57,7 +68,8 @@ def _autocasts(value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
     if not all(isinstance(keywords, Mapping) and "device_type" in keywords for keywords in value):
         raise OptionError(
-            f"backward_autocast={value!r} is no list of keywords of torch.autocast", fix='[{"device_type": "cpu", "dtype": torch.bfloat16}]'
+            f"backward_autocast={value!r} is no list of keywords of torch.autocast",
+            fix='[{"device_type": "cpu", "dtype": torch.bfloat16}]',
         )
     return tuple(tuple(sorted(keywords.items())) for keywords in value)
 
@@ -70,32 +82,33 @@ def _hashable(value: Any) -> Any:
 class Options:
     """What a compiled function may be told (keyword arguments of every transform).
 
-    backend: ``"c"`` (fused kernels, compiled by the system's C compiler, for tensors of the CPU), ``"triton"`` (fused kernels for those of
-    a CUDA device; under TRITON_INTERPRET=1 for those of the CPU too, slowly), ``"aten"`` (the graph as one Python function of ATen calls)
-    or ``"auto"``, which picks the fastest one for the tensors of the call.
-    static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX.
-    rng: ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed. ``"philox"``: each call draws one number from
-    the default generator, and all that is random in it is a function of that (Philox4x32-10): fused into kernels, computed again in
-    backward instead of saved, the same on every backend. Of nested compiled functions the outermost one's option holds.
-    numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats static. ``"fast"``: fused kernels, which round
-    elsewhere; half precision is computed in float32 and rounded where it is stored, or cast to.
-    dynamic: ``None``: a float argument, and a size of an argument tensor, becomes a symbol at its second value: that program serves all
-    values with which the function, and its compilation, take the same branches (``isinstance(x, float)`` is False inside the function,
-    ``isinstance(x.shape[0], int)`` too). ``True``: sizes are symbols from the first call on. ``False``: one program for each set of values.
-    Sizes of 0 and 1 are never symbols, nor are those of captured tensors, of inputs that share memory, or with a ``memory_budget``.
-    reads: ``"guard"``: what Python reads of values of tensors (``if x.any():``, ``x.item()``, the size of ``x[mask]``) is checked inside
-    the program, and another value is another program: one for each path through the function, 16 at most (then a ``ReadsWarning``, and
-    calls that take other paths run in eager PyTorch). Numbers and sizes that are read become symbols as arguments do. ``"error"``: reading
-    raises, as in JAX.
-    backward_autocast: what a custom ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is
-    called outside of it), ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an
-    ``AutocastWarning`` where autocast is on when a gradient is compiled.
-    policy: what may be saved for backward, as if the whole function were one ``fg.checkpoint``: the name of a policy of
-    ``fg.checkpoint_policies`` (``"dots_saveable"``), a function, or a list of operators to save. ``None``: whatever is fastest.
-    memory_budget: the most bytes a call may have allocated at a time, forward and backward together, above what is there before, results
-    included: an int, a text like ``"2GiB"``, or, as a float up to 1, a fraction of what it would be if everything were saved that autograd
-    saves. What does not fit is computed again. ``PartitionError`` where nothing keeps the budget. ``None``: whatever is fastest.
-    donate_argnums: reserved; any other value than the default raises ``OptionError``.
+    backend: ``"c"`` (fused kernels, compiled by the system's C compiler, for tensors of the CPU), ``"triton"`` (fused
+    kernels for those of a CUDA device; under TRITON_INTERPRET=1 for those of the CPU too, slowly), ``"aten"`` (the
+    graph as one Python function of ATen calls) or ``"auto"``, which picks the fastest one for the tensors of the call.
+    static_argnums: positions of positional arguments that are compared by value and baked in, as in JAX. rng:
+    ``"eager"``: random ops draw exactly what eager PyTorch draws for the same seed. ``"philox"``: each call draws one
+    number from the default generator, and all that is random in it is a function of that (Philox4x32-10): fused into
+    kernels, computed again in backward instead of saved, the same on every backend. Of nested compiled functions the
+    outermost one's option holds. numerics: ``"eager"`` is bit-equal to eager ATen: the aten backend, with floats
+    static. ``"fast"``: fused kernels, which round elsewhere; half precision is computed in float32 and rounded where it
+    is stored, or cast to. dynamic: ``None``: a float argument, and a size of an argument tensor, becomes a symbol at
+    its second value: that program serves all values with which the function, and its compilation, take the same
+    branches (``isinstance(x, float)`` is False inside the function, ``isinstance(x.shape[0], int)`` too). ``True``:
+    sizes are symbols from the first call on. ``False``: one program for each set of values. Sizes of 0 and 1 are never
+    symbols, nor are those of captured tensors, of inputs that share memory, or with a ``memory_budget``. reads:
+    ``"guard"``: what Python reads of values of tensors (``if x.any():``, ``x.item()``, the size of ``x[mask]``) is
+    checked inside the program, and another value is another program: one for each path through the function, 16 at most
+    (then a ``ReadsWarning``, and calls that take other paths run in eager PyTorch). Numbers and sizes that are read
+    become symbols as arguments do. ``"error"``: reading raises, as in JAX. backward_autocast: what a custom
+    ``autograd.Function`` sees of autocast in its backward: ``"off"`` (as where ``backward()`` is called outside of it),
+    ``"same_as_forward"``, or a list of keyword dicts for ``torch.autocast``. ``None``: off, with an ``AutocastWarning``
+    where autocast is on when a gradient is compiled. policy: what may be saved for backward, as if the whole function
+    were one ``fg.checkpoint``: the name of a policy of ``fg.checkpoint_policies`` (``"dots_saveable"``), a function, or
+    a list of operators to save. ``None``: whatever is fastest. memory_budget: the most bytes a call may have allocated
+    at a time, forward and backward together, above what is there before, results included: an int, a text like
+    ``"2GiB"``, or, as a float up to 1, a fraction of what it would be if everything were saved that autograd saves.
+    What does not fit is computed again. ``PartitionError`` where nothing keeps the budget. ``None``: whatever is
+    fastest. donate_argnums: reserved; any other value than the default raises ``OptionError``.
 
     Raises ``OptionError`` for an unknown value.
     """
@@ -119,7 +132,8 @@ class Options:
         _check("reads", self.reads, now=("guard", "error"))
         if self.numerics == "eager" and self.backend in ("c", "triton"):
             raise OptionError(
-                f'numerics="eager" runs the kernels of eager PyTorch, backend="{self.backend}" its own', fix="leave one of the two out"
+                f'numerics="eager" runs the kernels of eager PyTorch, backend="{self.backend}" its own',
+                fix="leave one of the two out",
             )
         if not isinstance(self.backward_autocast, tuple):
             _check("backward_autocast", self.backward_autocast, now=(None, "off", "same_as_forward"))
@@ -127,7 +141,9 @@ class Options:
         _check("donate_argnums", self.donate_argnums, now=((),), rest_is_later=True)
 
 
-def _check(name: str, value: Any, *, now: tuple[Any, ...], later: tuple[Any, ...] = (), rest_is_later: bool = False) -> None:
+def _check(
+    name: str, value: Any, *, now: tuple[Any, ...], later: tuple[Any, ...] = (), rest_is_later: bool = False
+) -> None:
     if any(value is v or (type(value) is type(v) and value == v) for v in now):
         return
     if rest_is_later or any(value is v or (type(value) is type(v) and value == v) for v in later):
@@ -170,14 +186,24 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """
     level = variables.get("FUNCGRAD_LOG", "0")
     if level not in ("0", "1", "2", "3", "4", "5"):
-        raise OptionError(f"FUNCGRAD_LOG={level!r}", where="the environment", fix="use 1 (why and how long) to 5 (rewrites)")
+        raise OptionError(
+            f"FUNCGRAD_LOG={level!r}", where="the environment", fix="use 1 (why and how long) to 5 (rewrites)"
+        )
     folder = variables.get("FUNCGRAD_CACHE_DIR", platformdirs.user_cache_dir("funcgrad"))
     verify = variables.get("FUNCGRAD_VERIFY", "0")
     if verify not in ("0", "1"):
-        raise OptionError(f"FUNCGRAD_VERIFY={verify!r}", where="the environment", fix="use 1 to compare first calls with eager PyTorch")
+        raise OptionError(
+            f"FUNCGRAD_VERIFY={verify!r}",
+            where="the environment",
+            fix="use 1 to compare first calls with eager PyTorch",
+        )
     fuel = variables.get("FUNCGRAD_FUEL")
     if fuel is not None and not fuel.isdecimal():
-        raise OptionError(f"FUNCGRAD_FUEL={fuel!r}", where="the environment", fix="use a number: so many values are fused in each graph")
+        raise OptionError(
+            f"FUNCGRAD_FUEL={fuel!r}",
+            where="the environment",
+            fix="use a number: so many values are fused in each graph",
+        )
     backend = variables.get("FUNCGRAD_BACKEND")
     if backend is not None:
         Options(backend=backend)
@@ -196,6 +222,7 @@ ENVIRONMENT = read_environment()
 
 
 def log(level: int, text: object) -> None:
-    """Print to stderr if ``FUNCGRAD_LOG`` is at least ``level``: 1 why and how long, 2 keys, 3 graphs, 4 kernels, 5 rewrites."""
+    """Print to stderr if ``FUNCGRAD_LOG`` is at least ``level``: 1 why and how long, 2 keys, 3 graphs, 4 kernels, 5
+    rewrites."""
     if ENVIRONMENT.log >= level:
         print(f"funcgrad: {text}", file=sys.stderr, flush=True)

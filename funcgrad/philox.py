@@ -1,7 +1,8 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011).
 
-A number is a function of a key and a counter. Nothing is kept from one draw to the next, so what was drawn may be drawn again, in
-another order, by another program. This is what the numbers are; ``backends/c_language.py`` says it in C, and gets the same bits.
+A number is a function of a key and a counter. Nothing is kept from one draw to the next, so what was drawn may be drawn
+again, in another order, by another program. This is what the numbers are; ``backends/c_language.py`` says it in C, and
+gets the same bits.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ _AT_ONCE = 1 << 15
 
 
 def draw_key() -> Tensor:
-    """A key for one call, drawn from torch's default generator: what ``torch.manual_seed`` fixes, and the next call does not get."""
+    """A key for one call, drawn from torch's default generator: what ``torch.manual_seed`` fixes, and the next call
+    does not get."""
     return torch.empty((), dtype=torch.int64, device="cpu").random_()
 
 
 def philox(
-    key: Tensor, start: int, half: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+    key: Tensor,
+    start: int,
+    half: int,
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Tensor:
-    """Uniform numbers: element ``i``, in row-major order, is made from one half (0 or 1) of the 128 bits at the counter ``start + i``.
+    """Uniform numbers: element ``i``, in row-major order, is made from one half (0 or 1) of the 128 bits at the counter
+    ``start + i``.
 
     float32: a multiple of 2^-24 in [0, 1); float64: one of 2^-53; int64: 64 bits.
     """
@@ -44,7 +53,11 @@ def philox(
         else:
             flat[begin:end] = high << 32 | low
     found = flat.view(size)
-    return found if found.stride() == tuple(stride) else torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(found)
+    return (
+        found
+        if found.stride() == tuple(stride)
+        else torch.empty_strided(size, stride, dtype=dtype, device=device).copy_(found)
+    )
 
 
 def _words(key: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -35,8 +35,8 @@ class Captured:
 
 @frozen
 class State:
-    """A number that the function reads of Python state, an input as a symbol; ``path`` reads as code: ``self.temperature``. ``kind`` is
-    its type."""
+    """A number that the function reads of Python state, an input as a symbol; ``path`` reads as code:
+    ``self.temperature``. ``kind`` is its type."""
 
     path: str
     kind: type = float
@@ -78,7 +78,8 @@ class InnerTensor:
 
 @frozen
 class Seed:
-    """A number drawn from the default generator of a device for one call: all that is random in the call is made of it."""
+    """A number drawn from the default generator of a device for one call: all that is random in the call is made of
+    it."""
 
     device: str
 
@@ -92,7 +93,8 @@ Input = Arg | Captured | State | Base | InnerTensor | Seed
 
 @frozen
 class Final:
-    """What a tensor that is written to holds in the end: after forward, or after the backward pass that writes to it."""
+    """What a tensor that is written to holds in the end: after forward, or after the backward pass that writes to
+    it."""
 
     of: Slot
     during: str = "forward"
@@ -113,8 +115,8 @@ class NewMemory:
 
 @frozen
 class Onward:
-    """What a ``.backward()`` inside the function, the ``call``-th, hands on to what an input was computed from: the gradient of that
-    input as it was given."""
+    """What a ``.backward()`` inside the function, the ``call``-th, hands on to what an input was computed from: the
+    gradient of that input as it was given."""
 
     of: Input
     call: int
@@ -125,7 +127,8 @@ class Onward:
 
 @frozen
 class NewGradient:
-    """What the function leaves as the ``.grad`` of an input, where that is another tensor than before; or of what it returns."""
+    """What the function leaves as the ``.grad`` of an input, where that is another tensor than before; or of what it
+    returns."""
 
     of: Input | Out
 

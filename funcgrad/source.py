@@ -40,7 +40,8 @@ class Source(Shown):
 
 
 def compile_function(source: Source) -> Any:
-    """The function ``source.name`` that Python source defines. Tracebacks, debuggers and ``inspect.getsource`` show its text."""
+    """The function ``source.name`` that Python source defines. Tracebacks, debuggers and ``inspect.getsource`` show
+    its text."""
     filename, namespace = _run(source)
     function = namespace[source.name]
     weakref.finalize(function, linecache.cache.pop, filename, None)
@@ -54,7 +55,8 @@ def compile_module(source: Source) -> dict[str, Any]:
 
 def _run(source: Source) -> tuple[str, dict[str, Any]]:
     filename = f"<funcgrad {source.name} {next(_numbers)}>"
-    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)  # Triton looks for it at once
+    # Triton looks for it at once
+    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
     namespace = dict(source.names)
     exec(compile(source.text, filename, "exec"), namespace)
     return filename, namespace

@@ -1,7 +1,7 @@
 """Wrapper subclasses: tensors made of other tensors, by the protocol ``__tensor_flatten__`` / ``__tensor_unflatten__``.
 
-Autograd knows the outer tensor; a graph knows the plain *inner tensors* at the bottom of it. What lies between is a ``Wrapping``:
-the types, the attributes that hold the inner tensors, and the metadata.
+Autograd knows the outer tensor; a graph knows the plain *inner tensors* at the bottom of it. What lies between is a
+``Wrapping``: the types, the attributes that hold the inner tensors, and the metadata.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from .torch_private.functional import FunctionalTensor
 from .torch_private.tensors import is_wrapper_subclass
 
 HowWritten = Literal["plain", "detached", "unversioned"]
-"""Tracked by autograd (where it tracks anything), with the version counter alone, or without autograd's knowledge (``.data``)."""
+"""Tracked by autograd (where it tracks anything), with the version counter alone, or without autograd's knowledge
+(``.data``)."""
 
 
 @frozen(eq=False)
 class Wrapping:
     """How a wrapper subclass is made of its inner tensors: what ``__tensor_flatten__`` tells, without the tensors.
 
-    ``inner`` are the attributes that hold tensors, each with its own wrapping (None: a plain tensor); ``others`` those that do
-    not (a DTensor's device mesh).
+    ``inner`` are the attributes that hold tensors, each with its own wrapping (None: a plain tensor); ``others`` those
+    that do not (a DTensor's device mesh).
     """
 
     kind: Any
@@ -57,7 +58,9 @@ class Wrapping:
 
     def paths(self) -> list[tuple[str, ...]]:
         """The attributes that lead to each plain tensor at the bottom."""
-        return [(name, *rest) for name, wrapping in self.inner for rest in ([()] if wrapping is None else wrapping.paths())]
+        return [
+            (name, *rest) for name, wrapping in self.inner for rest in ([()] if wrapping is None else wrapping.paths())
+        ]
 
     def fits(self, other: Wrapping | None) -> bool:
         """Whether two tensors are made the same way, whatever their strides."""
@@ -90,7 +93,9 @@ def parts(slot: Slot, tensor: Tensor) -> list[tuple[Slot, Tensor]]:
     wrapping = Wrapping.of(tensor)
     if wrapping is None:
         return [(slot, tensor)]
-    return [(inner_slot(slot, path), inner) for path, inner in zip(wrapping.paths(), inner_tensors(tensor), strict=True)]
+    return [
+        (inner_slot(slot, path), inner) for path, inner in zip(wrapping.paths(), inner_tensors(tensor), strict=True)
+    ]
 
 
 def is_traced(value: Any) -> bool:
@@ -116,8 +121,8 @@ class _Overwrite(torch.autograd.Function):
 
 
 def overwrite(target: Tensor, source: Tensor, how: HowWritten = "plain") -> None:
-    """The inner tensors of ``target`` get what those of ``source`` hold. Its own ``copy_`` is not asked: what that does, if the
-    function called it, has been computed."""
+    """The inner tensors of ``target`` get what those of ``source`` hold. Its own ``copy_`` is not asked: what that
+    does, if the function called it, has been computed."""
     if how == "plain" and source.requires_grad and torch.is_grad_enabled():
         _Overwrite.apply(target, source)  # type: ignore[no-untyped-call]
         return

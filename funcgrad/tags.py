@@ -1,7 +1,7 @@
 """Tags: what the partition may do with a node. ``tag()`` is the only writer and rejects contradictions.
 
-A node carries one frozen ``Tags(flags, why)``; the reasons are what the partition page and the errors show. What checkpoint
-policies say of a node while it is recorded is kept beside them (``Said``), until the whole graph is known.
+A node carries one frozen ``Tags(flags, why)``; the reasons are what the partition page and the errors show. What
+checkpoint policies say of a node while it is recorded is kept beside them (``Said``), until the whole graph is known.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def tags_of(node: Node) -> Tags:
 
 
 def tag(node: Node, flag: Tag, why: str) -> None:
-    """Add ``flag`` to ``node`` with its reason. Raises ``PartitionError`` naming both reasons if it contradicts one there."""
+    """Add ``flag`` to ``node`` with its reason. Raises ``PartitionError`` naming both reasons if it contradicts one
+    there."""
     old = tags_of(node)
     if flag in old.flags:
         return
@@ -80,7 +81,8 @@ def tag(node: Node, flag: Tag, why: str) -> None:
 
 @frozen
 class Said:
-    """What the policy of one checkpoint region says of a node: a flag (or NONE) and the reason. Each region has a number and a name."""
+    """What the policy of one checkpoint region says of a node: a flag (or NONE) and the reason. Each region has a
+    number and a name."""
 
     region: int
     name: str

@@ -1,8 +1,9 @@
 """Pytrees: take a nest of containers apart into leaves, put it together again, and print both as Python.
 
-dict, list, tuple, ``None``, dataclasses, attrs classes and whatever is registered with ``torch.utils._pytree`` are containers, and
-so are subclasses of dict, list and tuple (namedtuples), and UserDict, UserList and ChainMap with theirs: they come back as the
-very class with the attributes they have, and none of its code runs. Everything else is a leaf. A path reads as code (``params['w'][0]``).
+dict, list, tuple, ``None``, dataclasses, attrs classes and whatever is registered with ``torch.utils._pytree`` are
+containers, and so are subclasses of dict, list and tuple (namedtuples), and UserDict, UserList and ChainMap with
+theirs: they come back as the very class with the attributes they have, and none of its code runs. Everything else is a
+leaf. A path reads as code (``params['w'][0]``).
 
 ``flatten`` / ``unflatten`` carry the meaning; ``print_flatten`` / ``print_unflatten`` write the same as straight-line
 Python for one known structure, because a generic walk costs 30 µs for ten leaves and the printed one 1 µs.
@@ -75,13 +76,15 @@ _ITEMS_OF: dict[Any, Callable[[Any], Any]] = {
     list: list.__iter__,
     tuple: tuple.__iter__,
 }
-"""What holds the items of a subclass, the most special first, and what iterates over them whatever the subclass overrides."""
+"""What holds the items of a subclass, the most special first, and what iterates over them whatever the subclass
+overrides."""
 
 
 @frozen
 class _Extended:
-    """A dict, list or tuple of a class of its own. Its children are its items, then its attributes, but for an attribute that is one
-    of its items (a dataclass that subclasses OrderedDict keeps its fields twice): the context says which item that is."""
+    """A dict, list or tuple of a class of its own. Its children are its items, then its attributes, but for an
+    attribute that is one of its items (a dataclass that subclasses OrderedDict keeps its fields twice): the context
+    says which item that is."""
 
     kind: Any
     holder: Any
@@ -137,8 +140,8 @@ class _Extended:
 
 @functools.lru_cache(256)
 def _extended(kind: Any) -> _Extended | None:
-    """How a subclass of dict, list or tuple is taken apart; None for another type, and for one that has more in it than these
-    (``time.struct_time``)."""
+    """How a subclass of dict, list or tuple is taken apart; None for another type, and for one that has more in it
+    than these (``time.struct_time``)."""
     holder = next((h for h in _ITEMS_OF if issubclass(kind, h)), None)
     if holder is None or holder is kind or issubclass(kind, enum.Enum):
         return None
@@ -163,7 +166,8 @@ _OF_ATTRIBUTES = (collections.UserDict, collections.UserList, collections.ChainM
 
 @functools.lru_cache(256)
 def _field_names(kind: Any) -> tuple[str, ...] | None:
-    """The fields of a dataclass or attrs class; None for a type that is no container, or cannot be made without code of its own."""
+    """The fields of a dataclass or attrs class; None for a type that is no container, or cannot be made without code
+    of its own."""
     if issubclass(kind, (enum.Enum, torch.nn.Module, torch.Tensor)):
         return None
     if dataclasses.is_dataclass(kind):
@@ -182,7 +186,8 @@ def _field_names(kind: Any) -> tuple[str, ...] | None:
 
 
 def _attribute_names(value: Any) -> tuple[str, ...] | None:
-    """What a dataclass, an attrs class or a container of attributes is made of: its fields, and what else was stored in it."""
+    """What a dataclass, an attrs class or a container of attributes is made of: its fields, and what else was stored
+    in it."""
     kind: Any = type(value)
     fields = None if isinstance(value, type) else _field_names(kind)
     if fields is None:
@@ -241,8 +246,11 @@ def rebuild(kind: type, names: Sequence[str], children: Sequence[Any]) -> Any:
     return value
 
 
-def flatten(value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Tree, list[str]]:
-    """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken apart.
+def flatten(
+    value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], Tree, list[str]]:
+    """Leaves, structure, and the path of every leaf (``root`` in front). ``is_leaf``: containers that are not taken
+    apart.
 
     Raises ``ContainerError`` for a container that holds itself.
     """
@@ -252,9 +260,15 @@ def flatten(value: Any, root: str = "", is_leaf: Callable[[Any], bool] | None = 
 
 
 def _take_apart(
-    value: Any, path: str, leaves: list[Any], paths: list[str], is_leaf: Callable[[Any], bool] | None, around: dict[int, str]
+    value: Any,
+    path: str,
+    leaves: list[Any],
+    paths: list[str],
+    is_leaf: Callable[[Any], bool] | None,
+    around: dict[int, str],
 ) -> Tree:
-    # No function inside of flatten: one that calls itself is a ring of references, and would keep the leaves until it is collected.
+    # No function inside of flatten: one that calls itself is a ring of references, and would keep the leaves until it
+    # is collected.
     shape = None if is_leaf is not None and is_leaf(value) else _open(value)
     if shape is None:
         leaves.append(value)
@@ -274,7 +288,9 @@ def _take_apart(
     return Node(type(value), shape.steps, shape.context, children)
 
 
-def flatten_arguments(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
+def flatten_arguments(
+    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], list[str]]:
     """The leaves of the arguments of a call, and the path of each, by the name of its argument."""
     found = [flatten(value, name) for name, value in (*zip(names, args, strict=True), *kwargs.items())]
     return [leaf for leaves, _, _ in found for leaf in leaves], [path for _, _, paths in found for path in paths]
@@ -292,7 +308,11 @@ def unflatten(leaves: Sequence[Any], tree: Tree) -> Any:
 
 
 def _put_together(remaining: Iterator[Any], tree: Tree) -> Any:
-    return next(remaining) if isinstance(tree, Leaf) else _close(tree, [_put_together(remaining, child) for child in tree.children])
+    return (
+        next(remaining)
+        if isinstance(tree, Leaf)
+        else _close(tree, [_put_together(remaining, child) for child in tree.children])
+    )
 
 
 def count(tree: Tree) -> int:
@@ -304,11 +324,14 @@ def leaf_paths(tree: Tree, root: str = "") -> list[str]:
     """The path of every leaf of a structure."""
     if isinstance(tree, Leaf):
         return [root]
-    return [path for step, child in zip(tree.steps, tree.children, strict=True) for path in leaf_paths(child, root + step)]
+    return [
+        path for step, child in zip(tree.steps, tree.children, strict=True) for path in leaf_paths(child, root + step)
+    ]
 
 
 def tree_map(function: Callable[..., Any], value: Any, *others: Any) -> Any:
-    """``function`` over the leaves of ``value``, with the leaves of ``others`` (same structure, else ``TreeMismatchError``)."""
+    """``function`` over the leaves of ``value``, with the leaves of ``others`` (same structure, else
+    ``TreeMismatchError``)."""
     leaves, tree, _ = flatten(value, "tree")
     columns = [leaves]
     for other in others:
@@ -318,10 +341,14 @@ def tree_map(function: Callable[..., Any], value: Any, *others: Any) -> Any:
     return unflatten([function(*row) for row in zip(*columns, strict=True)], tree)
 
 
-def require_same(expected: Tree, found: Tree, root: str = "tree", what: str = "two pytrees have different structure") -> None:
+def require_same(
+    expected: Tree, found: Tree, root: str = "tree", what: str = "two pytrees have different structure"
+) -> None:
     """Raise ``TreeMismatchError`` with the path of the first difference, if there is one."""
     for path, a, b in differences(expected, found, root):
-        raise TreeMismatchError(f"{what}: expected {_name(a)}, got {_name(b)}", where=path, fix="pass the same structure in both places")
+        raise TreeMismatchError(
+            f"{what}: expected {_name(a)}, got {_name(b)}", where=path, fix="pass the same structure in both places"
+        )
 
 
 def _name(tree: Tree) -> str:
@@ -332,7 +359,12 @@ def _name(tree: Tree) -> str:
 
 def differences(a: Tree, b: Tree, root: str) -> Iterator[tuple[str, Tree, Tree]]:
     """Paths at which two structures part, with the two parts."""
-    if isinstance(a, Leaf) or isinstance(b, Leaf) or (a.kind, a.steps) != (b.kind, b.steps) or not _same(a.context, b.context):
+    if (
+        isinstance(a, Leaf)
+        or isinstance(b, Leaf)
+        or (a.kind, a.steps) != (b.kind, b.steps)
+        or not _same(a.context, b.context)
+    ):
         if a != b:
             yield root, a, b
         return
@@ -347,12 +379,14 @@ def _same(a: Any, b: Any) -> bool:
 # ── the same, printed ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: dict[str, Any], otherwise: str) -> list[str]:
+def print_flatten(
+    tree: Tree, name: str, leaf_names: Sequence[str], constants: dict[str, Any], otherwise: str
+) -> list[str]:
     """Python lines that take the container in variable ``name`` apart, binding its leaves to ``leaf_names``.
 
-    Objects the lines refer to are added to ``constants`` (name → object); where the structure differs, ``otherwise`` runs.
-    What stands at a leaf is not looked at: whoever compares leaves with a key sees a container there.
-    Variables for containers inside have a double underscore, which ``leaf_names`` must not have.
+    Objects the lines refer to are added to ``constants`` (name → object); where the structure differs, ``otherwise``
+    runs. What stands at a leaf is not looked at: whoever compares leaves with a key sees a container there. Variables
+    for containers inside have a double underscore, which ``leaf_names`` must not have.
     """
     if isinstance(tree, Leaf):
         return [f"{leaf_names[0]} = {name}"]
@@ -360,7 +394,10 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
         return [f"if {name} is not None: {otherwise}"]
     ends = list(itertools.accumulate(map(count, tree.children), initial=0))
     names = [leaf_names[start:end] for start, end in itertools.pairwise(ends)]
-    parts = [own[0] if isinstance(child, Leaf) else f"{name}__{i}" for i, (child, own) in enumerate(zip(tree.children, names, strict=True))]
+    parts = [
+        own[0] if isinstance(child, Leaf) else f"{name}__{i}"
+        for i, (child, own) in enumerate(zip(tree.children, names, strict=True))
+    ]
     unpack = "".join(f"{part}, " for part in parts)
     container = _container(tree.kind) if tree.kind not in (dict, list, tuple) else None
     lines = [f"if type({name}) is not {_constant(constants, tree.kind)}: {otherwise}"]
@@ -373,7 +410,9 @@ def print_flatten(tree: Tree, name: str, leaf_names: Sequence[str], constants: d
     elif container is not None:
         children, context = f"{name}__children", f"{name}__context"
         lines.append(f"{children}, {context} = {_constant(constants, container.flatten)}({name})")
-        lines.append(f"if len({children}) != {len(parts)} or {context} != {_constant(constants, tree.context)}: {otherwise}")
+        lines.append(
+            f"if len({children}) != {len(parts)} or {context} != {_constant(constants, tree.context)}: {otherwise}"
+        )
         lines += [f"{unpack}= {children}"] if parts else []
     else:
         if tree.kind.__dictoffset__:

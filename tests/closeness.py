@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 _ROUNDING = {
-    torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3,
+    torch.float64: 1e-12, torch.complex128: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5, torch.bfloat16: 3e-2,
+    torch.float16: 4e-3,
 }  # fmt: skip
 
 
 def assert_rounded(found: Any, expected: Any) -> None:
-    """Tensor by tensor equal but for rounding errors, measured against the largest element, and against 1: sums cancel."""
+    """Tensor by tensor equal but for rounding errors, measured against the largest element, and against 1: sums
+    cancel."""
     for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         assert isinstance(a, Tensor) == isinstance(b, Tensor), (a, b)
         if isinstance(b, Tensor) and b.dtype in _ROUNDING:

@@ -12,13 +12,15 @@ from torch.testing._internal import common_utils
 os.environ.setdefault("FUNCGRAD_CACHE_DIR", tempfile.mkdtemp(prefix="funcgrad-tests-"))
 os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
 
-# The database of operators asks for each operator which unittest.TestCase runs, by the source of every frame on the stack; none does.
+# The database of operators asks for each operator which unittest.TestCase runs, by the source of every frame on the
+# stack; none does.
 common_utils.extract_test_fn = lambda: None
 
 THREADS = torch.get_num_threads()
 
 # A first example may import or compile; how long it takes says nothing about what is tested.
-settings.register_profile("funcgrad", deadline=None, derandomize=True)  # the same programs in every run: make fuzz looks for others
+# the same programs in every run: make fuzz looks for others
+settings.register_profile("funcgrad", deadline=None, derandomize=True)
 settings.load_profile("funcgrad")
 
 
@@ -26,8 +28,8 @@ _frozen = 0
 
 
 def pytest_runtest_teardown():
-    """A test that sets the number of threads does not set it for others. What was imported stays: each full collection would walk it
-    again, a quarter of a second, and traces cause many."""
+    """A test that sets the number of threads does not set it for others. What was imported stays: each full
+    collection would walk it again, a quarter of a second, and traces cause many."""
     global _frozen
     if torch.get_num_threads() != THREADS:
         torch.set_num_threads(THREADS)

@@ -1,7 +1,8 @@
 """What a budget costs at least, by an integer program: an oracle for the search of ``funcgrad.partition.budget``.
 
-After Jain et al., Checkmate (MLSys 2020), for programs that compute a value again at most once. A relaxation: of what computing a value
-again takes only the value itself is counted, and forward takes nothing, so that no choice costs less than its optimum.
+After Jain et al., Checkmate (MLSys 2020), for programs that compute a value again at most once. A relaxation: of what
+computing a value again takes only the value itself is counted, and forward takes nothing, so that no choice costs less
+than its optimum.
 """
 
 import numpy as np
@@ -10,14 +11,17 @@ from scipy.sparse import coo_matrix
 
 
 def least_cost(model, budget, seconds=20.0):
-    """A lower bound of the cost of every choice whose peak is within ``budget``; 0 where the solver finds none in time."""
+    """A lower bound of the cost of every choice whose peak is within ``budget``; 0 where the solver finds none in
+    time."""
     base = model.run(model.always)
     moments = {i: t for t, i in enumerate(base.order) if model._late[i]}
     late = sorted(moments)
     steps, last = len(late), len(late) - 1
     alive = np.zeros(steps)
     for t, i in enumerate(late):
-        alive[t] = sum(p.nbytes for p in base.pieces if p.is_again and model._late[p.node] and p.start <= moments[i] <= p.end)
+        alive[t] = sum(
+            p.nbytes for p in base.pieces if p.is_again and model._late[p.node] and p.start <= moments[i] <= p.end
+        )
     reads = [set(model.sources(i, ())) - set(late) for i in late]
     values, pending = set(), set().union(*reads)
     while pending:

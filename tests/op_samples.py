@@ -1,7 +1,8 @@
-"""Calls of ATen operators to check rows of the op table with: harvested from PyTorch's own operator database, recast and laid out anew.
+"""Calls of ATen operators to check rows of the op table with: harvested from PyTorch's own operator database, recast
+and laid out anew.
 
-The database knows operators by what users call; running its samples, forward and backward, and listening to the ATen calls below finds
-those of each overload. Overloads it does not reach are called with arguments made from their schemas.
+The database knows operators by what users call; running its samples, forward and backward, and listening to the ATen
+calls below finds those of each overload. Overloads it does not reach are called with arguments made from their schemas.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from funcgrad.torch_private.operators import is_operator
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-common_utils.extract_test_fn = lambda: None  # looks through all modules, for each sample, for a TestCase to note it at: most of the time
+# looks through all modules, for each sample, for a TestCase to note it at: most of the time
+common_utils.extract_test_fn = lambda: None
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 OTHERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -72,7 +74,9 @@ def harvest() -> dict[Any, list[Arguments]]:
             continue
         for dtype in (torch.float32, torch.int64):
             if dtype in info.supported_dtypes("cpu"):
-                samples = info.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point and info.supports_autograd)
+                samples = info.sample_inputs(
+                    "cpu", dtype, requires_grad=dtype.is_floating_point and info.supports_autograd
+                )
                 for sample in itertools.islice(samples, 12):
                     with listener:
                         _both_ways(info.op, sample)
@@ -80,7 +84,11 @@ def harvest() -> dict[Any, list[Arguments]]:
 
 
 def _both_ways(op: Callable[..., Any], sample: Any) -> None:
-    found = [t for t in tree_leaves(op(sample.input, *sample.args, **sample.kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+    found = [
+        t
+        for t in tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
+        if isinstance(t, Tensor) and t.requires_grad
+    ]
     if found:
         torch.autograd.backward([t.sum() for t in found])
 
@@ -94,7 +102,8 @@ def _spread(calls: list[Arguments]) -> list[Arguments]:
 
 _MASK = torch.arange(12).view(3, 4) % 3 > 0
 _BY_NAME: dict[str, Any] = {
-    "dim": 0, "dims": [0], "size": [3, 4], "self_size": [3, 4], "end": 7, "n": 4, "m": 3, "reduction": 1, "min": -0.5, "max": 0.7,
+    "dim": 0, "dims": [0], "size": [3, 4], "self_size": [3, 4], "end": 7, "n": 4, "m": 3, "reduction": 1, "min": -0.5,
+    "max": 0.7,
     "group": 1, "beta": 1.0, "delta": 1.0, "shape": [4, 3], "threshold": 0.1, "is_result": False, "lambd": 0.5,
     "input_dtype": torch.float32, "condition": _MASK, "mask": _MASK,
 }  # fmt: skip
@@ -142,11 +151,20 @@ def _made() -> dict[Any, list[Arguments]]:
             ((images[:, :, 0, 0], None, None, *norm[:2], True, 0.1, 0.5), {}),
         ],
         aten.roll.default: [((images, [2, -1], [1, 3]), {}), ((images, [7]), {})],
-        aten.slice_backward.default: [((torch.randn(4, 2), [4, 9], 1, 2, 8, 3), {}), ((torch.randn(3, 5), [6, 5], 0, -3, 9, 1), {})],
-        aten.diagonal_backward.default: [((torch.randn(3), [3, 5], 2, 0, 1), {}), ((torch.randn(4, 2), [5, 4, 3], -3, 0, 2), {})],
+        aten.slice_backward.default: [
+            ((torch.randn(4, 2), [4, 9], 1, 2, 8, 3), {}),
+            ((torch.randn(3, 5), [6, 5], 0, -3, 9, 1), {}),
+        ],
+        aten.diagonal_backward.default: [
+            ((torch.randn(3), [3, 5], 2, 0, 1), {}),
+            ((torch.randn(4, 2), [5, 4, 3], -3, 0, 2), {}),
+        ],
         aten.embedding.default: [((norm, torch.tensor([[3, 0, 3], [1, 2, 1]])), {}), ((norm, torch.tensor(2), 1), {})],
         aten.index_select.default: [((images, -2, torch.tensor([1, 0, 1, 3, 3])), {})],
-        aten.gather.default: [((images, 3, torch.randint(5, (2, 1, 4, 9))), {}), ((images, 1, torch.randint(3, (1, 7, 2, 5))), {})],
+        aten.gather.default: [
+            ((images, 3, torch.randint(5, (2, 1, 4, 9))), {}),
+            ((images, 1, torch.randint(3, (1, 7, 2, 5))), {}),
+        ],
         aten.take.default: [((images, torch.randint(-120, 120, (3, 2))), {})],
         aten.index.Tensor: _indexed(images),
         aten._unsafe_index.Tensor: _indexed(images),
@@ -166,7 +184,8 @@ def _made() -> dict[Any, list[Arguments]]:
         **_systems(),
         aten.scatter_add.default: [((images, 3, torch.randint(5, (2, 2, 3, 7)), torch.randn(2, 3, 4, 9)), {})],
         aten.scatter_reduce.two: [
-            ((images, 2, torch.randint(4, (2, 2, 6, 4)), torch.randn(2, 3, 6, 9), kind), {}) for kind in ("sum", "prod", "amax", "amin")
+            ((images, 2, torch.randint(4, (2, 2, 6, 4)), torch.randn(2, 3, 6, 9), kind), {})
+            for kind in ("sum", "prod", "amax", "amin")
         ],
         aten.nll_loss_forward.default: [((norm, torch.tensor([0, 2, -7, 1]), None, how, -7), {}) for how in (0, 1, 2)]
         + [
@@ -174,7 +193,9 @@ def _made() -> dict[Any, list[Arguments]]:
             ((norm[0], torch.tensor(2), norm[1], 2, -100), {}),
             ((norm, torch.tensor([1, 1, 1, 1]), None, 1, 1), {}),
         ],
-        aten.nll_loss2d_forward.default: [((images[..., 0, :2, None], classes[:, :2, :1], norm[0], how, 1), {}) for how in (0, 1, 2)],
+        aten.nll_loss2d_forward.default: [
+            ((images[..., 0, :2, None], classes[:, :2, :1], norm[0], how, 1), {}) for how in (0, 1, 2)
+        ],
         aten.nll_loss2d_backward.default: [
             ((torch.tensor(2.0), images, classes, None, 1, 1, total), {}),
             ((torch.randn(2, 4, 5), images, classes, norm[0], 0, -100, total), {}),
@@ -206,14 +227,16 @@ def _systems() -> dict[Any, list[Arguments]]:
                 for unit in (False, True) for upper, t in ((False, triangular), (True, triangular.mT))
                 for left, rhs in ((True, b), (False, b.mT))
             ],
-            aten._linalg_check_errors.default: [((torch.zeros(batch, dtype=torch.int32), "solve"), {"is_matrix": not batch})],
+            aten._linalg_check_errors.default: [((torch.zeros(batch, dtype=torch.int32), "solve"),
+            {"is_matrix": not batch})],
         }.items():  # fmt: skip
             found.setdefault(op, []).extend(calls)
     return found
 
 
 _WINDOWS = (
-    ([2, 2], [2, 2], [0, 0], [1, 1], False), ([3, 3], [2, 2], [1, 1], [1, 1], True), ([3, 2], [1, 3], [1, 0], [2, 1], False),
+    ([2, 2], [2, 2], [0, 0], [1, 1], False), ([3, 3], [2, 2], [1, 1], [1, 1], True),
+    ([3, 2], [1, 3], [1, 0], [2, 1], False),
     ([2, 1], [3, 3], [1, 0], [1, 1], False),
 )  # fmt: skip
 
@@ -230,14 +253,29 @@ def _indexed(x: Tensor) -> list[Arguments]:
     """``x`` of four dimensions at tensors that stand together and apart, are broadcast, and count from the end."""
     i, j = torch.tensor([1, -1, 0]), torch.tensor([[0], [-3]])
     return [
-        ((x, at), {}) for at in ([i], [None, i], [None, i, None, i], [None, i, j], [i, None, None, j], [i, i, i, i], [None, None, None, j])
+        ((x, at), {})
+        for at in (
+            [i],
+            [None, i],
+            [None, i, None, i],
+            [None, i, j],
+            [i, None, None, j],
+            [i, i, i, i],
+            [None, None, None, j],
+        )
     ]
 
 
 def _put(x: Tensor) -> list[Arguments]:
     """Numbers put, and added, at the same places."""
-    calls = [(x, at, torch.randn_like(x[tuple(slice(None) if i is None else i for i in at)])) for (_, at), _ in _indexed(x)]
-    return [(call, {}) for call in calls[:2]] + [((*call, True), {}) for call in calls] + [((x, calls[2][1], torch.tensor(2.0)), {})]
+    calls = [
+        (x, at, torch.randn_like(x[tuple(slice(None) if i is None else i for i in at)])) for (_, at), _ in _indexed(x)
+    ]
+    return (
+        [(call, {}) for call in calls[:2]]
+        + [((*call, True), {}) for call in calls]
+        + [((x, calls[2][1], torch.tensor(2.0)), {})]
+    )
 
 
 # ── variants ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,7 +315,8 @@ def empty(t: Tensor) -> Tensor:
 
 
 def calls_of(op: Any, database: bool = True) -> list[Arguments]:
-    """The database's calls (reading it takes ten seconds), and those from the schema where they can be trusted to make sense."""
+    """The database's calls (reading it takes ten seconds), and those from the schema where they can be trusted to
+    make sense."""
     safe = is_pointwise(op) or not any(str(a.type) == "Tensor" for a in op._schema.arguments)
     found = [*(harvest().get(op, []) if database else []), *_made().get(op, [])]
     return [c for c in (*found, *(from_schema(op) if safe or not found else ())) if runs(op, c)]
@@ -290,9 +329,11 @@ def variants(op: Any) -> Iterable[Arguments]:
     for call in (calls[0], calls[-1])[: len(calls)]:
         changes = [functools.partial(recast, dtype=d) for d in (*FLOATS[1:], *OTHERS)]
         if "group_norm_backward" not in str(op):  # which reads its arguments as if they were contiguous
-            changes += [transposed, sliced] if "linalg" in str(op) else [transposed, sliced, expanded]  # no singular matrices
+            # no singular matrices
+            changes += [transposed, sliced] if "linalg" in str(op) else [transposed, sliced, expanded]
         alone = sum(isinstance(t, Tensor) for t in tree_leaves(call)) == 1
-        if is_pointwise(op) or (alone and "native" not in str(op)):  # some of PyTorch's kernels crash on sizes that do not fit
+        # some of PyTorch's kernels crash on sizes that do not fit
+        if is_pointwise(op) or (alone and "native" not in str(op)):
             changes += [scalar, empty]
         for change in changes:
             changed = _fitting(op, tree_map_only(Tensor, change, call))
@@ -317,7 +358,10 @@ def _fitting(op: Any, call: Arguments) -> Arguments:
 def _mixed(op: Any, call: Arguments, tensors: list[Tensor]) -> Iterable[Arguments]:
     """One of the arguments in another dtype than the others, or of no dimensions."""
     for one in tensors[:2]:
-        for change in (*(functools.partial(recast, dtype=d) for d in (torch.float64, torch.bfloat16, torch.int64)), scalar):
+        for change in (
+            *(functools.partial(recast, dtype=d) for d in (torch.float64, torch.bfloat16, torch.int64)),
+            scalar,
+        ):
             changed = tree_map_only(Tensor, lambda t: change(t) if t is one else t, call)
             if runs(op, changed):
                 yield changed
@@ -326,14 +370,29 @@ def _mixed(op: Any, call: Arguments, tensors: list[Tensor]) -> Iterable[Argument
 # ── special values ───────────────────────────────────────────────────────────────────────────────────────────────
 
 _AROUND = (
-    0.0, 1e-45, 1e-40, 1.1754944e-38, 1.1754943e-38, 1e-30, 1e-8, 6e-8, 1e-5, 0.00048828125, 0.01, 0.25, 0.49999997, 0.5, 0.75,
-    0.99999994, 1.0, 1.0000001, 1.5, 2.0, 2.5, 3.0, 3.1415927, 1.5707964, 10.0, 17.0, 20.0, 20.000002, 33.3, 87.33654, 88.02969, 88.72283,
-    88.72284, 89.0, 103.27893, 103.97208, 103.97209, 104.5, 127.0, 128.0, 149.0, 150.0, 709.78, 709.79, 745.13, 745.14, 1023.0, 1024.0,
-    1074.5, 65504.0, 8388607.5, 8388609.0, 16777217.0, 1e9, 2147483648.0, 4.5e15, 9.223372e18, 1e20, 1.8e19, 1e30, 3.4028235e38,
+    0.0, 1e-45, 1e-40, 1.1754944e-38, 1.1754943e-38, 1e-30, 1e-8, 6e-8, 1e-5, 0.00048828125, 0.01, 0.25, 0.49999997,
+    0.5, 0.75,
+    0.99999994, 1.0, 1.0000001, 1.5, 2.0, 2.5, 3.0, 3.1415927, 1.5707964, 10.0, 17.0, 20.0, 20.000002, 33.3, 87.33654,
+    88.02969, 88.72283,
+    88.72284, 89.0, 103.27893, 103.97208, 103.97209, 104.5, 127.0, 128.0, 149.0, 150.0, 709.78, 709.79, 745.13, 745.14,
+    1023.0, 1024.0,
+    1074.5, 65504.0, 8388607.5, 8388609.0, 16777217.0, 1e9, 2147483648.0, 4.5e15, 9.223372e18, 1e20, 1.8e19, 1e30,
+    3.4028235e38,
     float("inf"),
 )  # fmt: skip
 _FEW = (0.0, 1e-40, 1e-30, 0.3, 0.5, 1.0, 1.5, 2.0, 3.0, 7.0, 30.0, 1e10, 3e38, float("inf"))
-_DOUBLES = (5e-324, 1e-310, 2.2250738585072014e-308, 1e-200, 1e-17, 1.0000000000000002, 709.782712893384, 745.1332191019411, 1e200, 1.7e308)
+_DOUBLES = (
+    5e-324,
+    1e-310,
+    2.2250738585072014e-308,
+    1e-200,
+    1e-17,
+    1.0000000000000002,
+    709.782712893384,
+    745.1332191019411,
+    1e200,
+    1.7e308,
+)
 
 
 def specials(op: Any, dtype: torch.dtype, database: bool = True) -> Iterable[Arguments]:
@@ -351,8 +410,14 @@ def specials(op: Any, dtype: torch.dtype, database: bool = True) -> Iterable[Arg
 
 
 _FURTHER: dict[Any, list[Arguments]] = {
-    aten.pow.Tensor_Scalar: [((torch.ones(2), e), {}) for e in (0, 0.0, -1, -2, 0.5, -0.5, 3, 4, 2.5, -3, float("inf"), float("nan"))],
-    aten.clamp.default: [((torch.ones(2), float("nan"), 1.0), {}), ((torch.ones(2), 2, -1), {}), ((torch.ones(2), -0.0, 0.0), {})],
+    aten.pow.Tensor_Scalar: [
+        ((torch.ones(2), e), {}) for e in (0, 0.0, -1, -2, 0.5, -0.5, 3, 4, 2.5, -3, float("inf"), float("nan"))
+    ],
+    aten.clamp.default: [
+        ((torch.ones(2), float("nan"), 1.0), {}),
+        ((torch.ones(2), 2, -1), {}),
+        ((torch.ones(2), -0.0, 0.0), {}),
+    ],
 }
 
 

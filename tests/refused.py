@@ -1,7 +1,9 @@
-"""All that is refused, one row each: a call, the error it raises, and the same as the fix of that error says, which works.
+"""All that is refused, one row each: a call, the error it raises, and the same as the fix of that error says, which
+works.
 
-A row is read by ``test_errors.py``. What stands in ``fixed`` is written as ``fix`` of the error says, and must agree with eager PyTorch;
-where nothing stands, the same function is called with other arguments, options, or in other surroundings.
+A row is read by ``test_errors.py``. What stands in ``fixed`` is written as ``fix`` of the error says, and must agree
+with eager PyTorch; where nothing stands, the same function is called with other arguments, options, or in other
+surroundings.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ Make = Callable[[], tuple[Any, ...]]
 
 @frozen
 class Row:
-    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``what`` stands, and whose
-    ``where`` is a line of this file, unless another is named here. The fix is that call with what stands in the four last fields."""
+    """One thing that is refused: ``transform(f, **options)(*args())`` raises ``kind``, in whose message ``what``
+    stands, and whose ``where`` is a line of this file, unless another is named here. The fix is that call with what
+    stands in the four last fields."""
 
     name: str
     kind: type[fg.FuncgradError]
@@ -140,48 +143,192 @@ def ring() -> tuple[Any]:
 
 
 ARGUMENT = fg.ArgumentError
-row("argnums out of range", ARGUMENT, "1 positional argument", total, numbers, transform=fg.grad_compiled, options={"argnums": 1},
-    fixed_options={"argnums": 0})
-row("argnums names one twice", ARGUMENT, "twice", lambda x, y: (x * y).sum(), two, transform=fg.grad_compiled,
-    options={"argnums": (0, -2)}, fixed_options={"argnums": (0, 1)}, where=None)
-row("argnums is no position", ARGUMENT, "argnums=()", total, numbers, transform=fg.grad_compiled, options={"argnums": ()},
-    fixed_options={"argnums": (0,)}, where=None)
-row("static_argnums out of range", ARGUMENT, "position 2", lambda x, n: x * n, lambda: (torch.ones(3), 2), options={"static_argnums": 2},
-    fixed_options={"static_argnums": 1}, where=None)
-row("a NumPy array", ARGUMENT, "NumPy ndarray", doubled, lambda: (np.ones(3),), fixed_args=lambda: (torch.from_numpy(np.ones(3)),), where="x")
+row(
+    "argnums out of range",
+    ARGUMENT,
+    "1 positional argument",
+    total,
+    numbers,
+    transform=fg.grad_compiled,
+    options={"argnums": 1},
+    fixed_options={"argnums": 0},
+)
+row(
+    "argnums names one twice",
+    ARGUMENT,
+    "twice",
+    lambda x, y: (x * y).sum(),
+    two,
+    transform=fg.grad_compiled,
+    options={"argnums": (0, -2)},
+    fixed_options={"argnums": (0, 1)},
+    where=None,
+)
+row(
+    "argnums is no position",
+    ARGUMENT,
+    "argnums=()",
+    total,
+    numbers,
+    transform=fg.grad_compiled,
+    options={"argnums": ()},
+    fixed_options={"argnums": (0,)},
+    where=None,
+)
+row(
+    "static_argnums out of range",
+    ARGUMENT,
+    "position 2",
+    lambda x, n: x * n,
+    lambda: (torch.ones(3), 2),
+    options={"static_argnums": 2},
+    fixed_options={"static_argnums": 1},
+    where=None,
+)
+row(
+    "a NumPy array",
+    ARGUMENT,
+    "NumPy ndarray",
+    doubled,
+    lambda: (np.ones(3),),
+    fixed_args=lambda: (torch.from_numpy(np.ones(3)),),
+    where="x",
+)
 row("no function", ARGUMENT, "must be a function", torch.ones(3), ones(), fixed=total, where=None)
-row("a static value that does not compare", ARGUMENT, "cannot be compared", lambda x, box: x * 2, lambda: (torch.ones(3), Incomparable(2)),
-    before=lambda: (torch.ones(3), Incomparable(2)), fixed_args=lambda: (torch.ones(3), {"x": 2}), where=None)
-row("a name for a checkpoint that is none", ARGUMENT, "takes a name", lambda x: fg.checkpoint_name(x * 2, 3), numbers,
-    fixed=lambda x: fg.checkpoint_name(x * 2, "attention"), where=None)
-row("an integer to differentiate", fg.NonDifferentiableArgumentError, "has no gradient", lambda x: (x * 1.0).sum(), lambda: (torch.arange(3),),
-    transform=fg.grad_compiled, fixed_args=lambda: (torch.arange(3).float(),), where="x")
-row("an integer among others to differentiate", fg.NonDifferentiableArgumentError, "n is an int", lambda x, n: x.sum() * n,
-    lambda: (torch.ones(3), 2), transform=fg.grad_compiled, options={"argnums": (0, 1)}, fixed_options={"argnums": (0,)}, where="n")
-row("a loss that is no scalar", fg.NonScalarOutputError, "float32 tensor of shape [3]", doubled, numbers, transform=fg.grad_compiled,
-    fixed=lambda x: doubled(x).sum())
-row("no pair where has_aux says so", fg.AuxError, "has_aux=True", total, numbers, transform=fg.grad_compiled, options={"has_aux": True},
-    fixed=lambda x: (x.sum(), x * 2))
-row("a container that holds itself", fg.ContainerError, "holds itself", lambda a: a[0] * 2, ring, fixed_args=lambda: ([torch.ones(3)],),
-    where="a[1]")
-row("a result that holds itself", fg.ContainerError, "holds itself", lambda x: ring()[0], numbers, fixed=lambda x: ring()[0][:1],
-    where="result[1]")
-row("an object that holds tensors", fg.ContainerError, "no pytree", lambda box: box.x * 2, lambda: (Compared(torch.ones(3)),),
-    fixed=lambda box: box["x"] * 2, fixed_args=lambda: ({"x": torch.ones(3)},), where="box")
-row("a set of tensors", fg.ContainerError, "no pytree", lambda given: next(iter(given[1])) * 2, lambda: (Compared({torch.ones(3)}),),
-    fixed=lambda given: given[0] * 2, fixed_args=lambda: ([torch.ones(3)],), where="given")
-row("a static argument that holds tensors", fg.ContainerError, "static argument", lambda x, ys: x * ys[0],
-    lambda: (torch.ones(3), [torch.ones(3)]), options={"static_argnums": 1}, fixed_options={}, where="ys")
-row("trees of other structure", fg.TreeMismatchError, "a dict of ['w']", lambda a, b: fg.tree_map(torch.add, a, b),
-    lambda: ({"w": torch.ones(3)}, [torch.ones(3)]), transform=undifferentiated, where="tree",
-    fixed_args=lambda: ({"w": torch.ones(3)}, {"w": torch.ones(3)}))
+row(
+    "a static value that does not compare",
+    ARGUMENT,
+    "cannot be compared",
+    lambda x, box: x * 2,
+    lambda: (torch.ones(3), Incomparable(2)),
+    before=lambda: (torch.ones(3), Incomparable(2)),
+    fixed_args=lambda: (torch.ones(3), {"x": 2}),
+    where=None,
+)
+row(
+    "a name for a checkpoint that is none",
+    ARGUMENT,
+    "takes a name",
+    lambda x: fg.checkpoint_name(x * 2, 3),
+    numbers,
+    fixed=lambda x: fg.checkpoint_name(x * 2, "attention"),
+    where=None,
+)
+row(
+    "an integer to differentiate",
+    fg.NonDifferentiableArgumentError,
+    "has no gradient",
+    lambda x: (x * 1.0).sum(),
+    lambda: (torch.arange(3),),
+    transform=fg.grad_compiled,
+    fixed_args=lambda: (torch.arange(3).float(),),
+    where="x",
+)
+row(
+    "an integer among others to differentiate",
+    fg.NonDifferentiableArgumentError,
+    "n is an int",
+    lambda x, n: x.sum() * n,
+    lambda: (torch.ones(3), 2),
+    transform=fg.grad_compiled,
+    options={"argnums": (0, 1)},
+    fixed_options={"argnums": (0,)},
+    where="n",
+)
+row(
+    "a loss that is no scalar",
+    fg.NonScalarOutputError,
+    "float32 tensor of shape [3]",
+    doubled,
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: doubled(x).sum(),
+)
+row(
+    "no pair where has_aux says so",
+    fg.AuxError,
+    "has_aux=True",
+    total,
+    numbers,
+    transform=fg.grad_compiled,
+    options={"has_aux": True},
+    fixed=lambda x: (x.sum(), x * 2),
+)
+row(
+    "a container that holds itself",
+    fg.ContainerError,
+    "holds itself",
+    lambda a: a[0] * 2,
+    ring,
+    fixed_args=lambda: ([torch.ones(3)],),
+    where="a[1]",
+)
+row(
+    "a result that holds itself",
+    fg.ContainerError,
+    "holds itself",
+    lambda x: ring()[0],
+    numbers,
+    fixed=lambda x: ring()[0][:1],
+    where="result[1]",
+)
+row(
+    "an object that holds tensors",
+    fg.ContainerError,
+    "no pytree",
+    lambda box: box.x * 2,
+    lambda: (Compared(torch.ones(3)),),
+    fixed=lambda box: box["x"] * 2,
+    fixed_args=lambda: ({"x": torch.ones(3)},),
+    where="box",
+)
+row(
+    "a set of tensors",
+    fg.ContainerError,
+    "no pytree",
+    lambda given: next(iter(given[1])) * 2,
+    lambda: (Compared({torch.ones(3)}),),
+    fixed=lambda given: given[0] * 2,
+    fixed_args=lambda: ([torch.ones(3)],),
+    where="given",
+)
+row(
+    "a static argument that holds tensors",
+    fg.ContainerError,
+    "static argument",
+    lambda x, ys: x * ys[0],
+    lambda: (torch.ones(3), [torch.ones(3)]),
+    options={"static_argnums": 1},
+    fixed_options={},
+    where="ys",
+)
+row(
+    "trees of other structure",
+    fg.TreeMismatchError,
+    "a dict of ['w']",
+    lambda a, b: fg.tree_map(torch.add, a, b),
+    lambda: ({"w": torch.ones(3)}, [torch.ones(3)]),
+    transform=undifferentiated,
+    where="tree",
+    fixed_args=lambda: ({"w": torch.ones(3)}, {"w": torch.ones(3)}),
+)
 
 
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def option(name: str, wrong: Any, right: Any, what: str, **more: Any) -> None:
-    row(f"the option {name}={wrong!r}", fg.OptionError, what, total, numbers, options={name: wrong}, fixed_options={name: right}, where=None, **more)
+    row(
+        f"the option {name}={wrong!r}",
+        fg.OptionError,
+        what,
+        total,
+        numbers,
+        options={name: wrong},
+        fixed_options={name: right},
+        where=None,
+        **more,
+    )
 
 
 option("backend", "cuda", "aten", "backend='cuda'")
@@ -192,9 +339,26 @@ option("memory_budget", "much", "512MiB", "memory_budget='much'")
 option("backward_autocast", [1], [{"device_type": "cpu", "dtype": torch.bfloat16}], "backward_autocast=")
 option("policy", "dots", "dots_saveable", "policy='dots'")
 option("static_argnums", "x", (), "names no positions")
-row("an option that is none", fg.OptionError, "'bakend'", total, numbers, options={"bakend": "c"}, fixed_options={"backend": "c"}, where=None)
-row("options that exclude each other", fg.OptionError, "its own", total, numbers, options={"numerics": "eager", "backend": "c"},
-    fixed_options={"numerics": "eager"}, where=None)
+row(
+    "an option that is none",
+    fg.OptionError,
+    "'bakend'",
+    total,
+    numbers,
+    options={"bakend": "c"},
+    fixed_options={"backend": "c"},
+    where=None,
+)
+row(
+    "options that exclude each other",
+    fg.OptionError,
+    "its own",
+    total,
+    numbers,
+    options={"numerics": "eager", "backend": "c"},
+    fixed_options={"numerics": "eager"},
+    where=None,
+)
 
 
 # ── values that are not known while the function is traced ───────────────────────────────────────────────────────
@@ -214,25 +378,100 @@ CONTROL, SHAPE = fg.DataDependentControlFlowError, fg.DataDependentShapeError
 NO_READS = {"reads": "error"}
 OPAQUE = fg.opaque(lambda x: None, like=None)
 row("if", CONTROL, "asked for the value", branches, numbers, fixed=chooses, options=NO_READS)
-row("if, in a gradient", CONTROL, "asked for the value", lambda x: branches(x).sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum(), options=NO_READS)
-row("item()", CONTROL, "asked for the value", lambda x: x * x.max().item(), numbers, fixed=lambda x, m: x * m,
-    fixed_args=lambda: (*numbers(), 2.5), options=NO_READS)
-row("tolist()", CONTROL, "asked for the value", lambda x: x * x.tolist()[0], numbers, fixed=lambda x, m: x * m, fixed_args=lambda: (*numbers(), 0.5), options=NO_READS)
-row("a number in a text", CONTROL, "asked for the value", lambda x: (x * 2, f"{x.max():.2f}"), numbers, fixed=lambda x, text: (x * 2, text),
-    fixed_args=lambda: (*numbers(), "2.50"), options=NO_READS)
+row(
+    "if, in a gradient",
+    CONTROL,
+    "asked for the value",
+    lambda x: branches(x).sum(),
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: torch.where(x.sum() > 0, x.sin(), x.cos()).sum(),
+    options=NO_READS,
+)
+row(
+    "item()",
+    CONTROL,
+    "asked for the value",
+    lambda x: x * x.max().item(),
+    numbers,
+    fixed=lambda x, m: x * m,
+    fixed_args=lambda: (*numbers(), 2.5),
+    options=NO_READS,
+)
+row(
+    "tolist()",
+    CONTROL,
+    "asked for the value",
+    lambda x: x * x.tolist()[0],
+    numbers,
+    fixed=lambda x, m: x * m,
+    fixed_args=lambda: (*numbers(), 0.5),
+    options=NO_READS,
+)
+row(
+    "a number in a text",
+    CONTROL,
+    "asked for the value",
+    lambda x: (x * 2, f"{x.max():.2f}"),
+    numbers,
+    fixed=lambda x, text: (x * 2, text),
+    fixed_args=lambda: (*numbers(), "2.50"),
+    options=NO_READS,
+)
 row("numpy()", CONTROL, "NumPy", lambda x: x * np.max(x.numpy()), numbers, fixed=lambda x: x * x.max())
-row("the size of a storage", CONTROL, "how large the storage", lambda x: x * x.untyped_storage().nbytes(), numbers,
-    fixed=lambda x: x * (x.numel() * x.element_size()))
-row("an element of a storage", CONTROL, "the storage of a tensor", lambda x: x * x.untyped_storage()[0], numbers, fixed=lambda x: x * x[0])
+row(
+    "the size of a storage",
+    CONTROL,
+    "how large the storage",
+    lambda x: x * x.untyped_storage().nbytes(),
+    numbers,
+    fixed=lambda x: x * (x.numel() * x.element_size()),
+)
+row(
+    "an element of a storage",
+    CONTROL,
+    "the storage of a tensor",
+    lambda x: x * x.untyped_storage()[0],
+    numbers,
+    fixed=lambda x: x * x[0],
+)
 row("DLPack", CONTROL, "DLPack", lambda x: torch.from_dlpack(x) * 2, numbers, fixed=lambda x: x * 2)
-row("a mask", SHAPE, "depends on tensor values", lambda x: x[x > 0].sum(), numbers, fixed=lambda x: torch.where(x > 0, x, 0).sum(), options=NO_READS)
-row("nonzero", SHAPE, "depends on tensor values", lambda x: x[x.nonzero()[:, 0]].sum(), numbers, fixed=lambda x, at: x[at].sum(),
-    fixed_args=lambda: (*numbers(), torch.arange(3)), options=NO_READS)
-row("a draw that decides, after an opaque call", CONTROL, "the call has happened",
-    lambda x: (OPAQUE(x), x * 2 if torch.rand(()) < 2 else x)[1], numbers, fixed=lambda x: [x * 2 if torch.rand(()) < 2 else x, OPAQUE(x)][0])
-row("least squares", SHAPE, "linalg_lstsq", lambda a, b: torch.linalg.lstsq(a, b).solution, lambda: (torch.eye(3), torch.ones(3, 1)),
-    fixed=lambda a, b: torch.linalg.pinv(a) @ b, options=NO_READS)
+row(
+    "a mask",
+    SHAPE,
+    "depends on tensor values",
+    lambda x: x[x > 0].sum(),
+    numbers,
+    fixed=lambda x: torch.where(x > 0, x, 0).sum(),
+    options=NO_READS,
+)
+row(
+    "nonzero",
+    SHAPE,
+    "depends on tensor values",
+    lambda x: x[x.nonzero()[:, 0]].sum(),
+    numbers,
+    fixed=lambda x, at: x[at].sum(),
+    fixed_args=lambda: (*numbers(), torch.arange(3)),
+    options=NO_READS,
+)
+row(
+    "a draw that decides, after an opaque call",
+    CONTROL,
+    "the call has happened",
+    lambda x: (OPAQUE(x), x * 2 if torch.rand(()) < 2 else x)[1],
+    numbers,
+    fixed=lambda x: [x * 2 if torch.rand(()) < 2 else x, OPAQUE(x)][0],
+)
+row(
+    "least squares",
+    SHAPE,
+    "linalg_lstsq",
+    lambda a, b: torch.linalg.lstsq(a, b).solution,
+    lambda: (torch.eye(3), torch.ones(3, 1)),
+    fixed=lambda a, b: torch.linalg.pinv(a) @ b,
+    options=NO_READS,
+)
 
 
 # ── other transforms ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,13 +490,33 @@ def counts_in(total: Tensor) -> Callable[[Tensor], Tensor]:
     return fg.jit(lambda x: (total.add_(x.sum().detach()), (x * x).sum())[1])
 
 
-row("a captured tensor of vmap", fg.CapturedTransformError, "enclosing torch.func transform", torch.vmap(scales_by_a_hidden), ones(2, 3),
-    transform=undifferentiated, fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())))
-row("a buffer that each sample writes to", fg.MutationError, "all samples of a vmap share",
-    lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x), ones(2, 3), transform=undifferentiated, where=None,
-    fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))))
-row("a seed that nobody knows", TRANSFORM, "with a number that it is told", lambda x: (torch.seed(), x + torch.rand(3))[1], numbers,
-    fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1])
+row(
+    "a captured tensor of vmap",
+    fg.CapturedTransformError,
+    "enclosing torch.func transform",
+    torch.vmap(scales_by_a_hidden),
+    ones(2, 3),
+    transform=undifferentiated,
+    fixed=fg.jit(torch.vmap(lambda y: (2.0 * y).sum())),
+)
+row(
+    "a buffer that each sample writes to",
+    fg.MutationError,
+    "all samples of a vmap share",
+    lambda x: torch.vmap(torch.func.grad(counts_in(torch.zeros(()))))(x),
+    ones(2, 3),
+    transform=undifferentiated,
+    where=None,
+    fixed=fg.jit(torch.vmap(torch.func.grad(lambda x: (x * x).sum()))),
+)
+row(
+    "a seed that nobody knows",
+    TRANSFORM,
+    "with a number that it is told",
+    lambda x: (torch.seed(), x + torch.rand(3))[1],
+    numbers,
+    fixed=lambda x: (torch.manual_seed(7), x + torch.rand(3))[1],
+)
 
 
 def forks(x: Tensor) -> Tensor:
@@ -266,20 +525,66 @@ def forks(x: Tensor) -> Tensor:
     return x
 
 
-row("a fork of the generator", TRANSFORM, "fork_rng", forks, numbers, options={"rng": "philox"}, fixed_options={"rng": "eager"})
-row("normal_ with gaps", TRANSFORM, "side by side", lambda x: x[:, ::2].normal_(), ones(6, 8), fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)))
-row("a draw that philox has no rule for", TRANSFORM, "has no rule", lambda x: torch.poisson(x.abs()), numbers, options={"rng": "philox"},
-    fixed_options={"rng": "eager"})
-row("whole numbers beyond philox", TRANSFORM, "a draw of whole numbers", lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x, numbers,
-    options={"rng": "philox"}, fixed_options={"rng": "eager"})
-row("a context_fn of its own", TRANSFORM, "context_fn",
-    lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (torch.no_grad(), torch.no_grad())), leaf,
-    fixed=lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=functools.partial(
-        torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])))
+row(
+    "a fork of the generator",
+    TRANSFORM,
+    "fork_rng",
+    forks,
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "normal_ with gaps",
+    TRANSFORM,
+    "side by side",
+    lambda x: x[:, ::2].normal_(),
+    ones(6, 8),
+    fixed=lambda x: x[:, ::2].copy_(torch.randn(6, 4)),
+)
+row(
+    "a draw that philox has no rule for",
+    TRANSFORM,
+    "has no rule",
+    lambda x: torch.poisson(x.abs()),
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "whole numbers beyond philox",
+    TRANSFORM,
+    "a draw of whole numbers",
+    lambda x: torch.randint(-(2**62), 2**62 + 7, (3,)) * x,
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "a context_fn of its own",
+    TRANSFORM,
+    "context_fn",
+    lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (torch.no_grad(), torch.no_grad())),
+    leaf,
+    fixed=lambda x: checkpoint(
+        torch.sin,
+        x,
+        use_reentrant=False,
+        context_fn=functools.partial(
+            torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default]
+        ),
+    ),
+)
 
 
-row("linearize inside", TRANSFORM, "torch.func.linearize", lambda x: torch.func.linearize(torch.sin, x)[1](x), numbers,
-    fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x))
+row(
+    "linearize inside",
+    TRANSFORM,
+    "torch.func.linearize",
+    lambda x: torch.func.linearize(torch.sin, x)[1](x),
+    numbers,
+    fixed=lambda x: fg.linearize_compiled(torch.sin, x)[1](x),
+)
 
 
 def draws_in_a_branch(x: Tensor) -> Tensor:
@@ -290,8 +595,15 @@ def draws_outside_of_it(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x, r: x * r, lambda x, r: x * 2, (x, torch.rand_like(x)))
 
 
-row("a draw in a branch", TRANSFORM, "a branch of torch.cond draws", draws_in_a_branch, leaf, fixed=draws_outside_of_it,
-    calls=once)
+row(
+    "a draw in a branch",
+    TRANSFORM,
+    "a branch of torch.cond draws",
+    draws_in_a_branch,
+    leaf,
+    fixed=draws_outside_of_it,
+    calls=once,
+)
 
 
 def returns_its_own_leaf(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -299,8 +611,16 @@ def returns_its_own_leaf(x: Tensor) -> tuple[Tensor, Tensor]:
     return made, made * x
 
 
-row("a leaf it made", TRANSFORM, "a leaf it made itself", returns_its_own_leaf, numbers, fixed=lambda x, made: (made, made * x),
-    fixed_args=lambda: (*numbers(), torch.ones(3, requires_grad=True)), where=None)
+row(
+    "a leaf it made",
+    TRANSFORM,
+    "a leaf it made itself",
+    returns_its_own_leaf,
+    numbers,
+    fixed=lambda x, made: (made, made * x),
+    fixed_args=lambda: (*numbers(), torch.ones(3, requires_grad=True)),
+    where=None,
+)
 
 
 def adds_to_the_gradient(x: Tensor, w: Tensor) -> Tensor:
@@ -308,9 +628,16 @@ def adds_to_the_gradient(x: Tensor, w: Tensor) -> Tensor:
     return (x**3).sum() * w.detach().sum()
 
 
-row("a second derivative beside a gradient", TRANSFORM, "differentiated a second time", adds_to_the_gradient,
-    lambda: (*leaf(), torch.ones(3, requires_grad=True)), calls=twice, where="the backward pass that is differentiated (create_graph=True)",
-    fixed=lambda x, w: (x**3).sum() * w.detach().sum())
+row(
+    "a second derivative beside a gradient",
+    TRANSFORM,
+    "differentiated a second time",
+    adds_to_the_gradient,
+    lambda: (*leaf(), torch.ones(3, requires_grad=True)),
+    calls=twice,
+    where="the backward pass that is differentiated (create_graph=True)",
+    fixed=lambda x, w: (x**3).sum() * w.detach().sum(),
+)
 
 
 # ── what is another thing in each call ───────────────────────────────────────────────────────────────────────────
@@ -329,22 +656,67 @@ def drawn_from() -> torch.Generator:
     return generator
 
 
-row("random.random()", IMPURE, "draws from random", lambda x: x * random.random(), numbers, fixed=lambda x: x * torch.rand(()), where="random")
-row("np.random", IMPURE, "draws from", lambda x: x * NUMPY.random(), numbers, fixed=lambda x, k: x * k, fixed_args=lambda: (*numbers(), 0.25),
-    where="NUMPY")
-row("an iterator", IMPURE, "an iterator", lambda x: x * next(COUNT), numbers, fixed=lambda x, n: x * n, fixed_args=lambda: (*numbers(), 2), where="COUNT")
-row("an own generator", fg.UnsupportedTensorError, "other than the default one", lambda x: x + torch.rand(3, generator=GENERATOR), numbers,
-    options={"rng": "philox"}, fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)), fixed_options={"rng": "eager"})
-row("a copy of a generator", fg.UnsupportedTensorError, "clone_state", lambda x: x + torch.rand(3, generator=drawn_from().clone_state()), numbers,
-    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)))
+row(
+    "random.random()",
+    IMPURE,
+    "draws from random",
+    lambda x: x * random.random(),
+    numbers,
+    fixed=lambda x: x * torch.rand(()),
+    where="random",
+)
+row(
+    "np.random",
+    IMPURE,
+    "draws from",
+    lambda x: x * NUMPY.random(),
+    numbers,
+    fixed=lambda x, k: x * k,
+    fixed_args=lambda: (*numbers(), 0.25),
+    where="NUMPY",
+)
+row(
+    "an iterator",
+    IMPURE,
+    "an iterator",
+    lambda x: x * next(COUNT),
+    numbers,
+    fixed=lambda x, n: x * n,
+    fixed_args=lambda: (*numbers(), 2),
+    where="COUNT",
+)
+row(
+    "an own generator",
+    fg.UnsupportedTensorError,
+    "other than the default one",
+    lambda x: x + torch.rand(3, generator=GENERATOR),
+    numbers,
+    options={"rng": "philox"},
+    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)),
+    fixed_options={"rng": "eager"},
+)
+row(
+    "a copy of a generator",
+    fg.UnsupportedTensorError,
+    "clone_state",
+    lambda x: x + torch.rand(3, generator=drawn_from().clone_state()),
+    numbers,
+    fixed=lambda x: x + torch.rand(3, generator=GENERATOR.manual_seed(0)),
+)
 
 
 def other_branches(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, lambda x: x[:2] * 2, lambda x: x * 1, (x,))
 
 
-row("branches of other sizes", TRACE, "return different types", other_branches, numbers,
-    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x,)))
+row(
+    "branches of other sizes",
+    TRACE,
+    "return different types",
+    other_branches,
+    numbers,
+    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x,)),
+)
 row("a view that would copy", TRACE, "view", lambda x: x.t().view(-1), ones(2, 3), fixed=lambda x: x.t().reshape(-1))
 
 
@@ -494,53 +866,206 @@ def switches_and_transposes(x: Tensor) -> Tensor:
 
 row("a write to a leaf", MUTATION, "", writes, leaf, fixed=writes_a_clone)
 row("a write to a view of a leaf", MUTATION, "", writes, view, fixed=writes_a_clone)
-row("a write to a parameter", MUTATION, "", lambda x: (WEIGHT.mul_(2), x * WEIGHT)[1], numbers, fixed=lambda x: x * WEIGHT.clone().mul_(2))
+row(
+    "a write to a parameter",
+    MUTATION,
+    "",
+    lambda x: (WEIGHT.mul_(2), x * WEIGHT)[1],
+    numbers,
+    fixed=lambda x: x * WEIGHT.clone().mul_(2),
+)
 row("a write in a gradient", MUTATION, "", writes, numbers, transform=fg.grad_compiled, fixed=writes_a_clone)
 row("a write to an inference tensor", MUTATION, "inference tensor", writes, inference, fixed_args=ones(), where="x")
-row("a write that requires grad, to memory that overlaps itself", MUTATION, "overlaps itself what requires grad", lambda x: x.mul_(WEIGHT[0]).sum(),
-    lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),), fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum())
-row("other memory of a view that requires grad, and other sizes", MUTATION, "writes to it, or changes its sizes, a view that requires grad",
-    restrides_and_gives, lambda: ((torch.ones(4, requires_grad=True) * 1)[1:],), fixed=lambda x: x.copy_(torch.ones(3)).sum(), where="x")
-row("other memory of other sizes, with a history", MUTATION, "goes back through it", lambda x, y: (setattr(x, "data", y), x * 2)[1],
-    lambda: (*leaf(), torch.ones(4)), fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1])
-row("other memory of a subclass", MUTATION, "of another class or device", lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
-    lambda: (pair(), pair()), fixed=lambda x, y: y.a * 2)
-row("set_ that is tracked, twice", MUTATION, "a second time", lambda x: (x.set_(WEIGHT * 2), x.set_(WEIGHT * 3), 1)[2], ones(),
-    fixed=lambda x: (setattr(x, "data", WEIGHT.detach() * 2), setattr(x, "data", WEIGHT.detach() * 3), 1)[2])
-row("set_ of what others share a history with", MUTATION, "and then uses another with that history", lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2), leaf,
-    fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2))
-row("set_ of a storage", MUTATION, "of a storage", lambda x: x.set_(torch.ones(4).untyped_storage()).sum(), ones(),
-    fixed=lambda x: x.set_(torch.ones(4)).sum())
-row("other memory in two ways", MUTATION, "in two ways", lambda x: (x.set_(torch.ones(3)), gives(x))[1], ones(), fixed=sets)
-row("detach_ and a write", MUTATION, "detaches x", detaches, ones(), fixed=lambda x: (x.detach() * WEIGHT).sum(), where="x")
-row("resize_ into what lies around", MUTATION, "memory that lies around it", resizes, with_surroundings,
-    fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1)
-row("resize_ of what was given", MUTATION, "resizes other memory", lambda x: (x.set_(torch.ones(3)), x.resize_(5).zero_(), x.sum())[2], ones(),
-    fixed=lambda x: x.set_(torch.zeros(5)).sum())
-row("backward to a leaf with a hook", MUTATION, "hooks of it would have to run", runs_backward, hooked, fixed=hook_outside,
-    fixed_args=leaf, where="x")
-row("the gradient of a leaf with a hook", MUTATION, "hooks of it would have to run", asks_for_the_gradient, hooked, fixed=hook_outside,
-    fixed_args=leaf)
+row(
+    "a write that requires grad, to memory that overlaps itself",
+    MUTATION,
+    "overlaps itself what requires grad",
+    lambda x: x.mul_(WEIGHT[0]).sum(),
+    lambda: (torch.ones(5).as_strided((3, 2), (1, 1)),),
+    fixed=lambda x: x.clone().mul_(WEIGHT[0]).sum(),
+)
+row(
+    "other memory of a view that requires grad, and other sizes",
+    MUTATION,
+    "writes to it, or changes its sizes, a view that requires grad",
+    restrides_and_gives,
+    lambda: ((torch.ones(4, requires_grad=True) * 1)[1:],),
+    fixed=lambda x: x.copy_(torch.ones(3)).sum(),
+    where="x",
+)
+row(
+    "other memory of other sizes, with a history",
+    MUTATION,
+    "goes back through it",
+    lambda x, y: (setattr(x, "data", y), x * 2)[1],
+    lambda: (*leaf(), torch.ones(4)),
+    fixed=lambda x, y: (setattr(x, "data", y), x.detach() * 2)[1],
+)
+row(
+    "other memory of a subclass",
+    MUTATION,
+    "of another class or device",
+    lambda x, y: (setattr(x, "data", y), x.a * 2)[1],
+    lambda: (pair(), pair()),
+    fixed=lambda x, y: y.a * 2,
+)
+row(
+    "set_ that is tracked, twice",
+    MUTATION,
+    "a second time",
+    lambda x: (x.set_(WEIGHT * 2), x.set_(WEIGHT * 3), 1)[2],
+    ones(),
+    fixed=lambda x: (setattr(x, "data", WEIGHT.detach() * 2), setattr(x, "data", WEIGHT.detach() * 3), 1)[2],
+)
+row(
+    "set_ of what others share a history with",
+    MUTATION,
+    "and then uses another with that history",
+    lambda x: (lambda z: (z[1:].set_(x.detach()), z * 2)[1])(x * 2),
+    leaf,
+    fixed=lambda x: (lambda z: (setattr(z[1:], "data", x.detach()), z * 2)[1])(x * 2),
+)
+row(
+    "set_ of a storage",
+    MUTATION,
+    "of a storage",
+    lambda x: x.set_(torch.ones(4).untyped_storage()).sum(),
+    ones(),
+    fixed=lambda x: x.set_(torch.ones(4)).sum(),
+)
+row(
+    "other memory in two ways",
+    MUTATION,
+    "in two ways",
+    lambda x: (x.set_(torch.ones(3)), gives(x))[1],
+    ones(),
+    fixed=sets,
+)
+row(
+    "detach_ and a write",
+    MUTATION,
+    "detaches x",
+    detaches,
+    ones(),
+    fixed=lambda x: (x.detach() * WEIGHT).sum(),
+    where="x",
+)
+row(
+    "resize_ into what lies around",
+    MUTATION,
+    "memory that lies around it",
+    resizes,
+    with_surroundings,
+    fixed=lambda x: torch.cat([x, torch.zeros(4)])[:2] * 1,
+)
+row(
+    "resize_ of what was given",
+    MUTATION,
+    "resizes other memory",
+    lambda x: (x.set_(torch.ones(3)), x.resize_(5).zero_(), x.sum())[2],
+    ones(),
+    fixed=lambda x: x.set_(torch.zeros(5)).sum(),
+)
+row(
+    "backward to a leaf with a hook",
+    MUTATION,
+    "hooks of it would have to run",
+    runs_backward,
+    hooked,
+    fixed=hook_outside,
+    fixed_args=leaf,
+    where="x",
+)
+row(
+    "the gradient of a leaf with a hook",
+    MUTATION,
+    "hooks of it would have to run",
+    asks_for_the_gradient,
+    hooked,
+    fixed=hook_outside,
+    fixed_args=leaf,
+)
 row("a hook on a gradient", MUTATION, "register_post_accumulate_grad_hook", registers, leaf, fixed=doubled)
 row("retain_grad inside", MUTATION, "retained", keeps_its_gradient, computed, fixed=doubled, fixed_args=retained)
-row("a write to windows", MUTATION, "depends on the order", fills_windows, ones(), fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum())
+row(
+    "a write to windows",
+    MUTATION,
+    "depends on the order",
+    fills_windows,
+    ones(),
+    fixed=lambda x: (x.clone().unfold(0, 2, 1) * 2).sum() * 0 + x.sum(),
+)
 row("a write that reads where it writes", MUTATION, "reads elsewhere", adds_shifted, numbers, fixed=adds_a_shifted_copy)
-row("a store into an argument", MUTATION, "stores into a container", stores_in_the_container, lambda: ({"h": torch.ones(3)},),
-    fixed=writes_into_the_container, where="state['h']")
-row("an attribute of an argument", MUTATION, "sets an attribute", sets_an_attribute, numbers, fixed=lambda x: (x * 2, 3), where="x")
-row("requires_grad off below a view", MUTATION, "another input is a view of", switches_off,
-    lambda: (lambda w: (w, w[1:]))(torch.ones(3, requires_grad=True)), fixed=lambda w, x: (w * 2).sum() + x.sum(),
-    fixed_args=lambda: (lambda w: (w, w[1:]))(torch.ones(3)))
-row("requires_grad after t_", MUTATION, "switches requires_grad", transposes_and_switches, ones(2, 3), fixed=switches_and_transposes)
-row("a write to a storage", MUTATION, "changes the storage", lambda x: (x.untyped_storage().fill_(0), x * 2)[1], numbers,
-    fixed=lambda x: (x.zero_(), x * 2)[1])
-row("share_memory_", MUTATION, "moves the memory", lambda x: x.share_memory_() * 2, numbers, fixed=doubled,
-    fixed_args=lambda: (numbers()[0].share_memory_(),))
-row("memory around a tensor", ALIAS, "around a tensor", writes_around, lambda: (torch.arange(4.0)[1:],), fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
-    fixed_args=lambda: (torch.arange(4.0),))
-row("memory of two dtypes", ALIAS, "different dtypes", lambda a, b: (a.add_(1), (a.sum() + b.sum()))[1],
-    lambda: (lambda base: (base[:4], base.view(torch.int32)[2:]))(torch.zeros(8)), where="a",
-    fixed_args=lambda: (lambda base: (base[:4], base.view(torch.int32)[2:].clone()))(torch.zeros(8)))
+row(
+    "a store into an argument",
+    MUTATION,
+    "stores into a container",
+    stores_in_the_container,
+    lambda: ({"h": torch.ones(3)},),
+    fixed=writes_into_the_container,
+    where="state['h']",
+)
+row(
+    "an attribute of an argument",
+    MUTATION,
+    "sets an attribute",
+    sets_an_attribute,
+    numbers,
+    fixed=lambda x: (x * 2, 3),
+    where="x",
+)
+row(
+    "requires_grad off below a view",
+    MUTATION,
+    "another input is a view of",
+    switches_off,
+    lambda: (lambda w: (w, w[1:]))(torch.ones(3, requires_grad=True)),
+    fixed=lambda w, x: (w * 2).sum() + x.sum(),
+    fixed_args=lambda: (lambda w: (w, w[1:]))(torch.ones(3)),
+)
+row(
+    "requires_grad after t_",
+    MUTATION,
+    "switches requires_grad",
+    transposes_and_switches,
+    ones(2, 3),
+    fixed=switches_and_transposes,
+)
+row(
+    "a write to a storage",
+    MUTATION,
+    "changes the storage",
+    lambda x: (x.untyped_storage().fill_(0), x * 2)[1],
+    numbers,
+    fixed=lambda x: (x.zero_(), x * 2)[1],
+)
+row(
+    "share_memory_",
+    MUTATION,
+    "moves the memory",
+    lambda x: x.share_memory_() * 2,
+    numbers,
+    fixed=doubled,
+    fixed_args=lambda: (numbers()[0].share_memory_(),),
+)
+row(
+    "memory around a tensor",
+    ALIAS,
+    "around a tensor",
+    writes_around,
+    lambda: (torch.arange(4.0)[1:],),
+    fixed=lambda x: (x[:2].mul_(2), x[1:].sum())[1],
+    fixed_args=lambda: (torch.arange(4.0),),
+)
+row(
+    "memory of two dtypes",
+    ALIAS,
+    "different dtypes",
+    lambda a, b: (a.add_(1), (a.sum() + b.sum()))[1],
+    lambda: (lambda base: (base[:4], base.view(torch.int32)[2:]))(torch.zeros(8)),
+    where="a",
+    fixed_args=lambda: (lambda base: (base[:4], base.view(torch.int32)[2:].clone()))(torch.zeros(8)),
+)
 
 
 # ── Python state that is written ─────────────────────────────────────────────────────────────────────────────────
@@ -571,13 +1096,42 @@ def has_a_gradient(x: Tensor) -> nn.Parameter:
     return made
 
 
-row("a lambda is stored", MUTATION, "stores a new function", stores(lambda x: lambda: x), numbers, fixed=stores(lambda x: x), where="STATE.made")
-row("a parameter it makes is stored, and used", MUTATION, "stores a parameter that it makes", uses_what_it_stores, numbers,
-    fixed_around=torch.no_grad, where="stored(STATE.made)")
-row("a gradient of a parameter it makes and stores", MUTATION, "gave a gradient", stores(has_a_gradient), numbers,
-    fixed=stores(lambda x: has_a_gradient(x).grad), where="stored(STATE.made)")
-row("a ring is stored", MUTATION, "a container that holds itself", stores(lambda x: ring()[0]), numbers, fixed=stores(lambda x: ring()[0][:1]),
-    where="STATE.made[1]")
+row(
+    "a lambda is stored",
+    MUTATION,
+    "stores a new function",
+    stores(lambda x: lambda: x),
+    numbers,
+    fixed=stores(lambda x: x),
+    where="STATE.made",
+)
+row(
+    "a parameter it makes is stored, and used",
+    MUTATION,
+    "stores a parameter that it makes",
+    uses_what_it_stores,
+    numbers,
+    fixed_around=torch.no_grad,
+    where="stored(STATE.made)",
+)
+row(
+    "a gradient of a parameter it makes and stores",
+    MUTATION,
+    "gave a gradient",
+    stores(has_a_gradient),
+    numbers,
+    fixed=stores(lambda x: has_a_gradient(x).grad),
+    where="stored(STATE.made)",
+)
+row(
+    "a ring is stored",
+    MUTATION,
+    "a container that holds itself",
+    stores(lambda x: ring()[0]),
+    numbers,
+    fixed=stores(lambda x: ring()[0][:1]),
+    where="STATE.made[1]",
+)
 
 
 # ── tensors and operators ────────────────────────────────────────────────────────────────────────────────────────
@@ -589,80 +1143,267 @@ class Tagged(Tensor):
 
 SPARSE = torch.eye(3).to_sparse()
 TENSOR = fg.UnsupportedTensorError
-row("a sparse argument", TENSOR, "torch.sparse_coo", total, lambda: (torch.eye(3).to_sparse(),), fixed_args=lambda: (torch.eye(3).to_sparse().to_dense(),),
-    where="x")
-row("a subclass that is no wrapper", TENSOR, "Tagged", total, lambda: (torch.ones(3).as_subclass(Tagged),),
-    fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),), where="x")
-row("a sparse tensor it closes over", TENSOR, "torch.sparse_coo", lambda x: (x * SPARSE).to_dense(), ones(3, 3), fixed=lambda x, s: x * s,
-    fixed_args=lambda: (torch.ones(3, 3), SPARSE.to_dense()))
-row("a sparse tensor it makes", TENSOR, "makes a sparse tensor", lambda x: x.to_sparse().to_dense() * 2, numbers, fixed=doubled)
-row("a sparse gradient", TENSOR, "sparse", lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=True).sum(), ones(3, 2), transform=fg.grad_compiled,
-    fixed=lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=False).sum())
-row("a quantized tensor it makes", TENSOR, "a quantized tensor", lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), numbers,
-    fixed=lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127))
-row("a nested tensor it makes", TENSOR, "a nested tensor", lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0), numbers,
-    fixed=lambda x: nn.utils.rnn.pad_sequence([x, x[:2]], batch_first=True))
-row("the history of an argument", TENSOR, "history of an input", lambda x: x * len(x.grad_fn.next_functions), computed, fixed=lambda x, n: x * n,
-    fixed_args=lambda: (*computed(), 2))
-row("_base", TENSOR, "is a view of (_base)", lambda x: x._base * 2, lambda: (torch.ones(4)[1:],), fixed=lambda x, base: base * 2,
-    fixed_args=lambda: (lambda base: (base[1:], base))(torch.ones(4)))
-row("the address of a tensor", TENSOR, "another one in each call", lambda x: x * (x.data_ptr() % 2), numbers, fixed=lambda x, odd: x * odd,
-    fixed_args=lambda: (*numbers(), 0))
+row(
+    "a sparse argument",
+    TENSOR,
+    "torch.sparse_coo",
+    total,
+    lambda: (torch.eye(3).to_sparse(),),
+    fixed_args=lambda: (torch.eye(3).to_sparse().to_dense(),),
+    where="x",
+)
+row(
+    "a subclass that is no wrapper",
+    TENSOR,
+    "Tagged",
+    total,
+    lambda: (torch.ones(3).as_subclass(Tagged),),
+    fixed_args=lambda: (torch.ones(3).as_subclass(Tagged).as_subclass(Tensor),),
+    where="x",
+)
+row(
+    "a sparse tensor it closes over",
+    TENSOR,
+    "torch.sparse_coo",
+    lambda x: (x * SPARSE).to_dense(),
+    ones(3, 3),
+    fixed=lambda x, s: x * s,
+    fixed_args=lambda: (torch.ones(3, 3), SPARSE.to_dense()),
+)
+row(
+    "a sparse tensor it makes",
+    TENSOR,
+    "makes a sparse tensor",
+    lambda x: x.to_sparse().to_dense() * 2,
+    numbers,
+    fixed=doubled,
+)
+row(
+    "a sparse gradient",
+    TENSOR,
+    "sparse",
+    lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=True).sum(),
+    ones(3, 2),
+    transform=fg.grad_compiled,
+    fixed=lambda w: F.embedding(torch.tensor([0, 2]), w, sparse=False).sum(),
+)
+row(
+    "a quantized tensor it makes",
+    TENSOR,
+    "a quantized tensor",
+    lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
+    numbers,
+    fixed=lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+)
+row(
+    "a nested tensor it makes",
+    TENSOR,
+    "a nested tensor",
+    lambda x: torch.nested.nested_tensor([x, x[:2]]).to_padded_tensor(0.0),
+    numbers,
+    fixed=lambda x: nn.utils.rnn.pad_sequence([x, x[:2]], batch_first=True),
+)
+row(
+    "the history of an argument",
+    TENSOR,
+    "history of an input",
+    lambda x: x * len(x.grad_fn.next_functions),
+    computed,
+    fixed=lambda x, n: x * n,
+    fixed_args=lambda: (*computed(), 2),
+)
+row(
+    "_base",
+    TENSOR,
+    "is a view of (_base)",
+    lambda x: x._base * 2,
+    lambda: (torch.ones(4)[1:],),
+    fixed=lambda x, base: base * 2,
+    fixed_args=lambda: (lambda base: (base[1:], base))(torch.ones(4)),
+)
+row(
+    "the address of a tensor",
+    TENSOR,
+    "another one in each call",
+    lambda x: x * (x.data_ptr() % 2),
+    numbers,
+    fixed=lambda x, odd: x * odd,
+    fixed_args=lambda: (*numbers(), 0),
+)
 row("a pickle", TENSOR, "", lambda x: pickle.loads(pickle.dumps(x)) * 2, numbers, fixed=lambda x: x.clone() * 2)
-row("a hook on what it returns", fg.MutationError, "registers a hook on a tensor it was given, and returns",
-    lambda x: (x.register_hook(lambda g: g * 2), x)[1], leaf, fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1])
-row("while_loop_stack_output", fg.UnsupportedOperatorError, "while_loop_stack_output",
-    lambda x: torch.ops.higher_order.while_loop_stack_output(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ())[1], numbers,
-    fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1])
-row("a callback without a derivative", TRANSFORM, "differentiated in reverse mode, and nothing says",
-    lambda x: fg.pure_callback(np.sin, x, x).sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: fg.pure_callback(np.sin, x, x, vjp=lambda args, out, cotangents: (cotangents * args[0].cos(),)).sum())
-row("a callback without a tangent", TRANSFORM, "differentiated in forward mode, and nothing says",
-    lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x), (x,), (x,)), numbers,
-    fixed=lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x, jvp=lambda args, out, t: t[0] * args[0].cos()), (x,), (x,)))
-row("a callback of samples", TRANSFORM, "how it is called for a batch",
-    lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x))(x), numbers,
-    fixed=lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x, vmap_method="sequential"))(x))
-row("a tensor that a callback closes over", TRACE, "closes over a tensor", lambda x: fg.pure_callback(lambda: x.numpy(), x), numbers,
-    fixed=lambda x: fg.pure_callback(lambda a: a.numpy(), x, x))
-row("an opaque call that writes to shared memory", fg.AliasContractError, "shares memory with another one",
-    lambda x: (y := x * 1, FILL(y, y[:1]), y)[2], numbers,
-    fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2])
-row("an opaque call that says nothing of its result", ARGUMENT, "does not say how its result looks", lambda x: fg.opaque(np.sin)(x), numbers,
-    fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x))
-row("a result that is no tensor's like", ARGUMENT, "does not say how a result looks", lambda x: fg.pure_callback(np.sin, 2.0, x), numbers,
-    fixed=lambda x: fg.pure_callback(np.sin, x, x))
-row("a callback of another size", fg.OpaqueCallError, "and like says", lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x, x), numbers,
-    fixed=lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x.sum(), x))
-row("a while_loop in a gradient", TRANSFORM, "while_loop is differentiated in reverse",
-    lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(), numbers, transform=fg.grad_compiled,
-    fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum())
-row("a body that writes to what it is given", fg.MutationError, "writes to a tensor",
-    lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1], numbers,
-    fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1])
-row("a carry of another type", TRACE, "given a carry of types", lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1], numbers,
-    fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1])
-row("a number as a carry", TRACE, "a carried input of while_loop is 0",
-    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1], numbers,
-    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
-row("a result of a body that is no tensor", TRACE, "returns 3.0, which is no tensor",
-    lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1], numbers,
-    fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1])
-row("a number that while_loop is to carry", TRACE, "the body of a while_loop returns what is no tensor",
-    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1], numbers,
-    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, torch.tensor(2.0)), (torch.tensor(0), x.sum()))[1])
-row("a condition that is the same after each step", CONTROL, "the same after each step",
-    lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1], numbers,
-    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1])
-row("a condition of many bools", TRACE, "the condition of while_loop returns",
-    lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0], numbers,
-    fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0])
-row("philox in a loop", TRANSFORM, "the same in each of its steps",
-    lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0], numbers,
-    options={"rng": "philox"}, fixed_options={"rng": "eager"})
-row("branches of other numbers", TRACE, "one branch of torch.cond returns 1",
-    lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)), numbers,
-    fixed=lambda x: torch.cond(x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)))
+row(
+    "a hook on what it returns",
+    fg.MutationError,
+    "registers a hook on a tensor it was given, and returns",
+    lambda x: (x.register_hook(lambda g: g * 2), x)[1],
+    leaf,
+    fixed=lambda x: (x.register_hook(lambda g: g * 2), x.view_as(x))[1],
+)
+row(
+    "while_loop_stack_output",
+    fg.UnsupportedOperatorError,
+    "while_loop_stack_output",
+    lambda x: torch.ops.higher_order.while_loop_stack_output(
+        lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x), ()
+    )[1],
+    numbers,
+    fixed=lambda x: scan(lambda y, i: (y * 2, y * 2), x, torch.arange(3))[1],
+)
+row(
+    "a callback without a derivative",
+    TRANSFORM,
+    "differentiated in reverse mode, and nothing says",
+    lambda x: fg.pure_callback(np.sin, x, x).sum(),
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: fg.pure_callback(
+        np.sin, x, x, vjp=lambda args, out, cotangents: (cotangents * args[0].cos(),)
+    ).sum(),
+)
+row(
+    "a callback without a tangent",
+    TRANSFORM,
+    "differentiated in forward mode, and nothing says",
+    lambda x: torch.func.jvp(lambda x: fg.pure_callback(np.sin, x, x), (x,), (x,)),
+    numbers,
+    fixed=lambda x: torch.func.jvp(
+        lambda x: fg.pure_callback(np.sin, x, x, jvp=lambda args, out, t: t[0] * args[0].cos()), (x,), (x,)
+    ),
+)
+row(
+    "a callback of samples",
+    TRANSFORM,
+    "how it is called for a batch",
+    lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x))(x),
+    numbers,
+    fixed=lambda x: torch.vmap(lambda x: fg.pure_callback(np.sin, x, x, vmap_method="sequential"))(x),
+)
+row(
+    "a tensor that a callback closes over",
+    TRACE,
+    "closes over a tensor",
+    lambda x: fg.pure_callback(lambda: x.numpy(), x),
+    numbers,
+    fixed=lambda x: fg.pure_callback(lambda a: a.numpy(), x, x),
+)
+row(
+    "an opaque call that writes to shared memory",
+    fg.AliasContractError,
+    "shares memory with another one",
+    lambda x: (y := x * 1, FILL(y, y[:1]), y)[2],
+    numbers,
+    fixed=lambda x: (y := x * 1, FILL(y, y[:1].clone()), y)[2],
+)
+row(
+    "an opaque call that says nothing of its result",
+    ARGUMENT,
+    "does not say how its result looks",
+    lambda x: fg.opaque(np.sin)(x),
+    numbers,
+    fixed=lambda x: fg.opaque(np.sin, like=lambda x: x)(x),
+)
+row(
+    "a result that is no tensor's like",
+    ARGUMENT,
+    "does not say how a result looks",
+    lambda x: fg.pure_callback(np.sin, 2.0, x),
+    numbers,
+    fixed=lambda x: fg.pure_callback(np.sin, x, x),
+)
+row(
+    "a callback of another size",
+    fg.OpaqueCallError,
+    "and like says",
+    lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x, x),
+    numbers,
+    fixed=lambda x: fg.pure_callback(lambda a: a.numpy().sum(), x.sum(), x),
+)
+row(
+    "a while_loop in a gradient",
+    TRANSFORM,
+    "while_loop is differentiated in reverse",
+    lambda x: torch.while_loop(lambda y: y.abs().sum() < 100, lambda y: (y * 2,), (x,))[0].sum(),
+    numbers,
+    transform=fg.grad_compiled,
+    fixed=lambda x: functools.reduce(lambda y, _: torch.where(y.abs().sum() < 100, y * 2, y), range(20), x).sum(),
+)
+row(
+    "a body that writes to what it is given",
+    fg.MutationError,
+    "writes to a tensor",
+    lambda x: scan(lambda c, y: (c.add_(y), c.clone()), torch.zeros(()), x)[1],
+    numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c + y), torch.zeros(()), x)[1],
+)
+row(
+    "a carry of another type",
+    TRACE,
+    "given a carry of types",
+    lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0), x)[1],
+    numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, c * y), torch.tensor(0.0), x)[1],
+)
+row(
+    "a number as a carry",
+    TRACE,
+    "a carried input of while_loop is 0",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (0, x))[1],
+    numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+)
+row(
+    "a result of a body that is no tensor",
+    TRACE,
+    "returns 3.0, which is no tensor",
+    lambda x: scan(lambda c, y: (c + y, 3.0), torch.zeros(()), x)[1],
+    numbers,
+    fixed=lambda x: scan(lambda c, y: (c + y, torch.full_like(y, 3.0)), torch.zeros(()), x)[1],
+)
+row(
+    "a number that while_loop is to carry",
+    TRACE,
+    "the body of a while_loop returns what is no tensor",
+    lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, 2.0), (torch.tensor(0), x.sum()))[1],
+    numbers,
+    fixed=lambda x: torch.while_loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, torch.tensor(2.0)), (torch.tensor(0), x.sum())
+    )[1],
+)
+row(
+    "a condition that is the same after each step",
+    CONTROL,
+    "the same after each step",
+    lambda x: torch.while_loop(lambda i, y: 1 < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+    numbers,
+    fixed=lambda x: torch.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))[1],
+)
+row(
+    "a condition of many bools",
+    TRACE,
+    "the condition of while_loop returns",
+    lambda x: torch.while_loop(lambda y: y.abs() < 100, lambda y: (y * 2,), (x,))[0],
+    numbers,
+    fixed=lambda x: torch.while_loop(lambda y: (y.abs() < 100).any(), lambda y: (y * 2,), (x,))[0],
+)
+row(
+    "philox in a loop",
+    TRANSFORM,
+    "the same in each of its steps",
+    lambda x: scan(lambda c, y: (c + y, y * torch.rand_like(y)), torch.zeros(()), x)[0],
+    numbers,
+    options={"rng": "philox"},
+    fixed_options={"rng": "eager"},
+)
+row(
+    "branches of other numbers",
+    TRACE,
+    "one branch of torch.cond returns 1",
+    lambda x: torch.cond(x.sum() > 0, lambda x: (x, 1), lambda x: (x * 2, 2), (x,)),
+    numbers,
+    fixed=lambda x: torch.cond(
+        x.sum() > 0, lambda x: (x * 1, torch.tensor(1)), lambda x: (x * 2, torch.tensor(2)), (x,)
+    ),
+)
 
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -676,17 +1417,41 @@ def with_a_note(x: Tensor) -> Tensor:
     return y
 
 
-row("an object with a tensor in it", RESULT, "no pytree", lambda x: Incomparable(x * 2), numbers, fixed=lambda x: {"x": x * 2}, where="result")
-row("a new object", RESULT, "returns a new one", lambda x: (x * 2, {1, 2}), numbers, fixed=lambda x: (x * 2, [1, 2]), where="result[1]")
-row("a tensor with a tensor as its attribute", RESULT, "attribute that holds a tensor", with_a_note, numbers, fixed=lambda x: (x * 2, x * 3),
-    where="result.note")
+row(
+    "an object with a tensor in it",
+    RESULT,
+    "no pytree",
+    lambda x: Incomparable(x * 2),
+    numbers,
+    fixed=lambda x: {"x": x * 2},
+    where="result",
+)
+row(
+    "a new object",
+    RESULT,
+    "returns a new one",
+    lambda x: (x * 2, {1, 2}),
+    numbers,
+    fixed=lambda x: (x * 2, [1, 2]),
+    where="result[1]",
+)
+row(
+    "a tensor with a tensor as its attribute",
+    RESULT,
+    "attribute that holds a tensor",
+    with_a_note,
+    numbers,
+    fixed=lambda x: (x * 2, x * 3),
+    where="result.note",
+)
 
 
 # ── what two runs do otherwise ───────────────────────────────────────────────────────────────────────────────────
 
 
 def in_one_run(change: Callable[..., Any]) -> Callable[[], Any]:
-    """A function that does something in one of its two runs alone, and looks at what nothing watches to know which it is."""
+    """A function that does something in one of its two runs alone, and looks at what nothing watches to know which
+    it is."""
     turn = in_turn(0, 1)
 
     def f(x: Tensor) -> Any:
@@ -715,24 +1480,89 @@ def leaves_behind(x: Tensor) -> Tensor:
 LEFT: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
 
 
-def differs(name: str, kind: type[fg.FuncgradError], what: str, change: Callable[..., Any], always: Callable[..., Any], **more: Any) -> None:
+def differs(
+    name: str,
+    kind: type[fg.FuncgradError],
+    what: str,
+    change: Callable[..., Any],
+    always: Callable[..., Any],
+    **more: Any,
+) -> None:
     row(name, kind, what, lambda: in_one_run(change), more.pop("args", numbers), fixed=always, anew=True, **more)
 
 
-differs("a write in one run", TRACE, "writes to x in its second run", lambda x: (x.add_(1), x * 2)[1], lambda x: (x.add_(1), x * 2)[1], where="x")
-differs("other memory in one run", TRACE, "in one of two runs", gives, lambda x: (gives(x), x * 2)[1], where="x", args=ones())
-differs("a gradient in one run", TRACE, "sets the gradient of x", lambda x: setattr(x, "grad", torch.ones(3)),
-    lambda x: (setattr(x, "grad", torch.ones(3)), x * 2)[1], where="x", args=leaf)
-differs("a draw in one run", TRACE, "in its second run and did not in its first", lambda x: x + torch.rand(3), lambda x: x + torch.rand(3),
-    options={"rng": "philox"}, fixed_options={})
+differs(
+    "a write in one run",
+    TRACE,
+    "writes to x in its second run",
+    lambda x: (x.add_(1), x * 2)[1],
+    lambda x: (x.add_(1), x * 2)[1],
+    where="x",
+)
+differs(
+    "other memory in one run",
+    TRACE,
+    "in one of two runs",
+    gives,
+    lambda x: (gives(x), x * 2)[1],
+    where="x",
+    args=ones(),
+)
+differs(
+    "a gradient in one run",
+    TRACE,
+    "sets the gradient of x",
+    lambda x: setattr(x, "grad", torch.ones(3)),
+    lambda x: (setattr(x, "grad", torch.ones(3)), x * 2)[1],
+    where="x",
+    args=leaf,
+)
+differs(
+    "a draw in one run",
+    TRACE,
+    "in its second run and did not in its first",
+    lambda x: x + torch.rand(3),
+    lambda x: x + torch.rand(3),
+    options={"rng": "philox"},
+    fixed_options={},
+)
 differs("another structure in one run", TRACE, "another structure", lambda x: [x * 2], lambda x: [x * 2], where=None)
 differs("another number in one run", TRACE, "in its second", lambda x: 3, lambda x: 3, where=None)
-row("another text in one run", TRACE, "in its second", lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")), numbers, anew=True, fixed=lambda x: (x * 2, "a"),
-    where="result[1]")
-row("another tensor in one run", TRACE, "another outside tensor", uses_in_turn, numbers, anew=True, fixed=lambda x: x * TABLES[0])
-row("an error where it is traced alone", TRACE, "where it raises none", lambda x: x * {torch.Tensor: 2.0}[type(x)], numbers,
-    fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0))
-row("a tensor that an earlier trace left", TRACE, "earlier trace left behind", leaves_behind, numbers, fixed=lambda x: (x + x * 2, x * 2))
+row(
+    "another text in one run",
+    TRACE,
+    "in its second",
+    lambda: (lambda turn: lambda x: (x * 2, turn()))(in_turn("a", "b")),
+    numbers,
+    anew=True,
+    fixed=lambda x: (x * 2, "a"),
+    where="result[1]",
+)
+row(
+    "another tensor in one run",
+    TRACE,
+    "another outside tensor",
+    uses_in_turn,
+    numbers,
+    anew=True,
+    fixed=lambda x: x * TABLES[0],
+)
+row(
+    "an error where it is traced alone",
+    TRACE,
+    "where it raises none",
+    lambda x: x * {torch.Tensor: 2.0}[type(x)],
+    numbers,
+    fixed=lambda x: x * (2.0 if isinstance(x, torch.Tensor) else 1.0),
+)
+row(
+    "a tensor that an earlier trace left",
+    TRACE,
+    "earlier trace left behind",
+    leaves_behind,
+    numbers,
+    fixed=lambda x: (x + x * 2, x * 2),
+)
 
 
 # ── other memory, once more ──────────────────────────────────────────────────────────────────────────────────────
@@ -814,33 +1644,128 @@ class Storing(torch.autograd.Function):
         return g * 2
 
 
-row("other memory of what was used", MUTATION, "after it was used", lambda x, y: (lambda z, out: (setattr(z, "data", y), out)[1])(*(lambda z: (z, z * z))(x * 2)),
-    lambda: (*leaf(), torch.ones(3)), fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2))
-row("other memory of a view, and a write", MUTATION, "to a view of it, or to what it is a view of", gives_a_view, lambda: (torch.ones(3), torch.ones(2)),
-    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1])
-row("other memory of a part of unbind", MUTATION, "once its base was written to", lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
-    lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)), fixed=lambda x, y: y * 1)
-row("a view taken under no_grad of what gets a history", MUTATION, "taken under no_grad of what it detached", views_and_writes, leaf, where="result",
-    fixed=lambda x: (lambda z: (z.copy_(WEIGHT * 2), z.t())[1])(x.data))
-row("out= of another size that requires grad", MUTATION, "requires grad other memory (out=)", under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
-    lambda: (*leaf(), torch.ones(4)), fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1), fixed_args=lambda: (*leaf(), torch.ones(3)))
-row("out= of another size, transposed", MUTATION, "a transposed layout", lambda x, y: torch.mul(y.t(), 2, out=x) * 1, lambda: (torch.ones(3), torch.ones(2, 3)),
-    fixed=lambda x, y: y.t() * 2)
-row("set_ of a storage, under autograd", MUTATION, "of a storage", under_no_grad(lambda x: x.set_(torch.ones(4).untyped_storage(), 0, (3,)).sum()), ones(),
-    fixed=lambda x: x.set_(torch.ones(4)[:3].clone()).sum())
-row("sizes of a leaf that was used", MUTATION, "that was computed or used, under no_grad", changes_a_used_leaf,
-    lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)), fixed=lambda w, x: (w * 2 + x, w.t())[0])
-row("sizes of a gradient", MUTATION, "that it made the gradient of x", changes_a_gradient, lambda: (torch.ones(3, 2, requires_grad=True),),
-    fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1], where="x")
-row("sizes of a result between which a gradient is set", MUTATION, "that it made the gradient of out", turns_and_turns, leaf, where="out",
-    fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0])
-row("a view of a leaf that is none any more", MUTATION, "uses a view that it took before", switches_off_and_writes, leaf,
-    fixed=lambda x: (x.requires_grad_(False), x[1:] * 2)[1])
-row("a write in a backward pass to its own leaf", MUTATION, "a leaf it made itself", writes_in_backward, numbers, calls=once, where="x",
-    fixed=lambda made, x: Writing.apply(made, x), fixed_args=lambda: (*leaf(), *numbers()))
-row("Python state in a backward pass", MUTATION, "in its backward pass", Storing.apply, leaf, calls=once, where="STATE.made = 3", fixed=lambda x: (Storing.apply, x * 4)[1])
-row("sizes after another sort of memory", MUTATION, "asks for its gradient", lambda x: (x.t_(), x.grad, x.detach() * 2)[2], lambda: (torch.ones(2, 3, requires_grad=True),),
-    around=torch.no_grad, fixed=lambda x: (x.grad, x.t_(), x.detach() * 2)[2])
+row(
+    "other memory of what was used",
+    MUTATION,
+    "after it was used",
+    lambda x, y: (lambda z, out: (setattr(z, "data", y), out)[1])(*(lambda z: (z, z * z))(x * 2)),
+    lambda: (*leaf(), torch.ones(3)),
+    fixed=lambda x, y: (lambda z: (setattr(z, "data", y), z * z)[1])(x * 2),
+)
+row(
+    "other memory of a view, and a write",
+    MUTATION,
+    "to a view of it, or to what it is a view of",
+    gives_a_view,
+    lambda: (torch.ones(3), torch.ones(2)),
+    fixed=lambda x, y: (x.mul_(WEIGHT.sum()), y * 1)[1],
+)
+row(
+    "other memory of a part of unbind",
+    MUTATION,
+    "once its base was written to",
+    lambda x, y: (under_no_grad(x.set_)(y), y * 1)[1],
+    lambda: (torch.ones(2, 2, requires_grad=True).unbind(0)[0], torch.ones(2)),
+    fixed=lambda x, y: y * 1,
+)
+row(
+    "a view taken under no_grad of what gets a history",
+    MUTATION,
+    "taken under no_grad of what it detached",
+    views_and_writes,
+    leaf,
+    where="result",
+    fixed=lambda x: (lambda z: (z.copy_(WEIGHT * 2), z.t())[1])(x.data),
+)
+row(
+    "out= of another size that requires grad",
+    MUTATION,
+    "requires grad other memory (out=)",
+    under_no_grad(lambda x, y: torch.mul(y, 2, out=x) * 1),
+    lambda: (*leaf(), torch.ones(4)),
+    fixed=under_no_grad(lambda x, y: x.copy_(y * 2) * 1),
+    fixed_args=lambda: (*leaf(), torch.ones(3)),
+)
+row(
+    "out= of another size, transposed",
+    MUTATION,
+    "a transposed layout",
+    lambda x, y: torch.mul(y.t(), 2, out=x) * 1,
+    lambda: (torch.ones(3), torch.ones(2, 3)),
+    fixed=lambda x, y: y.t() * 2,
+)
+row(
+    "set_ of a storage, under autograd",
+    MUTATION,
+    "of a storage",
+    under_no_grad(lambda x: x.set_(torch.ones(4).untyped_storage(), 0, (3,)).sum()),
+    ones(),
+    fixed=lambda x: x.set_(torch.ones(4)[:3].clone()).sum(),
+)
+row(
+    "sizes of a leaf that was used",
+    MUTATION,
+    "that was computed or used, under no_grad",
+    changes_a_used_leaf,
+    lambda: (torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)),
+    fixed=lambda w, x: (w * 2 + x, w.t())[0],
+)
+row(
+    "sizes of a gradient",
+    MUTATION,
+    "that it made the gradient of x",
+    changes_a_gradient,
+    lambda: (torch.ones(3, 2, requires_grad=True),),
+    fixed=lambda x: (setattr(x, "grad", torch.ones(3, 2)), x.detach() * 2)[1],
+    where="x",
+)
+row(
+    "sizes of a result between which a gradient is set",
+    MUTATION,
+    "that it made the gradient of out",
+    turns_and_turns,
+    leaf,
+    where="out",
+    fixed=lambda x: (v := (x * 1).t(), setattr(v, "grad", v.detach() * 2))[0],
+)
+row(
+    "a view of a leaf that is none any more",
+    MUTATION,
+    "uses a view that it took before",
+    switches_off_and_writes,
+    leaf,
+    fixed=lambda x: (x.requires_grad_(False), x[1:] * 2)[1],
+)
+row(
+    "a write in a backward pass to its own leaf",
+    MUTATION,
+    "a leaf it made itself",
+    writes_in_backward,
+    numbers,
+    calls=once,
+    where="x",
+    fixed=lambda made, x: Writing.apply(made, x),
+    fixed_args=lambda: (*leaf(), *numbers()),
+)
+row(
+    "Python state in a backward pass",
+    MUTATION,
+    "in its backward pass",
+    Storing.apply,
+    leaf,
+    calls=once,
+    where="STATE.made = 3",
+    fixed=lambda x: (Storing.apply, x * 4)[1],
+)
+row(
+    "sizes after another sort of memory",
+    MUTATION,
+    "asks for its gradient",
+    lambda x: (x.t_(), x.grad, x.detach() * 2)[2],
+    lambda: (torch.ones(2, 3, requires_grad=True),),
+    around=torch.no_grad,
+    fixed=lambda x: (x.grad, x.t_(), x.detach() * 2)[2],
+)
 
 
 # ── tensor subclasses ────────────────────────────────────────────────────────────────────────────────────────────
@@ -859,20 +1784,70 @@ class Unequal(TwoTensor):
         return Unequal(inner["a"], inner["b"])
 
 
-row("sizes of a subclass in place", MUTATION, "of a TwoTensor in place", lambda x: x.t_().a + 1, lambda: (pair(),), fixed=lambda x: x.t().a + 1)
-row("a write to a subclass beside its inner tensor", ALIAS, "one of them is a tensor subclass", lambda x, y: (x.mul_(2), y * 1)[1],
-    lambda: (lambda x: (x, x.a))(pair()), where="x", fixed_args=lambda: (lambda x: (x, x.a.clone()))(pair()))
-row("a write to a view of a subclass", ALIAS, "a tensor subclass that is a view", lambda x: x.mul_(2).a * 1, lambda: ((pair(True) * 1)[1:],), where="x",
-    fixed=lambda x: x.clone().mul_(2).a * 1)
-row("a gradient into an inner tensor", TENSOR, "into an inner tensor", lambda x: x.a * 2,
-    lambda: (TwoTensor(*(torch.ones(3, requires_grad=True) for _ in range(2))),), where="out", fixed=lambda a, b: a * 2,
-    fixed_args=lambda: tuple(torch.ones(3, requires_grad=True) for _ in range(2)))
-row("an inner tensor of what is written to", ALIAS, "over its inner memory", lambda x: (x.mul_(2), x.a)[1], lambda: (pair(),), where="out",
-    fixed=lambda x: (x.mul_(2), x.a.clone())[1])
-row("torch.cond of a subclass", TENSOR, "takes no tensor subclass", lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,)), lambda: (pair(),),
-    fixed=lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x.a,)))
-row("metadata that does not compare", TENSOR, "cannot be compared", lambda x: x.a * 2, lambda: (Unequal(torch.ones(3), torch.ones(3)),), where="x",
-    fixed_args=lambda: (TwoTensor(torch.ones(3), torch.ones(3)),))
+row(
+    "sizes of a subclass in place",
+    MUTATION,
+    "of a TwoTensor in place",
+    lambda x: x.t_().a + 1,
+    lambda: (pair(),),
+    fixed=lambda x: x.t().a + 1,
+)
+row(
+    "a write to a subclass beside its inner tensor",
+    ALIAS,
+    "one of them is a tensor subclass",
+    lambda x, y: (x.mul_(2), y * 1)[1],
+    lambda: (lambda x: (x, x.a))(pair()),
+    where="x",
+    fixed_args=lambda: (lambda x: (x, x.a.clone()))(pair()),
+)
+row(
+    "a write to a view of a subclass",
+    ALIAS,
+    "a tensor subclass that is a view",
+    lambda x: x.mul_(2).a * 1,
+    lambda: ((pair(True) * 1)[1:],),
+    where="x",
+    fixed=lambda x: x.clone().mul_(2).a * 1,
+)
+row(
+    "a gradient into an inner tensor",
+    TENSOR,
+    "into an inner tensor",
+    lambda x: x.a * 2,
+    lambda: (TwoTensor(*(torch.ones(3, requires_grad=True) for _ in range(2))),),
+    where="out",
+    fixed=lambda a, b: a * 2,
+    fixed_args=lambda: tuple(torch.ones(3, requires_grad=True) for _ in range(2)),
+)
+row(
+    "an inner tensor of what is written to",
+    ALIAS,
+    "over its inner memory",
+    lambda x: (x.mul_(2), x.a)[1],
+    lambda: (pair(),),
+    where="out",
+    fixed=lambda x: (x.mul_(2), x.a.clone())[1],
+)
+row(
+    "torch.cond of a subclass",
+    TENSOR,
+    "takes no tensor subclass",
+    lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x,)),
+    lambda: (pair(),),
+    fixed=lambda x: torch.cond(x.a.sum() > 0, torch.sin, torch.cos, (x.a,)),
+)
+row(
+    "metadata that does not compare",
+    TENSOR,
+    "cannot be compared",
+    lambda x: x.a * 2,
+    lambda: (Unequal(torch.ones(3), torch.ones(3)),),
+    where="x",
+    fixed_args=lambda: (TwoTensor(torch.ones(3), torch.ones(3)),),
+)
+
+
 class Held:
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -887,13 +1862,43 @@ def scale_all(xs: list[Tensor]) -> None:
         x.mul_(2)
 
 
-row("an operator that writes to a list", TENSOR, "writes to tensors in a list", lambda x: (scale_all([x]), x * 1)[1], numbers, fixed=lambda x: x.mul_(2) * 1)
-row("a context of a pytree with a tensor", RESULT, "takes for constant", lambda x: Held(x * 2), numbers, fixed=lambda x: [x * 2], where="result")
-row("dropout in a reentrant checkpoint", TRANSFORM, "sets the state of the random generator",
-    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True), leaf, options={"rng": "philox"},
-    calls=lambda c, args: (c(*args).sum().backward(), args[0].grad)[1], fixed_options={"rng": "eager"})
-row("a gradient of another class", TRACE, "an incoming gradient is a plain tensor", lambda x, g: x * 2, lambda: (pair(True), torch.ones(2, 3)),
-    calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a, where="the backward pass", fixed_args=lambda: (pair(True), pair()))
+row(
+    "an operator that writes to a list",
+    TENSOR,
+    "writes to tensors in a list",
+    lambda x: (scale_all([x]), x * 1)[1],
+    numbers,
+    fixed=lambda x: x.mul_(2) * 1,
+)
+row(
+    "a context of a pytree with a tensor",
+    RESULT,
+    "takes for constant",
+    lambda x: Held(x * 2),
+    numbers,
+    fixed=lambda x: [x * 2],
+    where="result",
+)
+row(
+    "dropout in a reentrant checkpoint",
+    TRANSFORM,
+    "sets the state of the random generator",
+    lambda x: checkpoint(lambda x: F.dropout(x, 0.5), x, use_reentrant=True),
+    leaf,
+    options={"rng": "philox"},
+    calls=lambda c, args: (c(*args).sum().backward(), args[0].grad)[1],
+    fixed_options={"rng": "eager"},
+)
+row(
+    "a gradient of another class",
+    TRACE,
+    "an incoming gradient is a plain tensor",
+    lambda x, g: x * 2,
+    lambda: (pair(True), torch.ones(2, 3)),
+    calls=lambda c, args: torch.autograd.grad(c(*args), args[0], args[1])[0].a,
+    where="the backward pass",
+    fixed_args=lambda: (pair(True), pair()),
+)
 
 
 # ── what changes between a forward pass and the backward pass that is differentiated ─────────────────────────────
@@ -914,8 +1919,17 @@ def rebinds(c: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return torch.autograd.grad(first.sum(), args[0])[0]
 
 
-row("what it closes over is rebound before a second derivative", TRACE, "was rebound between", lambda x: x**3 * LOADED[0], leaf, calls=rebinds, where="LOADED[0]",
-    fixed=lambda x, w: x**3 * w, fixed_args=lambda: (*leaf(), torch.tensor([1.0, 2.0, 3.0])))
+row(
+    "what it closes over is rebound before a second derivative",
+    TRACE,
+    "was rebound between",
+    lambda x: x**3 * LOADED[0],
+    leaf,
+    calls=rebinds,
+    where="LOADED[0]",
+    fixed=lambda x, w: x**3 * w,
+    fixed_args=lambda: (*leaf(), torch.tensor([1.0, 2.0, 3.0])),
+)
 
 
 # ── what torch's own libraries, and older versions, have ─────────────────────────────────────────────────────────
@@ -959,22 +1973,68 @@ def stores_in_one_run() -> Any:
     return f
 
 
-row("metadata that it changes", MUTATION, "changes the metadata", changes_metadata, lambda: (Scaled(torch.ones(3), 2),), where="x",
-    fixed=lambda x: (5, x.elem * 2))
-row("a store in one run", TRACE, "in one of two runs", stores_in_one_run, numbers, anew=True, fixed=stores(lambda x: x * 3), where="STATE.made")
-row("an operator that changes more than data", MUTATION, "sets the gradient", lambda x: (torch.ops.inductor.accumulate_grad_(x, None, x * 2), x * 1)[1], leaf,
-    fixed=lambda x: x * 1)
+row(
+    "metadata that it changes",
+    MUTATION,
+    "changes the metadata",
+    changes_metadata,
+    lambda: (Scaled(torch.ones(3), 2),),
+    where="x",
+    fixed=lambda x: (5, x.elem * 2),
+)
+row(
+    "a store in one run",
+    TRACE,
+    "in one of two runs",
+    stores_in_one_run,
+    numbers,
+    anew=True,
+    fixed=stores(lambda x: x * 3),
+    where="STATE.made",
+)
+row(
+    "an operator that changes more than data",
+    MUTATION,
+    "sets the gradient",
+    lambda x: (torch.ops.inductor.accumulate_grad_(x, None, x * 2), x * 1)[1],
+    leaf,
+    fixed=lambda x: x * 1,
+)
 option("donate_argnums", (0,), (), "not available in this version")
 
 
 # ── retraces, budgets, builds, graphs ────────────────────────────────────────────────────────────────────────────
 
-row("a call that would compile", fg.RetraceError, "has not been compiled yet", doubled, numbers, around=fg.no_retrace, where=None,
-    fixed_around=contextlib.nullcontext)
-row("a budget that nothing keeps", fg.PartitionError, "the smallest found", lambda x: (x @ x).sin().exp().sum(), ones(64, 64), transform=fg.grad_compiled,
-    options={"memory_budget": "1KiB"}, fixed_options={"memory_budget": "1MiB"})
-row("a graph with too few values", fg.GraphError, "takes 1 values, got 0", lambda x: fg.jit(doubled).program(x).joint.run(), numbers,
-    transform=undifferentiated, fixed=lambda x: fg.jit(doubled).program(x).joint.run(x)[0], where=None)
+row(
+    "a call that would compile",
+    fg.RetraceError,
+    "has not been compiled yet",
+    doubled,
+    numbers,
+    around=fg.no_retrace,
+    where=None,
+    fixed_around=contextlib.nullcontext,
+)
+row(
+    "a budget that nothing keeps",
+    fg.PartitionError,
+    "the smallest found",
+    lambda x: (x @ x).sin().exp().sum(),
+    ones(64, 64),
+    transform=fg.grad_compiled,
+    options={"memory_budget": "1KiB"},
+    fixed_options={"memory_budget": "1MiB"},
+)
+row(
+    "a graph with too few values",
+    fg.GraphError,
+    "takes 1 values, got 0",
+    lambda x: fg.jit(doubled).program(x).joint.run(),
+    numbers,
+    transform=undifferentiated,
+    fixed=lambda x: fg.jit(doubled).program(x).joint.run(x)[0],
+    where=None,
+)
 
 # ── rules of the caller's for derivatives ────────────────────────────────────────────────────────────────────────
 
@@ -1017,24 +2077,123 @@ def pushed(f: Any) -> Any:
 
 row("no rule", CUSTOM, "has no rule for its derivative", fg.custom_vjp(doubled), numbers, fixed=RULED)
 row("fwd returns no pair", CUSTOM, "returned a tensor, not a pair", with_rules(lambda x: x * 2), leaf, fixed=RULED)
-row("bwd returns no tuple", CUSTOM, "not a tuple of 1 cotangents", with_rules(bwd=lambda x, g: g * 2), leaf, fixed=RULED, calls=once)
-row("another structure of a cotangent", CUSTOM, "a cotangent of structure", with_rules(bwd=lambda x, g: ([g * 2],)), leaf, fixed=RULED, calls=once)
-row("another shape of a cotangent", CUSTOM, "as the cotangent of x, which is", with_rules(bwd=lambda x, g: (g.sum(),)), leaf, fixed=RULED, calls=once)
-row("a rule that returns no pair", CUSTOM, "returned a tensor, not a pair", pushed(with_tangents(lambda p, t: t[0])), numbers, fixed=pushed(ruled(doubled)))
-row("a rule that draws", CUSTOM, "draws random numbers, and runs again", pushed(with_tangents(lambda p, t: (p[0] * 2, t[0] * torch.rand(3)))), numbers,
-    fixed=pushed(ruled(doubled)))
-row("a function with rules closes over what is differentiated", CUSTOM, "closes over a tensor that is differentiated",
-    lambda x: ruled(lambda y: y * x)(torch.ones(3)), leaf, fixed=lambda x: ruled(doubled)(x))
-row("more rules than arguments", CUSTOM, "1 arguments, and defjvps has 2 rules", pushed(TWO_RULES), numbers, fixed=pushed(ONE_RULE))
-row("forward mode of a custom_vjp", fg.UnsupportedTransformError, "is differentiated in forward mode", pushed(RULED), numbers, fixed=pushed(ONE_RULE))
-row("an argument that rules do not differentiate", fg.NonDifferentiableArgumentError, "is among its nondiff_argnums",
-    with_rules(lambda x: (x * 2, x), lambda x, saved, g: (), nondiff_argnums=0), leaf, fixed=RULED)
-row("nondiff_argnums is no position", ARGUMENT, "nondiff_argnums='x'", lambda x: fg.custom_jvp(doubled, "x")(x), numbers, fixed=RULED, where=None)
-row("nondiff_argnums out of range", ARGUMENT, "was called with 1 arguments", with_rules(nondiff_argnums=1), numbers, fixed=RULED)
-row("a keyword of a function with rules", ARGUMENT, "can be passed by keyword alone", lambda x: ruled(keyword_alone)(x, k=2), numbers, fixed=RULED)
-row("keywords of a function without a signature", ARGUMENT, "has no signature that says", lambda x: ruled(torch.add)(x, other=x), numbers,
-    fixed=lambda x: ruled(doubled)(x))
-row("defjvps and nondiff_argnums", ARGUMENT, "takes no nondiff_argnums", lambda x: fg.custom_jvp(doubled, 0).defjvps(None), numbers, fixed=RULED, where=None)
+row(
+    "bwd returns no tuple",
+    CUSTOM,
+    "not a tuple of 1 cotangents",
+    with_rules(bwd=lambda x, g: g * 2),
+    leaf,
+    fixed=RULED,
+    calls=once,
+)
+row(
+    "another structure of a cotangent",
+    CUSTOM,
+    "a cotangent of structure",
+    with_rules(bwd=lambda x, g: ([g * 2],)),
+    leaf,
+    fixed=RULED,
+    calls=once,
+)
+row(
+    "another shape of a cotangent",
+    CUSTOM,
+    "as the cotangent of x, which is",
+    with_rules(bwd=lambda x, g: (g.sum(),)),
+    leaf,
+    fixed=RULED,
+    calls=once,
+)
+row(
+    "a rule that returns no pair",
+    CUSTOM,
+    "returned a tensor, not a pair",
+    pushed(with_tangents(lambda p, t: t[0])),
+    numbers,
+    fixed=pushed(ruled(doubled)),
+)
+row(
+    "a rule that draws",
+    CUSTOM,
+    "draws random numbers, and runs again",
+    pushed(with_tangents(lambda p, t: (p[0] * 2, t[0] * torch.rand(3)))),
+    numbers,
+    fixed=pushed(ruled(doubled)),
+)
+row(
+    "a function with rules closes over what is differentiated",
+    CUSTOM,
+    "closes over a tensor that is differentiated",
+    lambda x: ruled(lambda y: y * x)(torch.ones(3)),
+    leaf,
+    fixed=lambda x: ruled(doubled)(x),
+)
+row(
+    "more rules than arguments",
+    CUSTOM,
+    "1 arguments, and defjvps has 2 rules",
+    pushed(TWO_RULES),
+    numbers,
+    fixed=pushed(ONE_RULE),
+)
+row(
+    "forward mode of a custom_vjp",
+    fg.UnsupportedTransformError,
+    "is differentiated in forward mode",
+    pushed(RULED),
+    numbers,
+    fixed=pushed(ONE_RULE),
+)
+row(
+    "an argument that rules do not differentiate",
+    fg.NonDifferentiableArgumentError,
+    "is among its nondiff_argnums",
+    with_rules(lambda x: (x * 2, x), lambda x, saved, g: (), nondiff_argnums=0),
+    leaf,
+    fixed=RULED,
+)
+row(
+    "nondiff_argnums is no position",
+    ARGUMENT,
+    "nondiff_argnums='x'",
+    lambda x: fg.custom_jvp(doubled, "x")(x),
+    numbers,
+    fixed=RULED,
+    where=None,
+)
+row(
+    "nondiff_argnums out of range",
+    ARGUMENT,
+    "was called with 1 arguments",
+    with_rules(nondiff_argnums=1),
+    numbers,
+    fixed=RULED,
+)
+row(
+    "a keyword of a function with rules",
+    ARGUMENT,
+    "can be passed by keyword alone",
+    lambda x: ruled(keyword_alone)(x, k=2),
+    numbers,
+    fixed=RULED,
+)
+row(
+    "keywords of a function without a signature",
+    ARGUMENT,
+    "has no signature that says",
+    lambda x: ruled(torch.add)(x, other=x),
+    numbers,
+    fixed=lambda x: ruled(doubled)(x),
+)
+row(
+    "defjvps and nondiff_argnums",
+    ARGUMENT,
+    "takes no nondiff_argnums",
+    lambda x: fg.custom_jvp(doubled, 0).defjvps(None),
+    numbers,
+    fixed=RULED,
+    where=None,
+)
 
 ELSEWHERE = {
     fg.VerificationError: "a defect: what a program computes is not what eager PyTorch does (test_store.py makes one)",

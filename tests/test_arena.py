@@ -1,4 +1,5 @@
-"""Small buffers that kernels alone know lie in arenas of the program: fewer tensors are made, results and the peak stay."""
+"""Small buffers that kernels alone know lie in arenas of the program: fewer tensors are made, results and the peak
+stay."""
 
 import itertools
 

@@ -37,7 +37,9 @@ def test_golden_program():
     def loss(p, x):
         return (torch.tanh(x @ p["w"] + p["b"]) ** 2).mean()
 
-    program = fg.grad_compiled(loss, backend="aten").program({"w": torch.ones(4, 3), "b": torch.ones(3)}, torch.ones(5, 4))
+    program = fg.grad_compiled(loss, backend="aten").program(
+        {"w": torch.ones(4, 3), "b": torch.ones(3)}, torch.ones(5, 4)
+    )
     text = "\n".join(line.split("  #")[0] for line in program.sources[0].text.splitlines())
     assert_expected_inline(
         text,

@@ -61,7 +61,9 @@ def test_gradients_equal_eager_under_the_same_autocast(option, dtype):  # S1-13
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected, found = loss(x, w), fg.jit(loss, backward_autocast=option)(x, w)
     torch.testing.assert_close(found, expected)
-    with torch.autocast("cpu", dtype=dtype if dtype is not torch.float32 else torch.bfloat16, enabled=dtype is not torch.float32):
+    with torch.autocast(
+        "cpu", dtype=dtype if dtype is not torch.float32 else torch.bfloat16, enabled=dtype is not torch.float32
+    ):
         wanted = torch.autograd.grad(expected, [x, w])
     torch.testing.assert_close(torch.autograd.grad(found, [x, w]), wanted)
 

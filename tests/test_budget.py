@@ -43,7 +43,9 @@ def dropped(ws, x):
 
 def transformer(ws, x):
     b, t, d = x.shape
-    for qkv, out, up, down in itertools.batched(ws, 4) if hasattr(itertools, "batched") else zip(*[iter(ws)] * 4, strict=True):
+    for qkv, out, up, down in (
+        itertools.batched(ws, 4) if hasattr(itertools, "batched") else zip(*[iter(ws)] * 4, strict=True)
+    ):
         q, k, v = (F.layer_norm(x, (d,)) @ qkv).view(b, t, 3, 2, d // 2).permute(2, 0, 3, 1, 4).unbind(0)
         mixed = F.dropout((q @ k.transpose(-1, -2) / 4).softmax(-1), 0.1) @ v
         x = x + mixed.transpose(1, 2).reshape(b, t, d) @ out
@@ -77,11 +79,15 @@ NETS = {
     "chain": (chain, lambda: (weights(12, 32, 32), torch.randn(64, 32))),
     "dropped": (dropped, lambda: (weights(8, 32, 32), torch.randn(64, 32))),
     "transformer": (transformer, lambda: transformer_inputs(3)),
-    "convolutions": (convolutions, lambda: ([torch.randn(8, 8, 3, 3) / 8 for _ in range(4)], torch.randn(4, 8, 12, 12))),
+    "convolutions": (
+        convolutions,
+        lambda: ([torch.randn(8, 8, 3, 3) / 8 for _ in range(4)], torch.randn(4, 8, 12, 12)),
+    ),
     "recurrent": (recurrent, lambda: ([torch.randn(8, 64) / 4, torch.randn(16, 64) / 4], torch.randn(10, 4, 8))),
 }
 SMALL_CHANGE = 6 * 1024
-"""Bytes beside the tensors of a program: the state of the generator, which a differentiable program with draws keeps, and scalars."""
+"""Bytes beside the tensors of a program: the state of the generator, which a differentiable program with draws
+keeps, and scalars."""
 MODELS = {**NETS, **{name: CASES[name] for name in CASES}}
 
 
@@ -93,7 +99,8 @@ def smallest_peak(make_compiled, args):
 
 
 def laws_hold(f, make, backend, transform, steps):
-    """Gradients equal at budgets from the smallest to the whole; predicted and measured peaks stay within, and grow with the budget."""
+    """Gradients equal at budgets from the smallest to the whole; predicted and measured peaks stay within, and grow
+    with the budget."""
     args = make()
     leaves = [t.requires_grad_() for t in flatten(args[0])[0] if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
@@ -125,7 +132,9 @@ def laws_hold(f, make, backend, transform, steps):
         before = limit, memory.measured_peak
 
 
-@pytest.mark.parametrize(("transform", "name"), [*itertools.product(["grad_compiled"], NETS), ("jit", "chain"), ("jit", "dropped")])
+@pytest.mark.parametrize(
+    ("transform", "name"), [*itertools.product(["grad_compiled"], NETS), ("jit", "chain"), ("jit", "dropped")]
+)
 def test_peaks_stay_within_budgets(name, transform):
     laws_hold(*NETS[name], "aten", transform, 3)
 
@@ -144,7 +153,8 @@ def test_what_backward_recorded_and_forward_keeps(backend):
 
 @pytest.mark.parametrize("name", ["solve", "cholesky", "conv_pool_1d"])
 def test_what_a_small_call_takes_is_predicted(name):
-    """Its workspace is measured on made-up numbers, of which pivots must be possible ones; a convolution of 240 bytes takes 37 KiB."""
+    """Its workspace is measured on made-up numbers, of which pivots must be possible ones; a convolution of 240
+    bytes takes 37 KiB."""
     laws_hold(*MODELS[name], "aten", "grad_compiled", 2)
 
 
@@ -174,7 +184,9 @@ WITH_WORKSPACE = {
 @pytest.mark.parametrize("name", WITH_WORKSPACE)
 def test_what_the_library_allocates_is_predicted(name, backend):
     f, x = WITH_WORKSPACE[name], torch.randn(256, 256)
-    use = fg.value_and_grad_compiled(lambda x: f(x).float().square().mean(), memory_budget=1.0, backend=backend).memory(x)
+    use = fg.value_and_grad_compiled(lambda x: f(x).float().square().mean(), memory_budget=1.0, backend=backend).memory(
+        x
+    )
     assert use.measured_peak <= 1.02 * use.predicted_peak
 
 
@@ -192,7 +204,10 @@ def test_eleven_budgets_of_every_model(name, transform, backend):
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.lists(st.sampled_from(["mm", "tanh", "drop", "norm", "residual", "wide", "cat"]), min_size=2, max_size=6), st.floats(0.4, 1))
+@given(
+    st.lists(st.sampled_from(["mm", "tanh", "drop", "norm", "residual", "wide", "cat"]), min_size=2, max_size=6),
+    st.floats(0.4, 1),
+)
 def test_random_graphs_within_a_fraction(ops, fraction):
     makes = {
         "mm": lambda x: x @ x.t() @ x / 24, "tanh": torch.tanh, "drop": lambda x: F.dropout(x, 0.4),
@@ -241,7 +256,10 @@ def test_the_best_of_all_choices_in_tiny_graphs(name):
     assert len(model.nodes) <= 18
     free = [i for i in range(len(model.nodes)) if model.evictable(i) and i not in model.always]
     every = [
-        (t.peak, t.cost) for k in range(len(free) + 1) for s in itertools.combinations(free, k) if (t := model.run(model.always | set(s)))
+        (t.peak, t.cost)
+        for k in range(len(free) + 1)
+        for s in itertools.combinations(free, k)
+        if (t := model.run(model.always | set(s)))
     ]
     points = [(t.peak, t.cost) for t in frontier(model, model.run(model.always))]
     for peak, _ in every:
@@ -255,7 +273,8 @@ def whole(model):
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [("chain", 7), *(pytest.param(*case, marks=pytest.mark.long) for case in (("chain", 10), ("dropped", 6)))]
+    ("name", "layers"),
+    [("chain", 7), *(pytest.param(*case, marks=pytest.mark.long) for case in (("chain", 10), ("dropped", 6)))],
 )
 def test_within_three_per_cent_of_an_integer_program(name, layers):
     """On graphs of up to 200 nodes: a program on the frontier takes at most 1.03 times as long as any of its peak."""
@@ -269,8 +288,8 @@ def test_within_three_per_cent_of_an_integer_program(name, layers):
 
 @pytest.mark.parametrize("name", [name for name in NETS if name != "convolutions"])
 def test_the_model_takes_as_much_memory_as_the_schedule(name):
-    """In the order of the joint graph, but for what the schedule computes in place; and the library's convolutions take memory of their
-    own."""
+    """In the order of the joint graph, but for what the schedule computes in place; and the library's convolutions
+    take memory of their own."""
     f, make = NETS[name]
     program = fg.value_and_grad_compiled(f, backend="aten").program(*make())
     joint, backend = program.joint, AtenBackend()
@@ -306,5 +325,7 @@ def test_what_backward_computes_again_it_computes_when_it_is_read():
     compiled = fg.jit(perceptron, memory_budget=10 * x.nbytes + 64, backend="c")
     program = compiled.program([w.requires_grad_() for w in ws], x)
     assert predicted_peak(program.schedule) <= 10 * x.nbytes + 64
-    products = [n for kernels in program.kernels for n in kernels.graph.fx.nodes if n.target is torch.ops.aten.mm.default]
+    products = [
+        n for kernels in program.kernels for n in kernels.graph.fx.nodes if n.target is torch.ops.aten.mm.default
+    ]
     assert len(products) == 3 * 8 - 1

@@ -1,4 +1,5 @@
-"""Python that no trace sees: ``pure_callback`` and ``opaque``, compiled or not. The oracle is the same in PyTorch, or eager PyTorch."""
+"""Python that no trace sees: ``pure_callback`` and ``opaque``, compiled or not. The oracle is the same in PyTorch,
+or eager PyTorch."""
 
 from __future__ import annotations
 
@@ -220,7 +221,9 @@ def test_sizes_that_vary(backend):
     """One program for all sizes; the sizes of results follow from those of the arguments."""
 
     def f(x):
-        total = fg.pure_callback(lambda a: np.concatenate([a.numpy(), a.numpy()]).sum(1), torch.empty(2 * x.shape[0]), x)
+        total = fg.pure_callback(
+            lambda a: np.concatenate([a.numpy(), a.numpy()]).sum(1), torch.empty(2 * x.shape[0]), x
+        )
         return total.sin() * 2
 
     c = fg.jit(f, backend=backend, dynamic=True)
@@ -235,7 +238,11 @@ def test_sizes_that_vary(backend):
     "result, what, fix",
     [
         (lambda a: a.long(), "int64 tensor of shape \\[2, 3\\], and like says a float64", "result.to(torch.float64)"),
-        (lambda a: a[0], "shape \\[3\\], and like says a float64 tensor of shape \\[2, 3\\]", "a result of shape [2, 3]"),
+        (
+            lambda a: a[0],
+            "shape \\[3\\], and like says a float64 tensor of shape \\[2, 3\\]",
+            "a result of shape [2, 3]",
+        ),
         (lambda a: a.to("meta"), "on meta, and like says cpu", 'result.to("cpu")'),
         (lambda a: (a, a), "returned tuple", "one structure"),
         (lambda a: None, "returned None", "one structure"),
@@ -266,7 +273,9 @@ def test_sizes_are_checked_in_each_call(compiled, x):
 
 
 @pytest.mark.parametrize("backend", ["aten", "c"])
-@pytest.mark.parametrize("back", [lambda a: a, lambda a: a.numpy(), lambda a: a[:], lambda a: torch.from_numpy(a.numpy())])
+@pytest.mark.parametrize(
+    "back", [lambda a: a, lambda a: a.numpy(), lambda a: a[:], lambda a: torch.from_numpy(a.numpy())]
+)
 def test_a_result_in_the_memory_of_an_argument(backend, back, x):
     """It is a copy: what is written to it is not written to the argument."""
 

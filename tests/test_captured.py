@@ -1,4 +1,5 @@
-"""Tensors a function closes over are inputs by reference: updates in place and rebindings are seen, wherever they live."""
+"""Tensors a function closes over are inputs by reference: updates in place and rebindings are seen, wherever they
+live."""
 
 import types
 import weakref
@@ -66,7 +67,12 @@ def test_default_argument():
 
 
 def test_container():
-    check(lambda x: x * TABLE["a"][0] + TABLE["b"][0], X, lambda: TABLE["a"].__setitem__(0, torch.zeros(3)), compiles=False)
+    check(
+        lambda x: x * TABLE["a"][0] + TABLE["b"][0],
+        X,
+        lambda: TABLE["a"].__setitem__(0, torch.zeros(3)),
+        compiles=False,
+    )
 
 
 def test_bound_self():
@@ -129,7 +135,8 @@ class TestPythonValues:
         assert c.cache_info().misses == 1
 
     @pytest.mark.parametrize(
-        ("before", "after"), [(0.0, -0.0), (-0.0, 0.0), ((1,), (1.0,)), ([0.0], [-0.0]), (1, True), ({"k": 1}, {"k": 1.0})]
+        ("before", "after"),
+        [(0.0, -0.0), (-0.0, 0.0), ((1,), (1.0,)), ([0.0], [-0.0]), (1, True), ({"k": 1}, {"k": 1.0})],
     )
     def test_equal_values_that_are_not_the_same(self, before, after, monkeypatch):
         monkeypatch.setitem(globals(), "SCALE", before)

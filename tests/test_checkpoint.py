@@ -1,4 +1,5 @@
-"""Checkpoint regions and policies: eager PyTorch's numbers, fewer bytes kept, and every op run as often as the partition says."""
+"""Checkpoint regions and policies: eager PyTorch's numbers, fewer bytes kept, and every op run as often as the
+partition says."""
 
 import functools
 import math
@@ -54,7 +55,9 @@ def block(x, w, v):
 
 def attention(x, w, v):
     q, k = (x @ w).view(4, 2, 4, 8).transpose(1, 2), (x @ v[:, :16] @ w[:16]).view(4, 2, 4, 8).transpose(1, 2)
-    return x + fg.checkpoint_name(F.dropout((q @ k.transpose(-1, -2)).softmax(-1), 0.1) @ q, "mixed").transpose(1, 2).reshape(x.shape)
+    return x + fg.checkpoint_name(F.dropout((q @ k.transpose(-1, -2)).softmax(-1), 0.1) @ q, "mixed").transpose(
+        1, 2
+    ).reshape(x.shape)
 
 
 WEIGHTS = [torch.randn(32, 32) * 0.2 for _ in range(6)]
@@ -80,10 +83,13 @@ AROUND = {
     "both": lambda b: fg.checkpoint(
         b,
         fg.checkpoint_policies.save_from_both_policies(
-            fg.checkpoint_policies.dots_with_no_batch_dims_saveable, fg.checkpoint_policies.save_any_names_but_these("other")
+            fg.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            fg.checkpoint_policies.save_any_names_but_these("other"),
         ),
     ),
-    "nested": lambda b: fg.checkpoint(lambda *args: fg.checkpoint(b, "everything_saveable")(*args) * 1.5, "nothing_saveable"),
+    "nested": lambda b: fg.checkpoint(
+        lambda *args: fg.checkpoint(b, "everything_saveable")(*args) * 1.5, "nothing_saveable"
+    ),
     "everything": lambda b: fg.checkpoint(b, "everything_saveable"),
 }
 
@@ -92,7 +98,8 @@ AROUND = {
     ("how", "backend", "again"), [("torch", "c", 3), ("torch", "aten", 3), ("names", "aten", 3), ("nested", "aten", 0)]
 )
 def test_philox_draws_the_same_numbers_again(how, backend, again):
-    """With ``rng="philox"`` a draw is computed again, too: as two halves and as one program, the gradients are those without regions."""
+    """With ``rng="philox"`` a draw is computed again, too: as two halves and as one program, the gradients are those
+    without regions."""
     args = net_inputs()
     f = functools.partial(net, around=AROUND[how])
     plain = functools.partial(net, around=lambda b: lambda *a: b(*a) * 1.5) if how == "nested" else net
@@ -100,8 +107,11 @@ def test_philox_draws_the_same_numbers_again(how, backend, again):
     c = fg.jit(f, rng="philox", backend=backend)
     torch.testing.assert_close(differentiate(c, args, args[0]), expected)
     partition = c.program(*args).partition
-    assert sum(n.target is philox for n in partition.backward.fx.nodes) == again  # none where the policy saves everything
-    assert [s.why for s in partition.saved if str(s.slot) == "seed(cpu)"] == (["what forward drew is made of it again"] if again else [])
+    # none where the policy saves everything
+    assert sum(n.target is philox for n in partition.backward.fx.nodes) == again
+    assert [s.why for s in partition.saved if str(s.slot) == "seed(cpu)"] == (
+        ["what forward drew is made of it again"] if again else []
+    )
     torch.manual_seed(3)
     torch.testing.assert_close(tuple(fg.grad_compiled(f, rng="philox", backend=backend)(*args)), expected)
 
@@ -124,7 +134,9 @@ def test_gradients_under_checkpoint_are_those_of_eager(how):
 
 
 MODELS = [
-    "mlp", *[name for name in CASES if any(word in name for word in ("attention", "norm", "conv", "lstm", "gru", "pool", "cross", "embed"))]
+    "mlp",
+    *[name for name in CASES if any(word in name for word in ("attention", "norm", "conv", "lstm", "gru", "pool",
+    "cross", "embed"))]
 ]  # fmt: skip
 
 
@@ -145,11 +157,13 @@ def test_gradients_are_equal_under_each_policy_and_saved_bytes_are_ordered(name)
 @settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_random_graphs_under_random_policies(data):
-    """Chains of ops in nested regions, each with a policy of its own, against the same without any: eager PyTorch, or one seed."""
+    """Chains of ops in nested regions, each with a policy of its own, against the same without any: eager PyTorch,
+    or one seed."""
     ops = {
         "sin": torch.sin, "exp": lambda x: (x * 0.1).exp(), "mm": lambda x: x @ x.t() * 0.1 @ x, "relu": F.relu,
         "drop": lambda x: F.dropout(x, 0.3),
-        "norm": lambda x: F.layer_norm(x, (6,)), "where": lambda x: torch.where(x > 0, x, x * 0.1), "t": lambda x: x.t().t(),
+        "norm": lambda x: F.layer_norm(x, (6,)), "where": lambda x: torch.where(x > 0, x, x * 0.1),
+        "t": lambda x: x.t().t(),
         "inplace": lambda x: x.clone().mul_(2).add_(x),
     }  # fmt: skip
     chunks = data.draw(st.lists(st.lists(st.sampled_from(list(ops)), min_size=1, max_size=4), min_size=1, max_size=4))
@@ -159,6 +173,7 @@ def test_random_graphs_under_random_policies(data):
 
     def f(x, checkpointed=True):
         for chunk, policy in zip(chunks, policies, strict=True):
+
             def region(x, chunk=chunk):
                 for op in chunk:
                     x = ops[op](x)
@@ -239,7 +254,11 @@ def test_the_table_says_what_from_where_why_and_the_cost_of_not_saving():
     x, w = torch.randn(8, 16, requires_grad=True), torch.ones(16, 4)
     saved = fg.jit(lambda x, w: F.dropout((x @ w).tanh(), 0.5).sum(), backend="aten").saved(x, w)
     by_name = {v.name: v for v in saved}
-    assert by_name["saved(tanh)"].shape == (8, 4) and by_name["saved(tanh)"].dtype == "float32" and by_name["saved(tanh)"].nbytes == 128
+    assert (
+        by_name["saved(tanh)"].shape == (8, 4)
+        and by_name["saved(tanh)"].dtype == "float32"
+        and by_name["saved(tanh)"].nbytes == 128
+    )
     assert by_name["saved(tanh)"].again == 2 * 8 * 16 * 4 + 20 * 8 * 4
     assert by_name["w"].nbytes == 0 and "alive anyway" in by_name["w"].why
     assert any(v.again == math.inf for v in saved)  # the draw
@@ -285,7 +304,8 @@ def net_of_blocks(weights, x, around):
 @pytest.mark.parametrize("rng", ["eager", "philox"])
 @pytest.mark.parametrize("policy", [None, *POLICIES])
 def test_euler_homogeneity_with_dropout(policy, rng):
-    """A ReLU net is homogeneous of degree 1 in each layer: the sum of gradient times weight is the loss, for the masks drawn in forward."""
+    """A ReLU net is homogeneous of degree 1 in each layer: the sum of gradient times weight is the loss, for the
+    masks drawn in forward."""
     weights = [(torch.randn(16, 16) / 4).requires_grad_() for _ in range(4)]
 
     def loss(weights, x):
@@ -317,11 +337,14 @@ def test_policies_of_torch_are_translated():
     }  # fmt: skip
 
     def policy(ctx, op, *args, **kwargs):
-        assert not ctx.is_recompute and isinstance(getattr(ctx, "op_output", x), torch.Tensor)  # torch 2.11 has no op_output
+        # torch 2.11 has no op_output
+        assert not ctx.is_recompute and isinstance(getattr(ctx, "op_output", x), torch.Tensor)
         return answers.get(op, CheckpointPolicy.PREFER_RECOMPUTE)
 
     def f(x):
-        return checkpoint(lambda x: (x @ x).sin().exp().tanh().cos(), x, use_reentrant=False, context_fn=selective(policy)).sum()
+        return checkpoint(
+            lambda x: (x @ x).sin().exp().tanh().cos(), x, use_reentrant=False, context_fn=selective(policy)
+        ).sum()
 
     x = torch.randn(4, 4, requires_grad=True)
     program = fg.jit(f).program(x)
@@ -335,15 +358,21 @@ def test_policies_of_torch_are_translated():
 
 def test_a_policy_that_demands_a_draw_again_names_both_reasons():
     always = lambda ctx, op, *args, **kwargs: CheckpointPolicy.MUST_RECOMPUTE  # noqa: E731
-    f = lambda x: checkpoint(lambda x: F.dropout(x.exp(), 0.5), x, use_reentrant=False, context_fn=selective(always)).sum()  # noqa: E731
+    f = lambda x: checkpoint(
+        lambda x: F.dropout(x.exp(), 0.5), x, use_reentrant=False, context_fn=selective(always)
+    ).sum()  # noqa: E731
     with pytest.raises(fg.PartitionError, match=r"(?s)a second draw would be another one.*says MUST_RECOMPUTE"):
         fg.jit(f)(torch.randn(4, requires_grad=True))
-    partition = fg.jit(f, rng="philox").program(torch.randn(4, requires_grad=True)).partition  # drawn from a seed, it is the same
-    assert {str(k.slot) for k in partition.saved} == {"seed(cpu)", "x"} and any("philox" in a.name for a in partition.again)
+    # drawn from a seed, it is the same
+    partition = fg.jit(f, rng="philox").program(torch.randn(4, requires_grad=True)).partition
+    assert {str(k.slot) for k in partition.saved} == {"seed(cpu)", "x"} and any(
+        "philox" in a.name for a in partition.again
+    )
 
 
 def test_writes_in_a_region_happen_once():
-    """Eager PyTorch updates the running statistics twice, as it runs the region again; compiled, they are those of the function itself."""
+    """Eager PyTorch updates the running statistics twice, as it runs the region again; compiled, they are those of
+    the function itself."""
     norms = [torch.nn.BatchNorm1d(4) for _ in range(2)]
     x = torch.randn(8, 4, requires_grad=True)
     norms[0](x.sin()).exp().sum().backward()
@@ -363,6 +392,7 @@ def test_a_custom_operator_is_never_computed_again():
         return x.sin()
 
     noted.register_fake(torch.empty_like)
+
     def keep(ctx, inputs, output):
         ctx.save_for_backward(inputs[0])
 
@@ -387,7 +417,9 @@ def test_contexts_of_ones_own_are_refused():
             pass
 
     f = lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: (Own(), Own())).sum()  # noqa: E731
-    with pytest.raises(fg.UnsupportedTransformError, match=r"create_selective_checkpoint_contexts(.|\n)*test_checkpoint.py"):
+    with pytest.raises(
+        fg.UnsupportedTransformError, match=r"create_selective_checkpoint_contexts(.|\n)*test_checkpoint.py"
+    ):
         fg.grad_compiled(f)(torch.randn(3))
 
 
@@ -423,7 +455,11 @@ def test_a_policy_speaks_of_a_named_value_as_of_any_other():
         return sum(n for name, n in counted.calls.items() if ".mm." in name)
 
     policies = fg.checkpoint_policies
-    only, but, of_mm = policies.save_only_these_names("y"), policies.save_anything_except_these_names("y"), [torch.ops.aten.mm.default]
+    only, but, of_mm = (
+        policies.save_only_these_names("y"),
+        policies.save_anything_except_these_names("y"),
+        [torch.ops.aten.mm.default],
+    )
     assert products("dots_saveable", True) == products("dots_saveable", False) == products(of_mm, True) == 6
     assert (products(only, True), products(only, False)) == (6, 9)
     assert (products("nothing_saveable", True), products("nothing_saveable", False)) == (9, 9)
@@ -437,7 +473,9 @@ def test_under_transforms_of_torch_func():
     torch.testing.assert_close(torch.func.grad(f)(x), expected)
     torch.testing.assert_close(torch.vmap(torch.func.grad(f))(x), expected)
     torch.testing.assert_close(fg.jit(torch.vmap(torch.func.grad(f)))(x), expected)
-    torch.testing.assert_close(fg.grad_compiled(lambda x: fg.grad_compiled(f)(x).sum())(x), (x.cos() ** 2 - x.sin()) * x.sin().exp())
+    torch.testing.assert_close(
+        fg.grad_compiled(lambda x: fg.grad_compiled(f)(x).sum())(x), (x.cos() ** 2 - x.sin()) * x.sin().exp()
+    )
 
 
 def test_what_eager_does_not_keep_may_be_written_to_before_backward():

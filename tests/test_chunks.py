@@ -9,7 +9,10 @@ from torch import func
 import funcgrad as fg
 
 P = {"w": torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), "b": torch.ones(3)}
-X, Y = torch.randn(103, 6, generator=torch.Generator().manual_seed(1)), torch.randn(3, 103, generator=torch.Generator().manual_seed(2))
+X, Y = (
+    torch.randn(103, 6, generator=torch.Generator().manual_seed(1)),
+    torch.randn(3, 103, generator=torch.Generator().manual_seed(2)),
+)
 
 
 def loss(p, x, y):
@@ -38,7 +41,9 @@ def test_a_body_is_compiled_once():
 
 def test_it_is_differentiated_and_batched():
     def total(p):
-        return sum(v.square().sum() for v in fg.vmap_compiled(func.grad(loss), (None, 0, 1), chunk_size=10)(p, X, Y).values())
+        return sum(
+            v.square().sum() for v in fg.vmap_compiled(func.grad(loss), (None, 0, 1), chunk_size=10)(p, X, Y).values()
+        )
 
     def expected(p):
         return sum(v.square().sum() for v in func.vmap(func.grad(loss), (None, 0, 1))(p, X, Y).values())

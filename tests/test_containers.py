@@ -20,7 +20,8 @@ def same(a, b):
         return False
     pairs = []
     if isinstance(a, dict):
-        kind = collections.OrderedDict if isinstance(a, collections.OrderedDict) else dict  # a subclass may say otherwise
+        # a subclass may say otherwise
+        kind = collections.OrderedDict if isinstance(a, collections.OrderedDict) else dict
         if [*kind.keys(a)] != [*kind.keys(b)]:
             return False
         pairs += [(dict.__getitem__(a, k), dict.__getitem__(b, k)) for k in kind.keys(a)]
@@ -159,7 +160,14 @@ def test_a_value_that_cannot_be_compared():
 
 @pytest.mark.parametrize(
     "wrap",
-    [lambda y: types.SimpleNamespace(y=y), Box, lambda y: {y}, lambda y: iter([y]), lambda y: lambda: y, lambda y: Box([Box(y)])],
+    [
+        lambda y: types.SimpleNamespace(y=y),
+        Box,
+        lambda y: {y},
+        lambda y: iter([y]),
+        lambda y: lambda: y,
+        lambda y: Box([Box(y)]),
+    ],
     ids=["namespace", "object", "set", "iterator", "function", "nested"],
 )
 def test_a_result_that_is_no_container_and_holds_what_is_computed(wrap):

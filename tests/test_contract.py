@@ -1,4 +1,5 @@
-"""Where a compiled function could quietly differ from eager PyTorch, and must not: each case was once found, or feared."""
+"""Where a compiled function could quietly differ from eager PyTorch, and must not: each case was once found, or
+feared."""
 
 import threading
 
@@ -147,7 +148,12 @@ def test_floats_may_stay_static(options):
 
 
 def test_threads_leave_torch_as_it_was():
-    names = [(torch, "cond"), (torch, "manual_seed"), (torch, "set_rng_state"), (torch.nn.modules.transformer, "_detect_is_causal_mask")]
+    names = [
+        (torch, "cond"),
+        (torch, "manual_seed"),
+        (torch, "set_rng_state"),
+        (torch.nn.modules.transformer, "_detect_is_causal_mask"),
+    ]
     before = [getattr(module, name) for module, name in names]
     threads = [threading.Thread(target=lambda i=i: fg.jit(lambda x: x * i)(X)) for i in range(8)]
     for t in threads:

@@ -1,5 +1,5 @@
-"""Loops as operators: ``scan``, ``map``, ``while_loop``, ``associative_scan``, and ``torch.cond``, under every transform, against loops and
-choices in Python."""
+"""Loops as operators: ``scan``, ``map``, ``while_loop``, ``associative_scan``, and ``torch.cond``, under every
+transform, against loops and choices in Python."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ INIT, XS = torch.randn(2, 3), torch.randn(4, 2, 3)
 TRANSFORMS = {
     "value": lambda f: f,
     "grad": lambda f: torch.func.grad(f, (0, 1)),
-    "grad of grad": lambda f: torch.func.grad(lambda a, b: sum(t.sin().sum() for t in torch.func.grad(f, (0, 1))(a, b)), (0, 1)),
+    "grad of grad": lambda f: torch.func.grad(lambda a, b: sum(t.sin().sum() for t in torch.func.grad(f, (0, 1))(a, b)),
+    (0, 1)),
     "jvp": lambda f: lambda a, b: torch.func.jvp(f, (a, b), (a.cos(), b.sin())),
     "jvp of the first": lambda f: lambda a, b: torch.func.jvp(lambda a: f(a, b), (a,), (a.cos(),)),
     "hessian": lambda f: torch.func.hessian(f),
@@ -26,7 +27,16 @@ TRANSFORMS = {
     "vmap of vmap": lambda f: lambda a, b: torch.vmap(lambda a: torch.vmap(lambda b: f(a, b))(b))(a),
     "vmap of jvp": lambda f: torch.vmap(lambda a, b: torch.func.jvp(f, (a, b), (a.cos(), b.sin()))),
 }  # fmt: skip
-NO_REVERSE = ["value", "jvp", "jvp of the first", "vmap", "vmap of the first", "vmap of the second", "vmap of vmap", "vmap of jvp"]
+NO_REVERSE = [
+    "value",
+    "jvp",
+    "jvp of the first",
+    "vmap",
+    "vmap of the first",
+    "vmap of the second",
+    "vmap of vmap",
+    "vmap of jvp",
+]
 
 
 def given(transform):
@@ -67,7 +77,8 @@ def recurrent(loop):
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_scan_under_transforms(transform):
-    """In double precision: steps one after the other, and differentiated twice, make much of the rounding of single precision."""
+    """In double precision: steps one after the other, and differentiated twice, make much of the rounding of single
+    precision."""
     apply = TRANSFORMS[transform]
     same(apply(recurrent(scan)), apply(recurrent(by_loop)), *(t.double() for t in given(transform)))
 
@@ -101,7 +112,9 @@ def test_scan_along_dimensions(dim, reverse):
     same(f(scan), lambda x: f(by_loop)(x) if dim >= 0 else f_last(x, reverse), x)
 
     def total(loop):
-        return lambda x: (loop(lambda c, x: (c + x.sin().sum(), c * x), torch.ones(()), x, dim=max(dim, 0), reverse=reverse)[1] ** 2).sum()
+        return lambda x: (
+            loop(lambda c, x: (c + x.sin().sum(), c * x), torch.ones(()), x, dim=max(dim, 0), reverse=reverse)[1] ** 2
+        ).sum()
 
     torch.testing.assert_close(fg.grad_compiled(total(scan))(x), torch.func.grad(total(by_loop))(x))
 
@@ -126,7 +139,9 @@ def test_structures_whole_numbers_and_results_that_are_none():
     f = lambda state, a: scan(body, {"n": torch.tensor(2), "state": state}, {"a": a})  # noqa: E731
     same(f, expected, INIT, XS)
     total = lambda f: lambda state, a: f(state, a)[0]["state"].sum() + f(state, a)[1]["seen"].sin().sum()  # noqa: E731
-    torch.testing.assert_close(fg.grad_compiled(total(f), (0, 1))(INIT, XS), torch.func.grad(total(expected), (0, 1))(INIT, XS))
+    torch.testing.assert_close(
+        fg.grad_compiled(total(f), (0, 1))(INIT, XS), torch.func.grad(total(expected), (0, 1))(INIT, XS)
+    )
 
 
 def test_scan_in_a_scan():
@@ -240,7 +255,9 @@ def test_a_view_of_what_was_written_to_is_met_in_a_body():
 
 def test_a_body_in_a_checkpoint_region():
     def f(loop):
-        return lambda c, xs: torch.utils.checkpoint.checkpoint(lambda c: recurrent(loop)(c, xs), c.sin(), use_reentrant=False)
+        return lambda c, xs: torch.utils.checkpoint.checkpoint(
+            lambda c: recurrent(loop)(c, xs), c.sin(), use_reentrant=False
+        )
 
     leaf, other = INIT.clone().requires_grad_(), INIT.clone().requires_grad_()
     fg.jit(f(scan))(leaf, XS).backward()
@@ -285,7 +302,9 @@ def test_associative_scan_under_transforms(transform):
 def test_the_operator_of_a_pointwise_associative_scan():
     f = lambda x: torch.ops.higher_order.associative_scan(lambda a, b: [a * b], [x], ())[0]  # noqa: E731
     same(f, lambda x: x.cumprod(0), XS)
-    torch.testing.assert_close(fg.grad_compiled(lambda x: f(x).sum())(XS), torch.func.grad(lambda x: x.cumprod(0).sum())(XS))
+    torch.testing.assert_close(
+        fg.grad_compiled(lambda x: f(x).sum())(XS), torch.func.grad(lambda x: x.cumprod(0).sum())(XS)
+    )
 
 
 # ── while_loop ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -299,7 +318,9 @@ def while_by_loop(condition, body, carry):
 
 def grown(loop):
     """As many steps as it takes: another number for each sample of a batch."""
-    return lambda a, b: loop(lambda x, n: x.abs().sum() < 20, lambda x, n: (x * 1.5 + b[0] * 0.1, n + 1), (a.sin(), torch.tensor(0)))
+    return lambda a, b: loop(
+        lambda x, n: x.abs().sum() < 20, lambda x, n: (x * 1.5 + b[0] * 0.1, n + 1), (a.sin(), torch.tensor(0))
+    )
 
 
 def each(f):
@@ -357,7 +378,8 @@ def test_the_fix_for_reverse_mode_is_right():
 
 @pytest.mark.parametrize(("loop", "error", "says"), [
     (lambda x: while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (0, x)), fg.TraceError, "no tensor"),
-    (lambda x: while_loop(lambda x: True, lambda x: (x * 2,), (x,)), fg.DataDependentControlFlowError, "the same after each step"),
+    (lambda x: while_loop(lambda x: True, lambda x: (x * 2,), (x,)), fg.DataDependentControlFlowError,
+    "the same after each step"),
     (lambda x: while_loop(lambda x: x > 0, lambda x: (x * 2,), (x,)), fg.TraceError, "condition of while_loop returns"),
     (lambda x: while_loop(lambda x: x.sum() > 0, lambda x: (x.sum(),), (x,)), fg.TraceError, "returns f32"),
 ])  # fmt: skip
@@ -443,7 +465,9 @@ def test_forward_keeps_what_is_dear_to_compute_again(reverse):
     leaves = [*given, WIDE]
     c = fg.jit(f)
     found = torch.autograd.grad(c(*given), leaves)
-    torch.testing.assert_close(found, torch.autograd.grad(wide(lambda *args: by_loop(*args, reverse=reverse))(*given), leaves))
+    torch.testing.assert_close(
+        found, torch.autograd.grad(wide(lambda *args: by_loop(*args, reverse=reverse))(*given), leaves)
+    )
     assert products(c.program(*given)) == 2 + 4  # two in forward, of which each has two in backward
     total = lambda f: lambda a, b: f(a, b)  # noqa: E731
     torch.testing.assert_close(fg.grad_compiled(total(f), (0, 1))(*given), tuple(found[:2]))
@@ -455,10 +479,16 @@ def test_within_a_budget_steps_are_computed_again():
     given = torch.randn(8, 64, requires_grad=True), torch.randn(5, 8, 64, requires_grad=True)
     leaves = [*given, WIDE]
     c = fg.jit(wide(scan), memory_budget="1GiB")
-    torch.testing.assert_close(torch.autograd.grad(c(*given), leaves), torch.autograd.grad(wide(by_loop)(*given), leaves))
+    torch.testing.assert_close(
+        torch.autograd.grad(c(*given), leaves), torch.autograd.grad(wide(by_loop)(*given), leaves)
+    )
     assert products(c.program(*given)) == 2 + 2 + 4
-    region = fg.jit(lambda a, b: torch.utils.checkpoint.checkpoint(lambda a: wide(scan)(a, b), a * 1, use_reentrant=False))
-    torch.testing.assert_close(torch.autograd.grad(region(*given), leaves), torch.autograd.grad(wide(by_loop)(*given), leaves))
+    region = fg.jit(
+        lambda a, b: torch.utils.checkpoint.checkpoint(lambda a: wide(scan)(a, b), a * 1, use_reentrant=False)
+    )
+    torch.testing.assert_close(
+        torch.autograd.grad(region(*given), leaves), torch.autograd.grad(wide(by_loop)(*given), leaves)
+    )
     assert products(region.program(*given)) == 2 + 2 + 4
 
 
@@ -503,7 +533,8 @@ def test_what_a_loop_takes():
     """Operations of a body count as often as it runs."""
     few, many = (fg.grad_compiled(wide(scan)).cost(torch.randn(8, 64), torch.randn(n, 8, 64)) for n in (4, 40))
     product = 2 * 8 * 64 * 64
-    assert few.flops > 4 * 3 * product  # two in forward, one in backward, which asks for the gradient of the first argument alone
+    # two in forward, one in backward, which asks for the gradient of the first argument alone
+    assert few.flops > 4 * 3 * product
     assert 9 < many.flops / few.flops < 11
 
 
@@ -513,16 +544,19 @@ def by_sign(cond):
 
 BY_OPERATORS = {
     "scan": (recurrent(scan), recurrent(by_loop)),
-    "cond": (by_sign(lambda p, f, g, a: torch.cond(p, f, g, (a,))), by_sign(lambda p, f, g, a: torch.where(p, f(a), g(a)))),
+    "cond": (by_sign(lambda p, f, g, a: torch.cond(p, f, g, (a,))),
+    by_sign(lambda p, f, g, a: torch.where(p, f(a), g(a)))),
     "a reversed scan of a choice": (
         lambda init, xs: scan(
-            lambda c, x: (torch.cond(x.sum() > 0, torch.sin, lambda c: c * 2, (c,)) + x, c.exp()), init, xs, reverse=True
+            lambda c, x: (torch.cond(x.sum() > 0, torch.sin, lambda c: c * 2, (c,)) + x, c.exp()), init, xs,
+            reverse=True
         )[1].sum(),
         lambda init, xs: by_loop(
             lambda c, x: (torch.where(x.sum() > 0, c.sin(), c * 2) + x, c.exp()), init, xs, reverse=True
         )[1].sum(),
     ),
-    "map": (lambda init, xs: (map(lambda x, a: x.sin() * a, xs, init) ** 2).sum(), lambda init, xs: ((xs.sin() * init) ** 2).sum()),
+    "map": (lambda init, xs: (map(lambda x, a: x.sin() * a, xs, init) ** 2).sum(), lambda init,
+    xs: ((xs.sin() * init) ** 2).sum()),
 }  # fmt: skip
 
 
@@ -535,5 +569,10 @@ def test_torch_func_over_a_compiled_function(name, transform):
         "vmap of vjp": lambda f: lambda a, b: torch.vmap(lambda a, b: torch.func.vjp(f, a, b)[1](a.sum().cos()))(a, b),
     }
     f, expected = BY_OPERATORS[name]
-    args = INIT.double().expand(3, 2, 3) / torch.tensor([1, -2, 3])[:, None, None], torch.stack([XS, -XS, XS.cos()]).double()
-    torch.testing.assert_close(transforms[transform](fg.jit(f, backend="aten"))(*args), transforms[transform](expected)(*args))
+    args = (
+        INIT.double().expand(3, 2, 3) / torch.tensor([1, -2, 3])[:, None, None],
+        torch.stack([XS, -XS, XS.cos()]).double(),
+    )
+    torch.testing.assert_close(
+        transforms[transform](fg.jit(f, backend="aten"))(*args), transforms[transform](expected)(*args)
+    )

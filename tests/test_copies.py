@@ -1,4 +1,5 @@
-"""Transforms as decorators with options, and copies of what they return: ``copy``, ``deepcopy``, ``pickle``, another process."""
+"""Transforms as decorators with options, and copies of what they return: ``copy``, ``deepcopy``, ``pickle``, another
+process."""
 
 import copy
 import multiprocessing
@@ -11,7 +12,8 @@ import funcgrad as fg
 
 X = torch.arange(3.0)
 
-pytestmark = pytest.mark.filterwarnings("ignore::funcgrad.UnresolvedCaptureWarning")  # a decorated method, of its own module
+# a decorated method, of its own module
+pytestmark = pytest.mark.filterwarnings("ignore::funcgrad.UnresolvedCaptureWarning")
 
 
 def double(x):
@@ -64,7 +66,9 @@ def test_every_transform_takes_its_options_first():
     assert torch.allclose(fg.grad_compiled(lambda x: region(x).sum())(X), X.cos())
 
 
-@pytest.mark.parametrize("transform", [fg.jit, fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.checkpoint])
+@pytest.mark.parametrize(
+    "transform", [fg.jit, fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.checkpoint]
+)
 def test_what_is_decorated_must_be_a_function(transform):
     for wrong in (None, 3):
         with pytest.raises(fg.ArgumentError, match="must be a function"):

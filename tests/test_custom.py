@@ -1,6 +1,8 @@
-"""``custom_vjp`` and ``custom_jvp``: in eager PyTorch, in every compiled transform, and under every transform of torch.func.
+"""``custom_vjp`` and ``custom_jvp``: in eager PyTorch, in every compiled transform, and under every transform of
+torch.func.
 
-The rules here are the true derivatives, unless a test is about rules that are not: what the function without rules computes is the oracle.
+The rules here are the true derivatives, unless a test is about rules that are not: what the function without rules
+computes is the oracle.
 """
 
 import collections
@@ -137,7 +139,9 @@ REVERSE = {
 }  # fmt: skip
 FORWARD = {
     "jvp": lambda f: lambda x, y: func.jvp(f, (x, y), (x.cos(), y.exp())),
-    "jvp of jvp": lambda f: lambda x, y: func.jvp(lambda x: func.jvp(lambda x: f(x, y), (x,), (x.sin(),))[1], (x,), (x.cos(),)),
+    "jvp of jvp": lambda f: (
+        lambda x, y: func.jvp(lambda x: func.jvp(lambda x: f(x, y), (x,), (x.sin(),))[1], (x,), (x.cos(),))
+    ),
     "jacfwd": lambda f: func.jacfwd(f, (0, 1)),
     "jacfwd of jacfwd": lambda f: func.jacfwd(func.jacfwd(total(f))),
     "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(total(f))),
@@ -285,7 +289,12 @@ Pair = collections.namedtuple("Pair", "a b")
 
 
 def structured(p, n, x, k=2.0):
-    return {"sum": p["w"] * x * k + p["b"][0].gather(0, n.view(1)).sum(), "parts": Pair(x.exp(), None), "n": n + 1, "name": "out"}
+    return {
+        "sum": p["w"] * x * k + p["b"][0].gather(0, n.view(1)).sum(),
+        "parts": Pair(x.exp(), None),
+        "n": n + 1,
+        "name": "out",
+    }
 
 
 @fg.custom_vjp
@@ -335,7 +344,9 @@ def test_pytrees_integers_and_keywords(f, of, y):
         return of
 
     same(func.grad(loss(of(f)), (0, 1))(p, y), func.grad(loss(structured), (0, 1))(p, y))
-    same(func.jacrev(func.grad(loss(of(f)), (0, 1)), 1)(p, y), func.jacrev(func.grad(loss(structured), (0, 1)), 1)(p, y))
+    same(
+        func.jacrev(func.grad(loss(of(f)), (0, 1)), 1)(p, y), func.jacrev(func.grad(loss(structured), (0, 1)), 1)(p, y)
+    )
     same(fg.grad_compiled(loss(f), (0, 1), **OPTIONS)(p, y), func.grad(loss(structured), (0, 1))(p, y))
     batch = torch.stack([y, y.sin()])
     wanted = func.vmap(func.grad(loss(structured), (0, 1)), (None, 0))(p, batch)
@@ -386,7 +397,10 @@ def test_rules_for_each_argument(x, y):
     f.defjvps(lambda dx, out, x, y, n: torch.cos(x) * y * n * dx, lambda dy, out, x, y, n: out / y * dy, None)
     n = torch.tensor(3)
     for g in (f, fg.jit(f, **OPTIONS)):
-        same(func.jacfwd(lambda x, y: g(x, y, n), (0, 1))(x, y), func.jacfwd(lambda x, y: product(x, y) * 3, (0, 1))(x, y))
+        same(
+            func.jacfwd(lambda x, y: g(x, y, n), (0, 1))(x, y),
+            func.jacfwd(lambda x, y: product(x, y) * 3, (0, 1))(x, y),
+        )
         same(func.hessian(lambda x: g(x, y, n).sum())(x), func.hessian(lambda x: product(x, y).sum() * 3)(x))
 
 
@@ -404,7 +418,10 @@ def test_a_decorator_with_options_and_a_tensor_that_is_not_differentiated(x, y):
     for g in (f, fg.jit(f, **OPTIONS)):
         same(func.jacrev(g)(x, y), func.jacrev(lambda x: product(x, y) * 2)(x))
         batch = torch.stack([y, -y])
-        same(func.vmap(func.jacfwd(g), (None, 0))(x, batch), func.vmap(func.jacfwd(lambda x, y: product(x, y) * 2), (None, 0))(x, batch))
+        same(
+            func.vmap(func.jacfwd(g), (None, 0))(x, batch),
+            func.vmap(func.jacfwd(lambda x, y: product(x, y) * 2), (None, 0))(x, batch),
+        )
         for mode in (func.jacrev, func.jacfwd):
             with pytest.raises(fg.NonDifferentiableArgumentError, match="y of f is differentiated"):
                 mode(g, 1)(x, y)
@@ -529,11 +546,18 @@ def test_a_tensor_of_an_outer_level_that_is_closed_over(kind, y):
         return closing(kind, w)(w * 2).sum()
 
     for f in (of, fg.jit(of, **OPTIONS)):
-        for word in (func.grad(f), lambda w: func.jvp(f, (w,), (w,)), func.grad(lambda w: func.grad(lambda x: f(w) * x)(w.sum()))):
+        for word in (
+            func.grad(f),
+            lambda w: func.jvp(f, (w,), (w,)),
+            func.grad(lambda w: func.grad(lambda x: f(w) * x)(w.sum())),
+        ):
             with pytest.raises(fg.CustomDerivativeError, match="closes over a tensor that is differentiated"):
                 word(y)
     same(func.grad(lambda x, w: closing(kind, w)(x).sum())(y, y.cos()), y.cos())
-    same(func.vmap(lambda w: func.grad(lambda x: closing(kind, w)(x).sum())(w))(torch.stack([y, y.cos()])), torch.stack([y, y.cos()]))
+    same(
+        func.vmap(lambda w: func.grad(lambda x: closing(kind, w)(x).sum())(w))(torch.stack([y, y.cos()])),
+        torch.stack([y, y.cos()]),
+    )
 
 
 @pytest.mark.parametrize("word", [func.grad, func.jacrev, lambda f: func.vmap(func.grad(lambda y: f(y)))])

@@ -133,7 +133,9 @@ def test_two_halves_and_second_derivatives(backend: str) -> None:
 
 @pytest.mark.parametrize("rng", ["eager", "philox"])
 def test_modules_with_buffers_and_dropout(rng: str) -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2)
+    )
     other = copy.deepcopy(net)
     compiled = fg.jit(lambda x: net(x).square().mean(), dynamic=True, rng=rng)
     plain = fg.jit(lambda x: other(x).square().mean(), dynamic=False, rng=rng)

@@ -1,4 +1,5 @@
-"""Backward passes captured from the autograd engine: gradients, and the order of what the caller's Python sees, are eager PyTorch's."""
+"""Backward passes captured from the autograd engine: gradients, and the order of what the caller's Python sees, are
+eager PyTorch's."""
 
 from __future__ import annotations
 
@@ -353,7 +354,8 @@ def test_what_a_formula_asks_of_a_saved_tensor():
 
 
 def test_hooks_that_are_given_no_gradient():
-    """What an ``autograd.Function`` is given for a result without one is zeros, where a hook of its node has seen None."""
+    """What an ``autograd.Function`` is given for a result without one is zeros, where a hook of its node has seen
+    None."""
 
     class Two(torch.autograd.Function):
         @staticmethod
@@ -376,7 +378,8 @@ def test_hooks_that_are_given_no_gradient():
 
 
 def test_what_is_none_stays_none():
-    """Whether a custom function's gradient is None, the program knows from a run before: another time is refused, and stores nothing."""
+    """Whether a custom function's gradient is None, the program knows from a run before: another time is refused,
+    and stores nothing."""
 
     class Fickle(torch.autograd.Function):
         gives = True
@@ -410,7 +413,9 @@ def test_python_at_a_node_is_one_call():
         for i, leaf in enumerate(leaves):
             leaf.register_hook(lambda g, i=i: log.append(("hook", i, g.sum().item())) or g * 2)
             leaf.register_hook(lambda g, i=i: log.append(("again", i, g.sum().item())))
-            leaf.register_post_accumulate_grad_hook(lambda p, i=i: log.append(("after", i, p.grad.sum().item(), leaves[0].grad is None)))
+            leaf.register_post_accumulate_grad_hook(
+                lambda p, i=i: log.append(("after", i, p.grad.sum().item(), leaves[0].grad is None))
+            )
         for _ in range(2):
             (leaves[0].exp() * leaves[1] + leaves[2]).sum().backward()
         return [leaf.grad for leaf in leaves]
@@ -482,7 +487,11 @@ def test_what_a_custom_function_saved_and_is_written_to_by_a_hook(reads, hook):
                 factor.add_(1)
 
         z.register_hook(hooked)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation") if reads and writes else contextlib.nullcontext():
+        with (
+            pytest.raises(RuntimeError, match="modified by an inplace operation")
+            if reads and writes
+            else contextlib.nullcontext()
+        ):
             z.sum().backward()
         return [x.grad, factor]
 
@@ -495,9 +504,12 @@ def test_what_a_custom_function_saved_and_is_written_to_by_a_hook(reads, hook):
 
 
 @pytest.mark.parametrize("error", [ArithmeticError, RuntimeError])
-@pytest.mark.parametrize("inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm), contextlib.nullcontext])
+@pytest.mark.parametrize(
+    "inner", [torchs_own._disable, lambda: torchs_own._enable(lambda gm, *_: gm), contextlib.nullcontext]
+)
 def test_a_hook_that_raises_where_torchs_own_is_beside(inner, error):
-    """It has run once, and its error is the caller's: nothing runs again. Torch's own knows the graph, and is on in here, or off."""
+    """It has run once, and its error is the caller's: nothing runs again. Torch's own knows the graph, and is on in
+    here, or off."""
     seen = []
 
     def raising(g):

@@ -48,7 +48,11 @@ def captured(f, sizes=(3, 3, 4, 4), compiles=2):
 
 
 def targets(capture):
-    return [getattr(n.target, "__name__", str(n.target)) for n in capture.programs[0].graphs[0].fx.nodes if n.op == "call_function"]
+    return [
+        getattr(n.target, "__name__", str(n.target))
+        for n in capture.programs[0].graphs[0].fx.nodes
+        if n.op == "call_function"
+    ]
 
 
 def test_one_that_may_not_be_traced_is_one_call(ops):  # S3-4

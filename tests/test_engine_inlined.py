@@ -1,4 +1,5 @@
-"""Compiled regions in a captured backward pass: those of ``fg.jit`` are a part of its graph, those of ``torch.compile`` calls of it."""
+"""Compiled regions in a captured backward pass: those of ``fg.jit`` are a part of its graph, those of
+``torch.compile`` calls of it."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def names(executable):
 
 
 def same_as_eager(f, step, steps, **options):
-    """``step(f, i)``, the i-th step of a program that calls ``f``, gives tensors that are compared with those of eager PyTorch; ``step``
-    may be a function that makes one, where steps share tensors."""
+    """``step(f, i)``, the i-th step of a program that calls ``f``, gives tensors that are compared with those of
+    eager PyTorch; ``step`` may be a function that makes one, where steps share tensors."""
     wanted = [step(f, i) for i in range(steps)]
     compiled = fg.jit(f, **options)
     with fg.compiled_autograd() as region:
@@ -67,12 +68,16 @@ def test_a_region_is_a_part_of_the_graph(compiled):  # S0-3, S3-23
         return [x.grad]
 
     region = same_as_eager(lambda x: x.sin().tanh(), step, 3)
-    assert what(region)["compiled"] == 1 and not what(region)["replayed"] and not what(region)["called"], region.explain()
+    assert what(region)["compiled"] == 1 and not what(region)["replayed"] and not what(region)["called"], (
+        region.explain()
+    )
     (found,) = compiled
     assert [name.partition("_")[2] for name in names(found)] == ["tanh_backward", "cos", "mul"]
     assert [len(step.kernels) for step in found.schedules[0].steps if hasattr(step, "kernels")] == [1]
     prefix = names(found)[0].partition("_")[0]
-    assert f"hooks and functions  the backward half of <lambda>, which is part of the graph, as {prefix}" in str(region.captures[0])
+    assert f"hooks and functions  the backward half of <lambda>, which is part of the graph, as {prefix}" in str(
+        region.captures[0]
+    )
     assert "0 of them calls of Python" in str(region.captures[0])
 
 
@@ -214,7 +219,8 @@ class ReadsLate(HasABuffer):
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (3, 5, 7, 9)])
 def test_writes_in_backward(compiled, sizes):  # S0-2, S0-4, S3-7
-    """The epilogue writes, once backward has come there; what was computed of the buffer before is of what it held before."""
+    """The epilogue writes, once backward has come there; what was computed of the buffer before is of what it held
+    before."""
 
     def step(f, i):
         x, buffer, log = leaf(i, sizes[i]), torch.ones(sizes[i], 4), []
@@ -246,7 +252,9 @@ def test_what_a_prologue_closes_over(compiled):  # S3-21
         return [x.grad, buffer]
 
     same_as_eager(lambda x, buffer: CountsBackward.apply(x, buffer).tanh(), step, 2)
-    calls = [n.target for n in compiled[0].joint.graph.fx.nodes if isinstance(n.target, Opaque) and n.name.startswith("aot")]
+    calls = [
+        n.target for n in compiled[0].joint.graph.fx.nodes if isinstance(n.target, Opaque) and n.name.startswith("aot")
+    ]
     assert len(calls) == 2 and all(type(v) in (int, str) for call in calls for v in tree_leaves(asdict(call.function)))
 
 
@@ -299,8 +307,8 @@ def test_late_inputs(sizes):
 
 
 def test_what_was_saved_is_looked_at(compiled):  # S0-2
-    """Where autograd does not know that a tensor is saved, the prologue looks whether somebody has written to it: the error of eager
-    PyTorch, in the place where eager PyTorch raises it."""
+    """Where autograd does not know that a tensor is saved, the prologue looks whether somebody has written to it:
+    the error of eager PyTorch, in the place where eager PyTorch raises it."""
 
     def f(x, buffer):
         buffer.mul_(2)
@@ -326,7 +334,13 @@ def test_what_was_saved_is_looked_at(compiled):  # S0-2
 
 def test_modules():
     torch.manual_seed(0)
-    layers = (torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(1))
+    layers = (
+        torch.nn.Conv2d(2, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(1),
+    )
     body, head = torch.nn.Sequential(*layers), torch.nn.Linear(36, 2)
     state = {k: v.clone() for k, v in body.state_dict().items()}
 
@@ -371,7 +385,9 @@ def test_control_flow():
 def test_tensors_that_were_packed():
     def step(f, i):
         x, log = leaf(i), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.double(), lambda t: (log.append(t.sum()), t.float())[1]):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: t.double(), lambda t: (log.append(t.sum()), t.float())[1]
+        ):
             y = f(x.exp()) * 2
         y.sum().backward()
         return [x.grad]
@@ -410,9 +426,12 @@ def test_what_cannot_be_traced_becomes_a_call(compiled, monkeypatch):
     assert done[:4] == ["captured", "called", "replayed", "ran"]
 
 
-@pytest.mark.parametrize("options, why", [({"numerics": "eager"}, 'numerics="eager"'), ({"memory_budget": "1MiB"}, "memory_budget")])
+@pytest.mark.parametrize(
+    "options, why", [({"numerics": "eager"}, 'numerics="eager"'), ({"memory_budget": "1MiB"}, "memory_budget")]
+)
 def test_what_a_region_promises_is_kept(compiled, options, why):
-    """That it computes to the last bit what eager PyTorch does, or stays within a budget, a larger graph would not keep."""
+    """That it computes to the last bit what eager PyTorch does, or stays within a budget, a larger graph would not
+    keep."""
 
     def step(f, i):
         x = leaf(i)

@@ -1,4 +1,5 @@
-"""Compiled autograd, mechanism by mechanism: what is recorded, what the graph holds, where hooks stand, what lives how long."""
+"""Compiled autograd, mechanism by mechanism: what is recorded, what the graph holds, where hooks stand, what lives
+how long."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from funcgrad.torch_private.engine import engine_operators
 
 
 def captured(loss, **options):
-    """What a region captures of one backward pass; in the first one of two, the caller's Python tells what it returns."""
+    """What a region captures of one backward pass; in the first one of two, the caller's Python tells what it
+    returns."""
     regions.reset()
     with fg.compiled_autograd(**{"backend": "aten", **options}) as region:
         for _ in range(2):
@@ -84,7 +86,11 @@ def test_what_the_engine_names_becomes_references():  # S3-35
     tensor, size = tokens.tensor(Ref(3, 1)), tokens.number(Ref("sizes", 2), int)
     scalar = tokens.number(Ref("scalars", 0), float)
     constants = [None, 3, 2.5, True, "sum", torch.float32, torch.device("cpu"), torch.strided]
-    assert tokens.refs([tensor, (size, [scalar]), *constants]) == [Ref(3, 1), (Ref("sizes", 2), [Ref("scalars", 0)]), *constants]
+    assert tokens.refs([tensor, (size, [scalar]), *constants]) == [
+        Ref(3, 1),
+        (Ref("sizes", 2), [Ref("scalars", 0)]),
+        *constants,
+    ]
     assert tokens.refs(torch.Size([2, 3])) == (2, 3)
 
 
@@ -177,13 +183,22 @@ def test_where_a_call_comes_from():  # S3-16, S3-17
     capture = captured(lambda: leaf(3).sin().exp().sum())
     nodes = [n for n in graph_of(capture).fx.nodes if n.op == "call_function"]
     assert all(re.fullmatch(r"\w+ \(\d+\)", n.meta["where"]) for n in nodes)
-    assert {n.meta["where"].split()[0] for n in nodes} == {"SumBackward0", "ExpBackward0", "SinBackward0", "AccumulateGrad"}
+    assert {n.meta["where"].split()[0] for n in nodes} == {
+        "SumBackward0",
+        "ExpBackward0",
+        "SinBackward0",
+        "AccumulateGrad",
+    }
 
 
 def test_what_a_number_is_part_of_the_engines_key_is_warned_of():
-    """PyTorch's engine makes another graph of each exponent: so many programs of one function are a mistake of somebody's."""
+    """PyTorch's engine makes another graph of each exponent: so many programs of one function are a mistake of
+    somebody's."""
     regions.reset()
-    with fg.compiled_autograd(backend="aten") as region, pytest.warns(fg.RecompileWarning, match="captured 5 times") as said:
+    with (
+        fg.compiled_autograd(backend="aten") as region,
+        pytest.warns(fg.RecompileWarning, match="captured 5 times") as said,
+    ):
         for exponent in range(2, 12):
             leaf(3).pow(exponent + 0.5).sum().backward()
     assert len(said) == 1 and len(region.captures) == 10
@@ -239,7 +254,9 @@ def test_a_gradient_of_the_wrong_shape_raises_as_in_eager():  # S3-31
     for region in (None, fg.compiled_autograd(backend="aten")):
         x = leaf(3)
         y = OfTheWrongShape.apply(x).sum()
-        with pytest.raises(RuntimeError, match="Function OfTheWrongShapeBackward returned an invalid gradient at index 0 - got") as caught:
+        with pytest.raises(
+            RuntimeError, match="Function OfTheWrongShapeBackward returned an invalid gradient at index 0 - got"
+        ) as caught:
             if region is None:
                 y.backward()
             else:
@@ -287,7 +304,9 @@ def test_each_kind_of_hook_on_a_leaf_in_order():  # S3-45, S3-48
         collects = torch.autograd.graph.get_gradient_edge(w).node
         w.register_post_accumulate_grad_hook(lambda p: log.append(("after the sum", p.grad.sum().item())))
         w.register_hook(lambda g: log.append(("tensor", g.sum().item())) or g * 2)
-        collects.register_prehook(lambda grads: log.append(("before the node", grads[0].sum().item())) or (grads[0] * 3,))
+        collects.register_prehook(
+            lambda grads: log.append(("before the node", grads[0].sum().item())) or (grads[0] * 3,)
+        )
         collects.register_hook(lambda made, given: log.append(("after the node", len(made), w.grad is not None)))
         w.register_post_accumulate_grad_hook(lambda p: log.append(("again", p.grad.sum().item())))
         w.exp().sum().backward()
@@ -315,7 +334,8 @@ def test_an_order_in_which_something_is_read_before_it_is_made():  # S3-46
 
 
 def test_gradients_are_added_up_as_soon_as_they_are_there():  # S0-5, S3-43
-    """A hook in the middle of a backward pass sees the gradients of the layers behind it, also where a compiled function is on the way."""
+    """A hook in the middle of a backward pass sees the gradients of the layers behind it, also where a compiled
+    function is on the way."""
     middle = fg.jit(lambda x, w: torch.tanh(x @ w), backend="aten")
 
     def program(log):
@@ -332,7 +352,11 @@ def test_gradients_are_added_up_as_soon_as_they_are_there():  # S0-5, S3-43
     region = both(program)
     order = [n.name for n in graph_of(region.captures[0]).fx.nodes if n.op == "call_function"]
     sums = [i for i, name in enumerate(order) if "accumulate_grad" in name]
-    assert len(sums) >= 3 and any("mm" in name for name in order[sums[0] :]) and any("mm" in name for name in order[sums[1] :])
+    assert (
+        len(sums) >= 3
+        and any("mm" in name for name in order[sums[0] :])
+        and any("mm" in name for name in order[sums[1] :])
+    )
 
 
 # ── what lives how long ──────────────────────────────────────────────────────────────────────────────────────────
@@ -386,8 +410,10 @@ def test_the_peak_is_no_higher_than_in_eager(case):
     torch.manual_seed(0)
     nn = torch.nn
     model, x = {
-        "layers": lambda: (nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.GELU()))), torch.randn(128, 64)),
-        "convolutions": lambda: (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(4, 8, 32, 32)),
+        "layers": lambda: (nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.GELU()))),
+        torch.randn(128, 64)),
+        "convolutions": lambda: (nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)),
+        torch.randn(4, 8, 32, 32)),
         "recurrent": lambda: (nn.GRU(64, 128), torch.randn(20, 16, 64)),
     }[case]()  # fmt: skip
 
@@ -429,7 +455,9 @@ def test_regions_in_a_row_leave_no_cycle():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_gradients_lie_as_in_eager(layout, backend):  # S3-42, S3-68
     torch.manual_seed(0)
-    own = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ConvTranspose2d(8, 4, 3)).to(memory_format=layout)
+    own = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ConvTranspose2d(8, 4, 3)).to(
+        memory_format=layout
+    )
     x = torch.randn(2, 3, 9, 9).to(memory_format=layout)
     results = []
     for region in (None, fg.compiled_autograd(backend=backend)):

@@ -46,13 +46,16 @@ def step(model, n):
 
 class TestPage(expecttest.TestCase):
     def test_golden_page(self):  # S3-57
-        """Statements in the order they run, which hook is where; after them the graph, its kernels and its schedule, program by program."""
+        """Statements in the order they run, which hook is where; after them the graph, its kernels and its schedule,
+        program by program."""
         region = trained(network(), 4, 6)
         statements, first, *others = str(region.captures[0]).split("\n\nprogram for ")
         assert "3 of their sizes are symbols" in others[0].replace("\n  ", " ")
         assert "tensor_hook_and_accumulate_grad(" in first and "schedule of backward0" in first
         lines = [re.sub(r"in [\d.]+ .?s\b", "in ...", line.rstrip()) for line in statements.splitlines()]
-        self.assertExpectedInline("\n".join(lines), """\
+        self.assertExpectedInline(
+            "\n".join(lines),
+            """\
 backward0: 19 statements, 2 of them calls of Python, 2 programs
   runs                 2; captured in ..., compiled in ..., compiled in ...
   adds to              the .grad of 4 leaves
@@ -90,11 +93,14 @@ statements, in the order they run
   AccumulateGrad  v15 = tensor_hook(hooks[1], v14)                         calls Python: doubled (
                                                                              test_engine_shown.py:16
                                                                              )
-                  accumulate_grad(inputs[6], v15)                          adds to .grad""")
+                  accumulate_grad(inputs[6], v15)                          adds to .grad""",
+        )
 
     def test_events(self):
         region = trained(network(), 4, 4, 6)
-        self.assertExpectedInline(region.explain().replace("; ", ";\n     "), """\
+        self.assertExpectedInline(
+            region.explain().replace("; ", ";\n     "),
+            """\
 0: captured backward0
 1: compiled backward0: a first run
 2: ran backward0
@@ -104,7 +110,8 @@ statements, in the order they run
      inputs[5] is f32[6, 8], not f32[4, 8];
      sizes[0] is 6, not 4;
      and 5 more
-5: ran backward0""")
+5: ran backward0""",
+        )
 
 
 def test_html_stands_alone():

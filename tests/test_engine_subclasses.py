@@ -1,4 +1,5 @@
-"""Wrapper subclasses in captured backward passes: eager PyTorch is the oracle. The ids are those of ``docs/mechanisms.md``."""
+"""Wrapper subclasses in captured backward passes: eager PyTorch is the oracle. The ids are those of
+``docs/mechanisms.md``."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def two(*shape, start=0.1, grad=True):
 
 
 def nested(*shape, start=0.1, grad=True):
-    return TwoTensor(two(*shape, start=start, grad=False), two(*shape, start=start + 1, grad=False)).requires_grad_(grad)
+    return TwoTensor(two(*shape, start=start, grad=False), two(*shape, start=start + 1, grad=False)).requires_grad_(
+        grad
+    )
 
 
 def plain(*shape, start=0.1, grad=True):
@@ -42,8 +45,8 @@ def seen(values):
 
 
 def same_as_eager(program, times=4, compiles=1, backend="aten", **options):
-    """``program(i)`` shows in a region what it shows in eager PyTorch, and is compiled: ``compiles`` graphs, none of them replayed but to
-    learn what the caller's Python returns."""
+    """``program(i)`` shows in a region what it shows in eager PyTorch, and is compiled: ``compiles`` graphs, none of
+    them replayed but to learn what the caller's Python returns."""
     wanted = [seen(program(i)) for i in range(times)]
     regions.reset()
     with fg.compiled_autograd(backend=backend, **options) as region:
@@ -183,7 +186,8 @@ def test_plain_tensors_and_others_in_one_shape_of_graph():
         x.sin().exp().sum().backward()
         return [x.grad]
 
-    assert len(same_as_eager(program, times=6, compiles=3).captures) == 2  # the engine tells of classes apart, but not of what is in them
+    # the engine tells of classes apart, but not of what is in them
+    assert len(same_as_eager(program, times=6, compiles=3).captures) == 2
 
 
 def test_an_optimiser_in_backward():
@@ -275,7 +279,8 @@ def inlined(region):
 
 @pytest.mark.parametrize("kind", [*KINDS, plain])
 def test_compiled_functions_are_parts_of_the_graph(kind):
-    """Their backward halves know the tensors that subclasses are made of: what stands around them is one graph with them."""
+    """Their backward halves know the tensors that subclasses are made of: what stands around them is one graph with
+    them."""
     f = fg.jit(lambda x, w, s: (x * w).sin() * s, backend="aten")
 
     def program(i):

@@ -1,5 +1,6 @@
-"""Training loops as people write them, five steps in eager PyTorch and five with captured backward passes: the same parameters in the end,
-gradients, optimiser states and all that a hook sees; and no graph is captured again for what is the same in each step."""
+"""Training loops as people write them, five steps in eager PyTorch and five with captured backward passes: the same
+parameters in the end, gradients, optimiser states and all that a hook sees; and no graph is captured again for what
+is the same in each step."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def mlp(*sizes, act=nn.Tanh):
 
 def batches(n=5, rows=6, columns=4):
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(rows, columns, generator=generator), torch.randn(rows, 1, generator=generator)) for _ in range(n)]
+    return [
+        (torch.randn(rows, columns, generator=generator), torch.randn(rows, 1, generator=generator)) for _ in range(n)
+    ]
 
 
 def state(*things):
@@ -79,7 +82,8 @@ def optimiser_in_backward():
 
 
 def buckets():
-    """As DDP does: the last gradient of a bucket has all of it reduced, into views of one buffer that gradients become."""
+    """As DDP does: the last gradient of a bucket has all of it reduced, into views of one buffer that gradients
+    become."""
     model = mlp(4, 8, 8, 1)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     parameters = list(model.parameters())
@@ -115,7 +119,8 @@ def buckets():
 
 
 def sharded():
-    """As FSDP does: parameters are gathered before they are used, their memory is freed after, and gradients are scattered in a hook."""
+    """As FSDP does: parameters are gathered before they are used, their memory is freed after, and gradients are
+    scattered in a hook."""
     model = mlp(4, 8, 1)
     shards = {name: nn.Parameter(p.detach().flatten().clone()) for name, p in model.named_parameters()}
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -218,7 +223,9 @@ def several_losses():
         norms += weights
         (losses[0] * weights[1] + losses[1] * weights[0]).backward(retain_graph=True)
         losses[0].backward()
-        torch.autograd.backward([losses[1], h.sum()], [torch.tensor(2.0), None], retain_graph=True, inputs=[heads[1].weight])
+        torch.autograd.backward(
+            [losses[1], h.sum()], [torch.tensor(2.0), None], retain_graph=True, inputs=[heads[1].weight]
+        )
         optimizer.step()
     return [*norms, *state(trunk, heads)]
 
@@ -364,7 +371,9 @@ def recorded_norms():
     model = mlp(4, 8, 1)
     log = []
     for layer in model:
-        layer.register_full_backward_hook(lambda m, ins, outs: log.extend(g.norm() for g in (*ins, *outs) if g is not None))
+        layer.register_full_backward_hook(
+            lambda m, ins, outs: log.extend(g.norm() for g in (*ins, *outs) if g is not None)
+        )
         layer.register_full_backward_pre_hook(lambda m, outs: log.extend(g.sum() for g in outs))
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     for x, y in batches():
@@ -375,15 +384,21 @@ def recorded_norms():
 
 
 LOOPS = {
-    "accumulation": (accumulation, 2), "zeroed": (zeroed, 2), "optimiser in backward": (optimiser_in_backward, 1), "buckets": (buckets, 1),
+    "accumulation": (accumulation, 2), "zeroed": (zeroed, 2), "optimiser in backward": (optimiser_in_backward, 1),
+    "buckets": (buckets, 1),
     "sharded": (sharded, 1), "parametrised": (parametrised, 1), "checkpointed": (lambda: checkpointed(False), 1),
-    "checkpointed, reentrant": (lambda: checkpointed(True), 1), "mixed precision": (mixed_precision, 1), "tied": (tied, 1),
-    "frozen": (frozen, 3), "several losses": (several_losses, 4), "adversarial": (adversarial, 2), "penalised": (penalised, 1),
-    "recurrent": (recurrent, 1), "averaged": (averaged, 1), "second order": (second_order, 1), "offloaded": (offloaded, 1),
-    "changing batches": (changing_batches, 2), "reversed gradients": (reversed_gradients, 1), "compiled": (compiled_model, 1),
+    "checkpointed, reentrant": (lambda: checkpointed(True), 1), "mixed precision": (mixed_precision, 1),
+    "tied": (tied, 1),
+    "frozen": (frozen, 3), "several losses": (several_losses, 4), "adversarial": (adversarial, 2),
+    "penalised": (penalised, 1),
+    "recurrent": (recurrent, 1), "averaged": (averaged, 1), "second order": (second_order, 1),
+    "offloaded": (offloaded, 1),
+    "changing batches": (changing_batches, 2), "reversed gradients": (reversed_gradients, 1),
+    "compiled": (compiled_model, 1),
     "recorded norms": (recorded_norms, 1),
 }  # fmt: skip
-"""With how many programs each has: one for each graph, and one more where it differs whether leaves have gradients, or a size."""
+"""With how many programs each has: one for each graph, and one more where it differs whether leaves have gradients,
+or a size."""
 
 REPLAYED = {"penalised": "the backward pass is itself differentiated"}
 
@@ -402,5 +417,7 @@ def test_training_loops(name):
         found = run()
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
     assert region.compiles == programs, region.explain()
-    replayed = {event.why for event in region.events if event.what == "replayed" and "learnt in a first run" not in event.why}
+    replayed = {
+        event.why for event in region.events if event.what == "replayed" and "learnt in a first run" not in event.why
+    }
     assert len(replayed) == (name in REPLAYED) and all(REPLAYED[name] in why for why in replayed), region.explain()

@@ -39,7 +39,9 @@ DOC = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
 CLASSES = {
     name: kind
     for name, kind in vars(errors).items()
-    if inspect.isclass(kind) and issubclass(kind, (errors.FuncgradError, Warning)) and kind.__module__ == errors.__name__
+    if inspect.isclass(kind)
+    and issubclass(kind, (errors.FuncgradError, Warning))
+    and kind.__module__ == errors.__name__
 }
 WARNINGS = [kind for kind in CLASSES.values() if issubclass(kind, Warning)]
 
@@ -52,7 +54,8 @@ def line_of(function, containing):
 
 
 def fails(kind, builtin, call, *words):
-    """The error a call raises: of exactly this class, also a ``builtin``, with all three parts and these words in its message."""
+    """The error a call raises: of exactly this class, also a ``builtin``, with all three parts and these words in
+    its message."""
     with pytest.raises(builtin) as caught:
         call()
     error = caught.value
@@ -125,7 +128,11 @@ def test_other_results_that_are_no_scalar(f, described, x):
     ("params", "path", "described"),
     [
         ({"w": torch.arange(3)}, "params['w']", "an int64 tensor of shape [3]"),
-        ({"w": torch.ones(3), "deep": [torch.ones(1), (torch.ones(2) > 0,)]}, "params['deep'][1][0]", "a bool tensor of shape [2]"),
+        (
+            {"w": torch.ones(3), "deep": [torch.ones(1), (torch.ones(2) > 0,)]},
+            "params['deep'][1][0]",
+            "a bool tensor of shape [2]",
+        ),
         ({"w": torch.ones(3), "n": 2.0}, "params['n']", "a float"),
     ],
 )
@@ -141,7 +148,9 @@ def test_leaf_without_a_gradient(params, path, described):
 
 def test_leaf_without_a_gradient_in_a_later_argument(x):
     error = fails(
-        fg.NonDifferentiableArgumentError, TypeError, lambda: fg.grad_compiled(lambda x, n: x.sum() * n, argnums=(0, 1))(x, torch.tensor(2))
+        fg.NonDifferentiableArgumentError,
+        TypeError,
+        lambda: fg.grad_compiled(lambda x, n: x.sum() * n, argnums=(0, 1))(x, torch.tensor(2)),
     )
     assert error.where == "n"
 
@@ -149,17 +158,31 @@ def test_leaf_without_a_gradient_in_a_later_argument(x):
 @pytest.mark.parametrize("argnums", [1, -2, (0, 1)])
 def test_argnums_out_of_range(argnums, x):
     c = fg.grad_compiled(returns_a_vector, argnums=argnums)
-    error = fails(fg.ArgumentError, TypeError, lambda: c(x), f"argnums={argnums!r}", "returns_a_vector", "1 positional argument")
+    error = fails(
+        fg.ArgumentError, TypeError, lambda: c(x), f"argnums={argnums!r}", "returns_a_vector", "1 positional argument"
+    )
     assert "position" in error.fix
 
 
 def test_argnums_that_name_one_argument_twice(x):
-    fails(fg.ArgumentError, TypeError, lambda: fg.grad_compiled(lambda x, y: (x * y).sum(), argnums=(0, -2))(x, x), "twice", "once")
+    fails(
+        fg.ArgumentError,
+        TypeError,
+        lambda: fg.grad_compiled(lambda x, y: (x * y).sum(), argnums=(0, -2))(x, x),
+        "twice",
+        "once",
+    )
 
 
 @pytest.mark.parametrize("argnums", [(), True, "x", 1.0, (0, "x")])
 def test_argnums_that_are_no_positions(argnums):
-    fails(fg.ArgumentError, TypeError, lambda: fg.grad_compiled(returns_a_vector, argnums=argnums), f"argnums={argnums!r}", "int")
+    fails(
+        fg.ArgumentError,
+        TypeError,
+        lambda: fg.grad_compiled(returns_a_vector, argnums=argnums),
+        f"argnums={argnums!r}",
+        "int",
+    )
 
 
 @pytest.mark.parametrize("position", [1, -2])
@@ -188,40 +211,61 @@ def test_numpy_array(f, transform, x):
     error = fails(fg.ArgumentError, TypeError, lambda: transform(f)({"w": x}, {"s": x.numpy()}), "NumPy ndarray")
     assert error.where == "scale['s']"
     assert "torch.from_numpy" in error.fix
-    error = fails(fg.ArgumentError, TypeError, lambda: transform(f)({"w": x}, scale={"s": x.numpy()[0]}), "NumPy float32")
+    error = fails(
+        fg.ArgumentError, TypeError, lambda: transform(f)({"w": x}, scale={"s": x.numpy()[0]}), "NumPy float32"
+    )
     assert error.where == "scale['s']"
 
 
-@pytest.mark.parametrize("transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit])
+@pytest.mark.parametrize(
+    "transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit]
+)
 def test_something_that_is_no_function(transform, x):
     fails(fg.ArgumentError, TypeError, lambda: transform(x), "must be a function", "Tensor", "not its result")
 
 
-@pytest.mark.parametrize("result", [lambda x: x.sum(), lambda x: [x.sum(), x], lambda x: (x.sum(), x, x), lambda x: None])
+@pytest.mark.parametrize(
+    "result", [lambda x: x.sum(), lambda x: [x.sum(), x], lambda x: (x.sum(), x, x), lambda x: None]
+)
 def test_aux_that_is_not_there(result, x):
     def loss_and_aux(x):
         return result(x)
 
     for transform in (fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled):
-        error = fails(fg.AuxError, TypeError, lambda: transform(loss_and_aux, has_aux=True)(x), "has_aux=True", "(loss, aux)")
+        error = fails(
+            fg.AuxError, TypeError, lambda: transform(loss_and_aux, has_aux=True)(x), "has_aux=True", "(loss, aux)"
+        )
         assert error.where == line_of(loss_and_aux, "def loss_and_aux")
 
 
 def test_tree_map_over_other_structures():
     a = {"layers": [torch.ones(1), {"w": torch.ones(1), "b": None}]}
     missing = {"layers": [torch.ones(1), {"w": torch.ones(1)}]}
-    error = fails(fg.TreeMismatchError, ValueError, lambda: fg.tree_map(lambda p, g: p, a, missing), "['w'], ['b']", "a dict of ['w']")
+    error = fails(
+        fg.TreeMismatchError,
+        ValueError,
+        lambda: fg.tree_map(lambda p, g: p, a, missing),
+        "['w'], ['b']",
+        "a dict of ['w']",
+    )
     assert error.where == "tree['layers'][1]"
     assert "same structure" in error.fix
     other_kind = {"layers": (torch.ones(1), a["layers"][1])}
-    error = fails(fg.TreeMismatchError, ValueError, lambda: fg.tree_map(lambda p, g: p, a, other_kind), "a list", "a tuple")
+    error = fails(
+        fg.TreeMismatchError, ValueError, lambda: fg.tree_map(lambda p, g: p, a, other_kind), "a list", "a tuple"
+    )
     assert error.where == "tree['layers']"
     error = fails(fg.TreeMismatchError, ValueError, lambda: fg.tree_map(lambda p, g: p, [1], [None]), "a leaf", "None")
     assert error.where == "tree[0]"
 
 
 def test_wrong_number_of_leaves():
-    fails(fg.TreeMismatchError, ValueError, lambda: unflatten([1], flatten({"a": 1, "b": 2})[1]), "1 leaves for a structure of 2")
+    fails(
+        fg.TreeMismatchError,
+        ValueError,
+        lambda: unflatten([1], flatten({"a": 1, "b": 2})[1]),
+        "1 leaves for a structure of 2",
+    )
 
 
 # ── values that are not known while tracing ──────────────────────────────────────────────────────────────────────
@@ -311,7 +355,9 @@ def test_size_that_depends_on_values():
     assert "pinv" in error.fix
 
 
-@pytest.mark.parametrize("f", [lambda x: x[x > 1].sum(), lambda x: x.masked_select(x > 1).sum(), lambda x: x.sum() * x.unique().shape[0]])
+@pytest.mark.parametrize(
+    "f", [lambda x: x[x > 1].sum(), lambda x: x.masked_select(x > 1).sum(), lambda x: x.sum() * x.unique().shape[0]]
+)
 def test_size_that_depends_on_values_in_a_gradient(f, x):
     assert torch.equal(fg.grad_compiled(f)(x), torch.func.grad(f)(x))
     error = fails(fg.DataDependentShapeError, RuntimeError, lambda: fg.grad_compiled(f, reads="error")(x))
@@ -331,7 +377,9 @@ def closes_over(y):
 
 
 def test_hidden_tensor_of_a_transform(x):
-    error = fails(fg.CapturedTransformError, RuntimeError, lambda: torch.vmap(closes_over)(x.expand(2, 3)), "closes over a tensor")
+    error = fails(
+        fg.CapturedTransformError, RuntimeError, lambda: torch.vmap(closes_over)(x.expand(2, 3)), "closes over a tensor"
+    )
     assert error.where.startswith(f"{HERE}:")
     assert int(re.search(r":(\d+)", error.where)[1]) == inspect.getsourcelines(closes_over)[1] + 2
 
@@ -451,9 +499,21 @@ def detaches_and_writes(x):
 @pytest.mark.parametrize(
     ("f", "make", "where", "what", "fix"),
     [
-        (sets_data_of_a_view_it_unsqueezes, a_view, "x", "gives x other memory (.data =, set_, resize_, out=) and writes to it", "copy_()"),
+        (
+            sets_data_of_a_view_it_unsqueezes,
+            a_view,
+            "x",
+            "gives x other memory (.data =, set_, resize_, out=) and writes to it",
+            "copy_()",
+        ),
         (sets_data_and_writes, a_leaf, "x", "it is a leaf that requires grad", "copy_()"),
-        (runs_backward_after_a_hidden_write, a_computed_tensor, "x", "history of x, after a write through .data", "autograd.grad"),
+        (
+            runs_backward_after_a_hidden_write,
+            a_computed_tensor,
+            "x",
+            "history of x, after a write through .data",
+            "autograd.grad",
+        ),
         (runs_backward, a_leaf_with_a_hook, "x", "hooks of it would have to run", "what the hook does"),
         (doubles, an_inference_tensor, "x", "inference tensor", None),
         (detaches_and_writes, lambda: torch.ones(3), "x", "detaches x", "return it"),
@@ -678,7 +738,9 @@ QUANTIZED = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Us
         (lambda x: x.to_sparse(), "torch.sparse_coo", "to_dense()"),
         (lambda x: torch.eye(3).to_sparse_csr(), "torch.sparse_csr", "to_dense()"),
         (lambda x: x.as_subclass(Tagged), "Tagged", "as_subclass(torch.Tensor)"),
-        pytest.param(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "cannot be traced", "", marks=QUANTIZED),
+        pytest.param(
+            lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "cannot be traced", "", marks=QUANTIZED
+        ),
     ],
     ids=["sparse", "csr", "subclass", "quantized"],
 )
@@ -719,7 +781,12 @@ GENERATOR = torch.Generator()
 
 
 def test_generator(x):
-    error = fails(fg.UnsupportedTensorError, RuntimeError, lambda: fg.jit(draws_from_its_own_generator, rng="philox")(x), "torch.Generator")
+    error = fails(
+        fg.UnsupportedTensorError,
+        RuntimeError,
+        lambda: fg.jit(draws_from_its_own_generator, rng="philox")(x),
+        "torch.Generator",
+    )
     assert error.where == line_of(draws_from_its_own_generator, "return")
     assert "eager" in error.fix
 
@@ -727,7 +794,9 @@ def test_generator(x):
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit])
+@pytest.mark.parametrize(
+    "transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit]
+)
 def test_option_that_does_not_exist(transform):
     error = fails(fg.OptionError, ValueError, lambda: transform(scalar, bakend="aten"), "'bakend'")
     assert "backend" in error.fix and "static_argnums" in error.fix
@@ -745,15 +814,20 @@ def test_option_that_does_not_exist(transform):
     ],
 )
 def test_option_value_that_does_not_exist(name, value, known):
-    error = fails(fg.OptionError, ValueError, lambda: fg.jit(scalar, **{name: value}), f"{name}={value!r}", "is not a value")
+    error = fails(
+        fg.OptionError, ValueError, lambda: fg.jit(scalar, **{name: value}), f"{name}={value!r}", "is not a value"
+    )
     assert known in error.fix
     fails(fg.OptionError, ValueError, lambda: fg.Options(**{name: value}))
 
 
 @pytest.mark.parametrize(("name", "value"), [("donate_argnums", 0)])
 def test_option_that_is_not_available_yet(name, value):
-    """Refused by name, never accepted and ignored. A version that carries it out moves it from here to a test of what it does."""
-    error = fails(fg.OptionError, ValueError, lambda: fg.jit(scalar, **{name: value}), name, "not available in this version")
+    """Refused by name, never accepted and ignored. A version that carries it out moves it from here to a test of
+    what it does."""
+    error = fails(
+        fg.OptionError, ValueError, lambda: fg.jit(scalar, **{name: value}), name, "not available in this version"
+    )
     assert f"use {name}=" in error.fix
 
 
@@ -763,18 +837,28 @@ def test_memory_budget_that_is_none(value):
     assert '"512MiB"' in error.fix
 
 
-@pytest.mark.parametrize(("value", "nbytes"), [("2GiB", 2 * 2**30), ("1.5 MB", 1_500_000), ("512B", 512), (7, 7), (0.5, 0.5), (None, None)])
+@pytest.mark.parametrize(
+    ("value", "nbytes"), [("2GiB", 2 * 2**30), ("1.5 MB", 1_500_000), ("512B", 512), (7, 7), (0.5, 0.5), (None, None)]
+)
 def test_memory_budget_in_units(value, nbytes):
     assert fg.Options(memory_budget=value).memory_budget == nbytes
 
 
 @pytest.mark.parametrize("value", [[1], [{}], [{"dtype": torch.bfloat16}]])
 def test_autocast_of_backward_without_a_device(value):
-    error = fails(fg.OptionError, ValueError, lambda: fg.jit(scalar, backward_autocast=value), "backward_autocast=", "torch.autocast")
+    error = fails(
+        fg.OptionError,
+        ValueError,
+        lambda: fg.jit(scalar, backward_autocast=value),
+        "backward_autocast=",
+        "torch.autocast",
+    )
     assert "device_type" in error.fix
 
 
-@pytest.mark.parametrize("transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit])
+@pytest.mark.parametrize(
+    "transform", [fg.grad_compiled, fg.value_and_grad_compiled, fg.grad_and_value_compiled, fg.jit]
+)
 def test_gradient_under_autocast(transform, x):
     x.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16), pytest.warns(fg.AutocastWarning) as caught:
@@ -871,13 +955,24 @@ def test_graph_that_breaks_a_promise(x):
     verify(graph)
     node = next(n for n in graph.fx.nodes if n.op == "call_function")
     del node.meta["val"]
-    error = fails(fg.GraphError, RuntimeError, lambda: verify(graph), f"{node.name} has no recorded value", f"→ {node.format_node()}")
+    error = fails(
+        fg.GraphError,
+        RuntimeError,
+        lambda: verify(graph),
+        f"{node.name} has no recorded value",
+        f"→ {node.format_node()}",
+    )
     assert error.where == node.meta["where"] and error.where.startswith(line_of(scalar, "return"))
 
 
 def test_graph_with_other_slots_than_values(x):
     graph = fg.jit(scalar).program(x).joint.graph
-    fails(fg.GraphError, RuntimeError, lambda: verify(evolve(graph, signature=Signature(graph.signature.ins, ()))), "0 output slots")
+    fails(
+        fg.GraphError,
+        RuntimeError,
+        lambda: verify(evolve(graph, signature=Signature(graph.signature.ins, ()))),
+        "0 output slots",
+    )
     fails(fg.GraphError, RuntimeError, lambda: Signature((Arg("x"), Arg("x")), (Out(""),)), "x appears twice")
 
 
@@ -896,7 +991,9 @@ def test_contradictory_tags_name_both_reasons(first, second, x):
     before = dict(node.meta)
     tag(node, first, "the first reason")
     kept = dict(node.meta)
-    error = fails(fg.PartitionError, RuntimeError, lambda: tag(node, second, "another reason"), node.name, first.name, second.name)
+    error = fails(
+        fg.PartitionError, RuntimeError, lambda: tag(node, second, "another reason"), node.name, first.name, second.name
+    )
     assert f"{first.name} (the first reason)" in error.what and f"{second.name} (another reason)" in error.what
     assert error.where == before["where"]
     assert node.meta == kept, "a tag that is refused is not written"
@@ -930,11 +1027,14 @@ EAGER = {
 }
 LINES = Path(refused.__file__).read_text().splitlines()
 WORLD = [
-    lambda: torch.get_rng_state().tolist(), random.getstate, lambda: repr(np.random.get_state()), lambda: refused.NUMPY.bit_generator.state,
+    lambda: torch.get_rng_state().tolist(), random.getstate, lambda: repr(np.random.get_state()),
+    lambda: refused.NUMPY.bit_generator.state,
     lambda: refused.GENERATOR.get_state().tolist(), lambda: repr(refused.COUNT), lambda: dict(vars(refused.STATE)),
     lambda: repr(state(refused.WEIGHT)), torch.is_grad_enabled, lambda: torch.is_autocast_enabled("cpu"),
-    lambda: len(_get_current_dispatch_mode_stack()), lambda: len(_get_current_function_mode_stack()), lambda: dict(vars(torch)),
-    lambda: dict(vars(torch.Tensor)), lambda: vars(torch.nn.Module).get("__getattribute__"), lambda: dict(vars(types.SimpleNamespace)),
+    lambda: len(_get_current_dispatch_mode_stack()), lambda: len(_get_current_function_mode_stack()),
+    lambda: dict(vars(torch)),
+    lambda: dict(vars(torch.Tensor)), lambda: vars(torch.nn.Module).get("__getattribute__"),
+    lambda: dict(vars(types.SimpleNamespace)),
 ]  # fmt: skip
 """What a call could leave behind, besides its arguments."""
 
@@ -994,7 +1094,9 @@ def test_the_fix_of_what_is_refused_works(row):
     make = row.args if row.fixed_args is None else row.fixed_args
     assert (row.fixed, row.fixed_args, row.fixed_options, row.fixed_around) != (None, None, None, None)
     around = row.around if row.fixed_around is None else row.fixed_around
-    known = {k: v for k, v in options.items() if k in ("argnums", "has_aux")} if row.transform is fg.grad_compiled else {}
+    known = (
+        {k: v for k, v in options.items() if k in ("argnums", "has_aux")} if row.transform is fg.grad_compiled else {}
+    )
     results = []
     weight = refused.WEIGHT.detach().clone()
     for call in (EAGER[row.transform](f, **known), row.transform(f, **options)):
@@ -1007,7 +1109,9 @@ def test_the_fix_of_what_is_refused_works(row):
         with torch.no_grad():
             refused.WEIGHT.copy_(weight)
     leaves = [[v for v in tree_leaves(r) if not callable(v)] for r in results]
-    expected, found = ([t for v in own for t in (with_inner(v) if isinstance(v, torch.Tensor) else [v])] for own in leaves)
+    expected, found = (
+        [t for v in own for t in (with_inner(v) if isinstance(v, torch.Tensor) else [v])] for own in leaves
+    )
     for a, b in zip(found, expected, strict=True):
         if isinstance(b, torch.Tensor):
             if not is_wrapper_subclass(b):
@@ -1034,7 +1138,8 @@ NOT_IN_THE_TABLE = {
     "in the call that fills the functools.lru_cache": "test_state_mended.py",
     "depends on a leaf it made itself": "random programs (laws/fuzz.py, seed 903585)",
     "requires_grad_() on a view": "random programs (laws/fuzz.py, seed 1000438)",
-    "GraphError": "a defect: what a stage promises another does not hold (test_graph_that_breaks_a_promise and its siblings make some)",
+    "GraphError": "a defect: what a stage promises another does not hold (test_graph_that_breaks_a_promise and its "
+    "siblings make some)",
     "VerificationError": "a defect: a program computes what eager PyTorch does not",
     "BuildError": "the machine has no compiler",
     "CacheTrustError": "a folder on the machine",
@@ -1048,10 +1153,12 @@ NOT_IN_THE_TABLE = {
     "another thread drew": "two threads in the right order (laws/test_threads.py)",
     "cuDNN": "a GPU",
     "and values are kept where they are": "a GPU",
-    "the function gives {slot} other memory (set_ of a storage)": "a subclass whose inner tensors are exchanged (test_subclass.py)",
+    "the function gives {slot} other memory (set_ of a storage)": "a subclass whose inner tensors are exchanged "
+    "(test_subclass.py)",
     "that requires grad is being used in an in-place operation": "PyTorch's own check comes first where it looks",
     "where the trace does not follow it": "a custom autograd.Function that changes sizes in place",
-    "several elements of which are one in memory, what": "of 10,000 random programs that overlap 200 come there (laws/refusals.py)",
+    "several elements of which are one in memory, what": "of 10,000 random programs that overlap 200 come there "
+    "(laws/refusals.py)",
     "makes a tensor with layout": "an operator of a library of its own",
     "uses a number that an earlier trace left": "a float in a cache, which a guard finds first",
     "takes a view under no_grad, or before": "PyTorch's own check comes first where it looks",
@@ -1078,7 +1185,12 @@ def refusals():
     names = {name for name, kind in CLASSES.items() if not issubclass(kind, Warning)}
     for path in sorted(Path(fg.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and path.name != "errors.py":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in names
+                and path.name != "errors.py"
+            ):
                 yield str(path), node.lineno, node.end_lineno, f"{node.func.id} {ast.unparse(node.args[0])}"
 
 
@@ -1095,7 +1207,9 @@ def test_every_refusal_has_a_row(monkeypatch):
     for row in ROWS:
         with pytest.raises(fg.FuncgradError):
             refuse(row, row.args())
-    reached = {(path, start): any(p == path and start <= line <= end for p, line in made) for path, start, end, _ in refusals()}
+    reached = {
+        (path, start): any(p == path and start <= line <= end for p, line in made) for path, start, end, _ in refusals()
+    }
     missing = {text: f"{path}:{start}" for path, start, _, text in refusals() if not reached[path, start]}
     assert not {text: at for text, at in missing.items() if not any(part in text for part in NOT_IN_THE_TABLE)}
     assert not [part for part in NOT_IN_THE_TABLE if not any(part in text for text in missing)], "there is a row by now"

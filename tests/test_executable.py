@@ -1,4 +1,5 @@
-"""The second half of the spine alone: joint graphs written by hand, which no function was traced for, compiled on each backend."""
+"""The second half of the spine alone: joint graphs written by hand, which no function was traced for, compiled on
+each backend."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ class Written:
 
 
 def written_by_hand(hook, symbolic: bool = True) -> Graph:
-    """``y = x.sin()``; the program is for calls where an element is above zero; ``hook(y)`` writes to y and returns a sum; what y was and
-    what it is are added."""
+    """``y = x.sin()``; the program is for calls where an element is above zero; ``hook(y)`` writes to y and returns
+    a sum; what y was and what it is are added."""
     g = Written()
     x = g.given(Arg("x"), torch.ones(4, 3), symbolic)
     y = g.call(aten.sin.default, x)
@@ -144,7 +145,10 @@ def test_halves_keep_opaque_calls_in_their_pass_and_order(backend):
     made = compile_joint(joint, Options(backend=backend))
     forward, backward = made.runnables
     value, incoming = torch.randn(5), torch.randn(5)
-    known = dict(zip(made.graphs[0].signature.outs, forward(value), strict=True)) | {Arg("x"): value, Cotangent(Out("")): incoming}
+    known = dict(zip(made.graphs[0].signature.outs, forward(value), strict=True)) | {
+        Arg("x"): value,
+        Cotangent(Out("")): incoming,
+    }
     assert log == ["forward 1", "forward 2"]
     torch.testing.assert_close(known[Out("")], value.sin() * 3)
     (found,) = backward([known[slot] for slot in made.graphs[1].signature.ins])
@@ -153,7 +157,12 @@ def test_halves_keep_opaque_calls_in_their_pass_and_order(backend):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["sin", "add", "hook", "write", "mm"]), st.integers(0, 5), st.integers(0, 5)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["sin", "add", "hook", "write", "mm"]), st.integers(0, 5), st.integers(0, 5)),
+        max_size=8,
+    )
+)
 def test_random_graphs_run_opaque_calls_in_order(steps):
     """Whatever is computed around them: each runs once, in the order of the graph, on what its argument held there."""
     for backend in ("aten", "c"):
@@ -200,7 +209,9 @@ def test_what_runs_once_is_not_verified():
 
 def test_an_executable_shows_its_stages():
     made = compile_joint(Joint.of(written_by_hand(doubled([]))), Options(backend="aten"))
-    assert repr(made).startswith("<executable: kernels of joint") and "hook" in str(made.partition) and "hook" in str(made)
+    assert (
+        repr(made).startswith("<executable: kernels of joint") and "hook" in str(made.partition) and "hook" in str(made)
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,5 +1,5 @@
-"""Results on fake tensors that are made of earlier ones are what PyTorch's own fake tensors would have said; so are views of functional
-tensors that are taken the short way."""
+"""Results on fake tensors that are made of earlier ones are what PyTorch's own fake tensors would have said; so are
+views of functional tensors that are taken the short way."""
 
 import contextlib
 import itertools
@@ -30,8 +30,8 @@ def looks_of(out):
 
 
 class Asking(TorchDispatchMode):
-    """Asks for each call's result twice, so that the second is made of the first, and once of PyTorch; ``differ`` are the calls
-    for which they are not the same."""
+    """Asks for each call's result twice, so that the second is made of the first, and once of PyTorch; ``differ``
+    are the calls for which they are not the same."""
 
     def __init__(self, mode):
         super().__init__()
@@ -42,8 +42,14 @@ class Asking(TorchDispatchMode):
         looks = is_known_look(op)
         if not looks and not is_known_by_kinds(op):
             return op(*args, **kwargs)
-        first, again, expected = self.results(op, args, kwargs), self.results(op, args, kwargs), on_fakes(op, args, kwargs)
-        seen = [v.untyped_storage()._cdata for v in tree_leaves((first, again, args, kwargs)) if isinstance(v, FakeTensor)]
+        first, again, expected = (
+            self.results(op, args, kwargs),
+            self.results(op, args, kwargs),
+            on_fakes(op, args, kwargs),
+        )
+        seen = [
+            v.untyped_storage()._cdata for v in tree_leaves((first, again, args, kwargs)) if isinstance(v, FakeTensor)
+        ]
         made = [v.untyped_storage()._cdata for v in tree_leaves(again) if isinstance(v, FakeTensor)]
         own = all(memory == args[0].untyped_storage()._cdata if looks else seen.count(memory) == 1 for memory in made)
         if not own or type(again) is not type(expected) or looks_of(again) != looks_of(expected):
@@ -71,7 +77,8 @@ def test_of_every_operator_of_the_database(letters):
             for sample in itertools.islice(info.sample_inputs("cpu", dtype), 1):
                 mode = FakeTensorMode()
                 asking = Asking(mode)
-                with contextlib.suppress(Exception):  # what fake tensors, or torch, cannot do, they say before there is a result
+                # what fake tensors, or torch, cannot do, they say before there is a result
+                with contextlib.suppress(Exception):
                     args = tree_map_only(torch.Tensor, mode.from_tensor, (sample.input, sample.args, sample.kwargs))
                     with mode, asking:
                         info.op(args[0], *args[1], **args[2])
@@ -189,7 +196,9 @@ def test_a_second_trace_asks_nothing(monkeypatch):
 
 
 _TAKEN = {
-    "of a view that was written to": lambda x: (lambda y: (y[:, 1:].mul_(2), y.t()[0].unsqueeze(0) + y.select(1, 1))[1])(x.clone()),
+    "of a view that was written to": lambda x: (
+        lambda y: (y[:, 1:].mul_(2), y.t()[0].unsqueeze(0) + y.select(1, 1))[1]
+    )(x.clone()),
     "written to through a view": lambda x: (lambda y: (y.permute(1, 0)[1].mul_(3), y.diagonal().add_(1), y)[2])(x * 2),
     "of several": lambda x: (lambda y: (y.add_(1), y.split([1, 2], 0)[1] * y.unbind(1)[0][1:, None])[1])(x.clone()),
     "conjugated": lambda x: (lambda z: (z.conj()[0] * z[1:].imag).real + z.conj().imag[1:])(torch.complex(x, x.sin())),
@@ -203,4 +212,6 @@ def test_views_of_functional_tensors(name):
     x = torch.linspace(-1, 1, 9, dtype=torch.float64).view(3, 3)
     torch.testing.assert_close(fg.jit(f, backend="aten")(x), f(x), rtol=0, atol=1e-12)
     expected = torch.func.grad(lambda x: f(x).sin().sum())(x)
-    torch.testing.assert_close(fg.grad_compiled(lambda x: f(x).sin().sum(), backend="aten")(x), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        fg.grad_compiled(lambda x: f(x).sin().sum(), backend="aten")(x), expected, rtol=0, atol=1e-12
+    )

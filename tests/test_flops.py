@@ -1,4 +1,5 @@
-"""``torch.utils.flop_counter.FlopCounterMode`` counts of a compiled call the matrix products that it runs, fused or not, and no others."""
+"""``torch.utils.flop_counter.FlopCounterMode`` counts of a compiled call the matrix products that it runs, fused or
+not, and no others."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Custom Functions and operators of the caller's inside of compiled functions, and under every transform over these: PyTorch's own tables
-of them, and some that they do not have."""
+"""Custom Functions and operators of the caller's inside of compiled functions, and under every transform over these:
+PyTorch's own tables of them, and some that they do not have."""
 
 import re
 
@@ -55,7 +55,9 @@ class Case:
     def second(self, *own):
         own = [v.clone().requires_grad_() for v in own]
         first = torch.autograd.grad(self.loss(*own), own, create_graph=True, allow_unused=True)
-        return torch.autograd.grad(squares([g for g in first if g is not None and g.requires_grad]), own, materialize_grads=True)
+        return torch.autograd.grad(
+            squares([g for g in first if g is not None and g.requires_grad]), own, materialize_grads=True
+        )
 
     def batch(self, own):
         return tuple(torch.stack([v, v * 0.5]) for v in own)
@@ -70,7 +72,9 @@ WORDS = {
     "jacrev": lambda c: func.jacrev(c.floats, c.n),
     "vmap": lambda c: lambda *own: func.vmap(c.floats)(*c.batch(own)),
     "vmap of grad": lambda c: lambda *own: func.vmap(func.grad(c.loss, c.n))(*c.batch(own)),
-    "grad of vmap": lambda c: lambda *own: func.grad(lambda *own: squares(func.vmap(c.floats)(*own)), c.n)(*c.batch(own)),
+    "grad of vmap": lambda c: (
+        lambda *own: func.grad(lambda *own: squares(func.vmap(c.floats)(*own)), c.n)(*c.batch(own))
+    ),
 }
 FORWARD = {
     "jvp": lambda c: lambda *own: func.jvp(c.floats, own, own),
@@ -97,7 +101,8 @@ REFUSED = "|".join(
         "data-dependent and cannot be vmapped",
         r"too many values to unpack \(expected 1\)",  # NumpyCatCustomOp's own rule for vmap, of more than one tensor
         "must implement the jvp function",
-        "marked as dirty during the forward method were not returned",  # torch's own rule for vmap of what writes to its argument
+        # torch's own rule for vmap of what writes to its argument
+        "marked as dirty during the forward method were not returned",
         "does not require grad and does not have a grad_fn",  # a second derivative, where the first is zero
     )
 )

@@ -1,4 +1,5 @@
-"""Random programs of pointwise operations, reductions, views and library calls: fused kernels compute what eager PyTorch does."""
+"""Random programs of pointwise operations, reductions, views and library calls: fused kernels compute what eager
+PyTorch does."""
 
 from __future__ import annotations
 
@@ -27,15 +28,23 @@ def wave(x: torch.Tensor) -> torch.Tensor:
 
 
 UNARY = (
-    wave, torch.tanh, torch.exp, torch.relu, lambda x: x * x, lambda x: -x, lambda x: torch.softmax(x, -1), lambda x: x.clamp(-1, 1),
+    wave, torch.tanh, torch.exp, torch.relu, lambda x: x * x, lambda x: -x, lambda x: torch.softmax(x, -1),
+    lambda x: x.clamp(-1, 1),
 )  # fmt: skip
 BINARY = (torch.add, torch.mul, torch.sub, torch.maximum, lambda a, b: torch.where(a > b, a, b * 2))
-REDUCE = (torch.sum, torch.mean, torch.amax, torch.logsumexp, lambda x, d, keepdim: x.var(d, keepdim=keepdim, correction=0))
+REDUCE = (
+    torch.sum,
+    torch.mean,
+    torch.amax,
+    torch.logsumexp,
+    lambda x, d, keepdim: x.var(d, keepdim=keepdim, correction=0),
+)
 
 
 @st.composite
 def programs(draw):
-    """The shape of the inputs, and steps on a stack of tensors: what is done, to which of them, along which dimension."""
+    """The shape of the inputs, and steps on a stack of tensors: what is done, to which of them, along which
+    dimension."""
     shape = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=4))
     kinds = "unary binary reduce broadcast permute reshape slice share flip cat pad matmul put copy".split()
     numbers = st.integers(0, 99)
@@ -138,15 +147,26 @@ def test_pairwise_values_are_never_in_memory():
         return (1 / ((d * d).sum(-1) + torch.eye(50))).sum()
 
     assert max(b.shape[0] for k in kernels(energy, torch.randn(50, 3)) for b in (*k.reads, *k.writes) if b.shape) == 50
-    assert all(len(b.shape) < 2 or b.shape == (50, 3) for k in kernels(energy, torch.randn(50, 3)) for b in (*k.reads, *k.writes))
+    assert all(
+        len(b.shape) < 2 or b.shape == (50, 3)
+        for k in kernels(energy, torch.randn(50, 3))
+        for b in (*k.reads, *k.writes)
+    )
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(1, 80), st.integers(1, 80), st.integers(1, 5), st.sampled_from([torch.float32, torch.float64]), st.booleans())
+@given(
+    st.integers(1, 80),
+    st.integers(1, 80),
+    st.integers(1, 5),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
+)
 @example(1200, 40, 3, torch.float32, False)
 @example(40, 700, 3, torch.float32, True)
 def test_totals_and_columns_that_do_not_lie_side_by_side(n, m, k, dtype, across):
-    """Both are put side by side where rows are gone over: sums of pairs of points, by either point, however these lie."""
+    """Both are put side by side where rows are gone over: sums of pairs of points, by either point, however these
+    lie."""
 
     def energy(x, y):
         d = x[:, None] - y
@@ -229,14 +249,17 @@ def test_a_tensor_with_the_negative_bit():
     z = torch.randn(20, dtype=torch.complex128)
     given = z.conj().imag
     assert given.is_neg()
-    torch.testing.assert_close(fg.jit(lambda x: (x * 2, x.clone(), x.sum()))(given), (given * 2, given.clone(), given.sum()))
+    torch.testing.assert_close(
+        fg.jit(lambda x: (x * 2, x.clone(), x.sum()))(given), (given * 2, given.clone(), given.sum())
+    )
     torch.testing.assert_close(fg.jit(lambda z: z.conj().imag[3:] * 2 + 1)(z), z.conj().imag[3:] * 2 + 1)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 15, 30])
 @pytest.mark.parametrize("width", [2, 3, 4, 8])
 def test_small_rows_one_after_the_other(rows, width):
-    """Loads that a guard keeps from being read, several of them next to each other: gcc's interleaved masked loads lose elements."""
+    """Loads that a guard keeps from being read, several of them next to each other: gcc's interleaved masked loads
+    lose elements."""
 
     def f(x):
         y = x * 1.1
@@ -255,13 +278,17 @@ x = torch.ones(3000, 100, dtype=torch.float64)
 total, columns = fg.jit(lambda x: ((x * 2).sum(), x.sum(0)), backend="c")(x)
 assert total == 600_000 and (columns == 3000).all(), (total, columns)
 """
-    done = subprocess.run(["env", "OMP_THREAD_LIMIT=1", sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["env", "OMP_THREAD_LIMIT=1", sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_numbers_are_rounded_to_half_precision_before_they_are_compared():
     x = torch.randn(4000).bfloat16()
-    torch.testing.assert_close(fg.jit(lambda x: (x > 0.1, x == 0.1, x <= -0.3), backend="c")(x), (x > 0.1, x == 0.1, x <= -0.3))
+    torch.testing.assert_close(
+        fg.jit(lambda x: (x > 0.1, x == 0.1, x <= -0.3), backend="c")(x), (x > 0.1, x == 0.1, x <= -0.3)
+    )
 
 
 def test_indices_have_64_bits():
@@ -287,7 +314,12 @@ def test_what_a_later_kernel_computes_again():
     x, w, v = torch.randn(80, 70), torch.randn(70, 90) * 0.1, torch.randn(90, 60) * 0.1
     assert large_temporaries(lambda w, v, x: (torch.nn.functional.gelu(x @ w) @ v).square().sum(), w, v, x) == 0
     # of a softmax, a number for each row is kept
-    assert large_temporaries(lambda v, x: ((x.softmax(1).sin() @ v) * x.softmax(1)).sum(), torch.randn(80, 80), torch.randn(80, 80)) == 0
+    assert (
+        large_temporaries(
+            lambda v, x: ((x.softmax(1).sin() @ v) * x.softmax(1)).sum(), torch.randn(80, 80), torch.randn(80, 80)
+        )
+        == 0
+    )
 
 
 def test_what_a_later_kernel_does_not_compute_again():
@@ -315,13 +347,18 @@ def test_a_scan_of_equal_numbers_is_kept_before_it_is_read():
     a = [torch.rand(40, 64) for _ in range(9)]
     compiled = fg.jit(f, backend="c")
     assert_rounded(compiled(*a), f(*a))
-    (kernel,) = [s for s in compiled.program(*a).kernels[0].steps if isinstance(s, Kernel) and any(stage.keeps for stage in s.stages)]
+    (kernel,) = [
+        s
+        for s in compiled.program(*a).kernels[0].steps
+        if isinstance(s, Kernel) and any(stage.keeps for stage in s.stages)
+    ]
     with pytest.raises(fg.GraphError, match="which is made in walk"):
         verify(evolve(kernel, stages=kernel.stages[::-1]))
 
 
 def test_a_state_is_not_made_of_all_steps_before():
-    """What a step reads does not grow with the steps before it; so the kernels of steps are equal, and compiled once."""
+    """What a step reads does not grow with the steps before it; so the kernels of steps are equal, and compiled
+    once."""
 
     def f(w, x):
         h, c = x, torch.zeros_like(x)
@@ -373,7 +410,8 @@ def rotated(x):
 
 @pytest.mark.parametrize("width", [64, 96, 42, 20])  # equal parts, but of the last two that are too small
 def test_equal_parts_are_done_in_one_turn(width):
-    """A turn of the loop does an element of each part: it does not ask which part an element is in, and what they share is loaded once."""
+    """A turn of the loop does an element of each part: it does not ask which part an element is in, and what they
+    share is loaded once."""
 
     def f(x, angles):
         angles = torch.cat((angles, angles), -1)
@@ -438,7 +476,10 @@ def test_sums_of_all_steps_do_not_wait_for_the_last():
         return (u * u).mean()
 
     kept = 20 * 128 * 128 * 4
-    assert fg.grad_compiled(loss).memory({"start": torch.randn(130, 130), "rate": torch.tensor(0.1)}).measured_peak < 1.4 * kept
+    assert (
+        fg.grad_compiled(loss).memory({"start": torch.randn(130, 130), "rate": torch.tensor(0.1)}).measured_peak
+        < 1.4 * kept
+    )
 
 
 @pytest.mark.parametrize("whole", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
@@ -448,5 +489,6 @@ def test_a_float_that_was_cut_to_a_whole_number_has_no_negative_zero(whole, dtyp
     f = lambda x: 1 / x.to(whole).to(dtype)  # noqa: E731
     x = torch.tensor([-0.0, -0.3, 0.3, -7.9, 3.2] * 5, dtype=dtype)
     if whole == torch.int64:
-        x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30], dtype=dtype)])  # as the processor has it
+        # as the processor has it
+        x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30], dtype=dtype)])
     assert torch.equal(fg.jit(f, backend="c")(x), f(x))

@@ -1,4 +1,5 @@
-"""Library calls that wait, so that what they read is computed beside what another kernel computes of the same memory."""
+"""Library calls that wait, so that what they read is computed beside what another kernel computes of the same
+memory."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from funcgrad.loops.ir import Kernel
 from funcgrad.loops.lower import lower
 from funcgrad.loops.order import in_turn
 
-ACTIVATIONS = (F.gelu, F.silu, torch.tanh, lambda h: F.layer_norm(h, h.shape[-1:]), lambda h: F.softmax(h, -1) * h, F.mish)
+ACTIVATIONS = (
+    F.gelu,
+    F.silu,
+    torch.tanh,
+    lambda h: F.layer_norm(h, h.shape[-1:]),
+    lambda h: F.softmax(h, -1) * h,
+    F.mish,
+)
 
 
 def layers(acts, skips):

@@ -104,12 +104,16 @@ def test_what_another_thread_drew_meanwhile_is_not_taken_for_what_forward_drew()
 
 
 def everything(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}, {n: p.grad for n, p in model.named_parameters()}
+    return {name: value.clone() for name, value in model.state_dict().items()}, {
+        n: p.grad for n, p in model.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_measuring_memory_leaves_all_as_it_was(training):
-    model = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(40, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 1)
+    )
     seen = torch.zeros(())
 
     def step(x):
@@ -126,7 +130,12 @@ def test_measuring_memory_leaves_all_as_it_was(training):
         use = c.memory(x)
         assert use.measured_peak > 0
         torch.testing.assert_close(everything(model), before, rtol=0, atol=0)
-        assert torch.equal(torch.get_rng_state(), state) and torch.equal(x, x_before) and x._version == version and seen == 0
+        assert (
+            torch.equal(torch.get_rng_state(), state)
+            and torch.equal(x, x_before)
+            and x._version == version
+            and seen == 0
+        )
         if training:
             c(x)
             seen.zero_()

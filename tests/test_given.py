@@ -1,11 +1,16 @@
-"""Other memory that a tensor is given, and what looks at the old and at the new: as in eager PyTorch, whichever tensor it was."""
+"""Other memory that a tensor is given, and what looks at the old and at the new: as in eager PyTorch, whichever
+tensor it was."""
 
 from collections import Counter
 
 import pytest
 from laws.programs import Program, check
 
-BASES = ["(torch.arange(8.) / 5).requires_grad_()", "(torch.arange(8.) / 5).requires_grad_() * 1", "torch.arange(8.) / 5"]
+BASES = [
+    "(torch.arange(8.) / 5).requires_grad_()",
+    "(torch.arange(8.) / 5).requires_grad_() * 1",
+    "torch.arange(8.) / 5",
+]
 COMPUTED, PLAIN = "torch.ones(4, requires_grad=True) * 2", "torch.arange(4.) + 1"
 
 
@@ -47,4 +52,5 @@ def test_what_is_written_to_memory_before_another_is_given_stays_there(tensor, s
 def test_what_shares_a_version_counter_is_saved_after_that_was_moved():
     inputs = "base.detach()[:3]", "base[:4]"
     assert_carried_out(inputs, ("x0.set_(x0 * 2)", "v = x0.sigmoid() * (x1 * x1).sum()"), ("v",))
-    assert_carried_out(inputs, ("v = (x1 * x1).sum()", "x0.set_(x0 * 2)"), ("v",))  # and before: that raises in backward
+    # and before: that raises in backward
+    assert_carried_out(inputs, ("v = (x1 * x1).sum()", "x0.set_(x0 * 2)"), ("v",))

@@ -108,7 +108,9 @@ def test_joint_equals_forward_then_backward(name):
         equal(values[slot], value)
 
 
-SECOND_ORDER = "square transcendental logs rosenbrock dict_mlp layer_norm softmaxes pairwise logistic_regression solve".split()
+SECOND_ORDER = (
+    "square transcendental logs rosenbrock dict_mlp layer_norm softmaxes pairwise logistic_regression solve".split()
+)
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
@@ -190,7 +192,10 @@ class TestArguments:
     def test_the_same_tensor_twice(self):
         x = torch.randn(3, requires_grad=True)
         f = lambda a, b: (a * b.exp()).sum()  # noqa: E731
-        equal(fg.grad_compiled(f, argnums=(0, 1))(x.detach(), x.detach()), torch.func.grad(f, argnums=(0, 1))(x.detach(), x.detach()))
+        equal(
+            fg.grad_compiled(f, argnums=(0, 1))(x.detach(), x.detach()),
+            torch.func.grad(f, argnums=(0, 1))(x.detach(), x.detach()),
+        )
         (expected,) = torch.autograd.grad(f(x, x), x)
         (found,) = torch.autograd.grad(fg.jit(f)(x, x), x)
         equal(found, expected)
@@ -295,7 +300,12 @@ class TestJit:
     def test_incoming_gradients_of_any_layout(self):
         x = torch.randn(4, 3, requires_grad=True)
         c = fg.jit(lambda x: x.t().exp())
-        for weight in (torch.ones(3, 4), torch.ones(()).expand(3, 4), torch.randn(4, 3).t(), torch.randn(6, 8)[::2, ::2]):
+        for weight in (
+            torch.ones(3, 4),
+            torch.ones(()).expand(3, 4),
+            torch.randn(4, 3).t(),
+            torch.randn(6, 8)[::2, ::2],
+        ):
             (found,) = torch.autograd.grad(c(x), x, weight)
             equal(found, (weight * x.detach().t().exp()).t())
 
@@ -355,7 +365,9 @@ def test_random_programs(data):
     }
     n = data.draw(st.integers(1, 8))
     draw = data.draw
-    steps = [(draw(st.sampled_from(sorted(ops))), draw(st.integers(0, 2 + i)), draw(st.integers(0, 2 + i))) for i in range(n)]
+    steps = [
+        (draw(st.sampled_from(sorted(ops))), draw(st.integers(0, 2 + i)), draw(st.integers(0, 2 + i))) for i in range(n)
+    ]
 
     def f(inputs):
         values = list(inputs)

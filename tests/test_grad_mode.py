@@ -1,4 +1,5 @@
-"""Grad mode switched inside a function, on where it is off outside and the other way round: autograd knows results as it does in eager."""
+"""Grad mode switched inside a function, on where it is off outside and the other way round: autograd knows results
+as it does in eager."""
 
 import pytest
 import torch
@@ -92,7 +93,8 @@ def through_a_module(x):
 
 
 FUNCTIONS = [
-    on_inside, partly, set_and_reset, off_within_on, views, view_before, derivative, written_after, written_within, own_leaf, asks,
+    on_inside, partly, set_and_reset, off_within_on, views, view_before, derivative, written_after, written_within,
+    own_leaf, asks,
     asks_for_history, through_a_module,
 ]  # fmt: skip
 
@@ -197,7 +199,11 @@ def test_a_gradient_of_what_calls_backward_for_another_tensor(mode):
         (found,) = torch.autograd.grad((h * h).sum(), h)
         return (x * found).sum()
 
-    x, h, same = torch.tensor([3.0, 5.0]), torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([2.0, 4.0], requires_grad=True)
+    x, h, same = (
+        torch.tensor([3.0, 5.0]),
+        torch.tensor([2.0, 4.0], requires_grad=True),
+        torch.tensor([2.0, 4.0], requires_grad=True),
+    )
     with mode():
         found = fg.grad_compiled(lambda x: loss(x, h), backend="aten")(x)
     (expected,) = torch.autograd.grad(loss(x.requires_grad_(), same), x)

@@ -1,5 +1,5 @@
-"""``torch.autograd.gradcheck`` and ``gradgradcheck`` of compiled functions: finite differences are the oracle, in reverse mode, forward
-mode, batched, and one over the other."""
+"""``torch.autograd.gradcheck`` and ``gradgradcheck`` of compiled functions: finite differences are the oracle, in
+reverse mode, forward mode, batched, and one over the other."""
 
 import functions
 import pytest
@@ -155,7 +155,9 @@ def mapped(x, y):
 
 @own(line(2, 3), line(3))
 def mapped_gradient(x, y):
-    return fg.vmap_compiled(fg.grad_compiled(lambda row, y: (row.sin() * y).sum() ** 2, **OPTIONS), (0, None), **OPTIONS)(x, y)
+    return fg.vmap_compiled(
+        fg.grad_compiled(lambda row, y: (row.sin() * y).sum() ** 2, **OPTIONS), (0, None), **OPTIONS
+    )(x, y)
 
 
 @own(line(2))
@@ -170,7 +172,9 @@ def checkpointed(x):
 
 @own(line(3, 3))
 def linear_algebra(x):
-    return torch.linalg.solve(x @ x.T + 2 * torch.eye(3, dtype=F64), x[0]), torch.linalg.slogdet(x @ x.T + torch.eye(3, dtype=F64))[1]
+    return torch.linalg.solve(x @ x.T + 2 * torch.eye(3, dtype=F64), x[0]), torch.linalg.slogdet(
+        x @ x.T + torch.eye(3, dtype=F64)
+    )[1]
 
 
 @own(line(2, 4), line(3, 4), line(3))
@@ -199,8 +203,10 @@ def of_case(name):
 
 
 CASES = [
-    "transcendental", "logs", "gelu_silu", "where_abs", "broadcast", "rosenbrock", "transpose_slice", "reshape_permute", "gather_index",
-    "stack_cat_split", "pad_roll_flip", "in_place_on_own", "softmaxes", "layer_norm", "cumulative", "cross_entropy", "regression_losses",
+    "transcendental", "logs", "gelu_silu", "where_abs", "broadcast", "rosenbrock", "transpose_slice", "reshape_permute",
+    "gather_index",
+    "stack_cat_split", "pad_roll_flip", "in_place_on_own", "softmaxes", "layer_norm", "cumulative", "cross_entropy",
+    "regression_losses",
     "batched", "dict_mlp", "nested_classes", "logistic_regression", "fourier",
 ]  # fmt: skip
 

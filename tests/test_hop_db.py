@@ -1,4 +1,5 @@
-"""PyTorch's own list of operators that take functions (``hop_db``): forward and backward as eager PyTorch, or refused by name."""
+"""PyTorch's own list of operators that take functions (``hop_db``): forward and backward as eager PyTorch, or
+refused by name."""
 
 import pytest
 import torch
@@ -7,7 +8,8 @@ from torch.testing._internal.hop_db import hop_db
 import funcgrad as fg
 
 REFUSED = {
-    "while_loop_stack_output-simple": "while_loop_stack_output",  # as many results as there were steps: a size that depends on values
+    # as many results as there were steps: a size that depends on values
+    "while_loop_stack_output-simple": "while_loop_stack_output",
     "flex_attention-simple": "torch compiles itself",  # and where it does not, it computes with a mode of its own
     "flex_attention_backward-simple": "flex_attention_backward",
     "flex_attention_backward-explicit_buffers": "flex_attention_backward",
@@ -29,10 +31,15 @@ def tensors(value):
 def run(f, sample):
     """Results, what became of the arguments, and gradients."""
     given, args, kwargs = torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (sample.input, sample.args, sample.kwargs)
+        torch.Tensor,
+        lambda t: t.detach().clone().requires_grad_(t.requires_grad),
+        (sample.input, sample.args, sample.kwargs),
     )
     out = f(given, *args, **kwargs)
-    outs, leaves = [t for t in tensors(out) if t.requires_grad], [t for t in tensors((given, args, kwargs)) if t.requires_grad]
+    outs, leaves = (
+        [t for t in tensors(out) if t.requires_grad],
+        [t for t in tensors((given, args, kwargs)) if t.requires_grad],
+    )
     gradients = torch.autograd.grad([t.sin().sum() for t in outs], leaves, allow_unused=True) if outs else []
     return tensors(out), tensors((given, args, kwargs)), [torch.zeros(()) if g is None else g for g in gradients]
 

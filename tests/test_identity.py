@@ -1,4 +1,5 @@
-"""What a tensor answers about itself inside a compiled function: as in eager PyTorch, or part of the key, or refused by name."""
+"""What a tensor answers about itself inside a compiled function: as in eager PyTorch, or part of the key, or refused
+by name."""
 
 import copy
 import weakref
@@ -27,7 +28,17 @@ QUESTIONS = {
     "base": lambda t: t._base is None,
     "view": lambda t: t._is_view(),
     "bytes": lambda t: (t.element_size(), t.nbytes, t.numel(), len(t)),
-    "kind": lambda t: (t.device, t.dtype, t.is_cpu, t.is_meta, t.is_sparse, t.is_quantized, t.is_nested, t.is_neg(), t.is_conj()),
+    "kind": lambda t: (
+        t.device,
+        t.dtype,
+        t.is_cpu,
+        t.is_meta,
+        t.is_sparse,
+        t.is_quantized,
+        t.is_nested,
+        t.is_neg(),
+        t.is_conj(),
+    ),
     "identity": lambda t: (t is t, hash(t) == hash(t), {t: 1}[t], weakref.ref(t)() is t, id(t) == id(t)),
     "attributes": lambda t: (getattr(t, "tag", None), hasattr(t, "tag"), hasattr(t, "other")),
 }
@@ -68,9 +79,22 @@ def arguments():
 def asked_of(tensors):
     """All tensors there are in a function: what it was given, captured, makes, and views of these."""
     weight = MODULE.weight
-    known = {**tensors, "captured": CAPTURED, "captured view": CAPTURED_VIEW, "weight": weight, "own": MODULE.own, "other": MODULE.other}
+    known = {
+        **tensors,
+        "captured": CAPTURED,
+        "captured view": CAPTURED_VIEW,
+        "weight": weight,
+        "own": MODULE.own,
+        "other": MODULE.other,
+    }
     plain, leaf = tensors["plain"], tensors["leaf"]
-    made = {"sum": plain + 1, "tracked": leaf * 2, "row": (leaf * 2)[None], "detached": weight.detach(), "new": nn.Parameter(torch.ones(3))}
+    made = {
+        "sum": plain + 1,
+        "tracked": leaf * 2,
+        "row": (leaf * 2)[None],
+        "detached": weight.detach(),
+        "new": nn.Parameter(torch.ones(3)),
+    }
     views = {f"{name}[1:]": t[1:] for name, t in known.items()}
     return known | made | views
 
@@ -92,8 +116,14 @@ def test_tensors_answer_as_in_eager(question, grad):
         compiled(given[2])
     expected, *found = answers
     assert len(found) == 2  # the dry run and the recorded one
-    different = {name: (expected[name], [a[name] for a in found]) for name in expected if any(a[name] != expected[name] for a in found)}
-    assert not {name: v for name, v in different.items() if not (question in ("base", "view") and name.endswith("[1:]"))}
+    different = {
+        name: (expected[name], [a[name] for a in found])
+        for name in expected
+        if any(a[name] != expected[name] for a in found)
+    }
+    assert not {
+        name: v for name, v in different.items() if not (question in ("base", "view") and name.endswith("[1:]"))
+    }
     assert not different
 
 
@@ -118,7 +148,9 @@ SEVERAL = {
 @pytest.mark.parametrize("question", SEVERAL)
 def test_another_answer_is_another_program(question):
     def function(x):
-        return x * {str(QUESTIONS[question](t)): n for n, t in enumerate(SEVERAL[question], 2)}.get(str(QUESTIONS[question](x)), 1)
+        return x * {str(QUESTIONS[question](t)): n for n, t in enumerate(SEVERAL[question], 2)}.get(
+            str(QUESTIONS[question](x)), 1
+        )
 
     ask = QUESTIONS[question]
     factors = {str(ask(t)): float(n) for n, t in enumerate(SEVERAL[question], 2)}
@@ -196,7 +228,16 @@ def test_parameters_come_back_as_parameters(grad):
 
     def function(p, x):
         made = nn.Parameter(x * 2)
-        return p, outside, made, [made], nn.Parameter(torch.zeros(3), requires_grad=False), nn.Parameter(p), nn.Parameter(x), x * 2
+        return (
+            p,
+            outside,
+            made,
+            [made],
+            nn.Parameter(torch.zeros(3), requires_grad=False),
+            nn.Parameter(p),
+            nn.Parameter(x),
+            x * 2,
+        )
 
     def look(results, p, x):
         flat = [*results[:3], *results[3], *results[4:]]

@@ -48,7 +48,8 @@ def taken(program):
 
 @pytest.fixture
 def step():
-    """A loss whose backward half writes over values that forward has saved, its weights, and the gradients eager PyTorch finds."""
+    """A loss whose backward half writes over values that forward has saved, its weights, and the gradients eager
+    PyTorch finds."""
     ws, x = weights(3, 32), torch.randn(64, 32)
     compiled = fg.jit(perceptron, backend="c")
     program = compiled.program(ws, x)
@@ -84,7 +85,13 @@ def test_what_scratch_takes_the_place_of_is_kept_too():
 def test_what_the_user_holds_is_left_alone(step):
     """As a tensor, a view of it, an array or a storage in the same memory."""
     compiled, ws, x, expected = step
-    holders = [lambda t: t, lambda t: t.view(-1), lambda t: t.numpy(), lambda t: t.untyped_storage(), lambda t: memoryview(t.numpy())]
+    holders = [
+        lambda t: t,
+        lambda t: t.view(-1),
+        lambda t: t.numpy(),
+        lambda t: t.untyped_storage(),
+        lambda t: memoryview(t.numpy()),
+    ]
     for hold in holders:
         loss = compiled(ws, x)
         held = [hold(t) for t in loss.grad_fn.saved_tensors if t is not None and not t.requires_grad]
@@ -167,7 +174,9 @@ def test_the_same_numbers_with_and_without(program):
         out = halves(a, b)
         wrt = [t for t in (a, b) if t.requires_grad]
         roots = [t for t in out if t.requires_grad]
-        first = torch.autograd.grad(roots, wrt, [torch.ones_like(t) for t in roots], retain_graph=True, allow_unused=True)
+        first = torch.autograd.grad(
+            roots, wrt, [torch.ones_like(t) for t in roots], retain_graph=True, allow_unused=True
+        )
         second = torch.autograd.grad(roots, wrt, [torch.ones_like(t) for t in roots], allow_unused=True)
         peaks = [predicted_peak(c.program(a, b).schedule) for c in (whole, halves)]
         for x, y in zip(first, second, strict=True):
@@ -320,7 +329,8 @@ def test_several_results_of_a_call_do_not_keep_each_other_alive():
 
 
 def columns_twice(x):
-    """Values between kernels that follow one another, dear to compute again: each waits for totals of the one before."""
+    """Values between kernels that follow one another, dear to compute again: each waits for totals of the one
+    before."""
     for _ in range(4):
         x = torch.tanh(x / x.sum(0)).exp().sin()
     return x
@@ -368,7 +378,8 @@ def test_a_kernel_that_may_not_is_refused(name):
 
 
 def test_what_is_kept_is_not_read_again():
-    """A softmax that is normalised is a result of its third walk: what it is made of is kept by then, where a language keeps it."""
+    """A softmax that is normalised is a result of its third walk: what it is made of is kept by then, where a
+    language keeps it."""
     kernel = kernel_of(lambda x: (torch.softmax(x, -1), F.layer_norm(torch.softmax(x, -1), (64,))), X)
     (read,), early = kernel.reads, evolve(kernel, over={kernel.writes[0].name: kernel.reads[0].name})
     assert read.name == "x" and verify(early, keeps=True) is early

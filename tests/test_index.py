@@ -86,7 +86,13 @@ def test_unravel_is_undone_by_flat(shape):
     assert flat(unravel(at_axis(axis), shape), row_major(shape)) == at_axis(axis)
 
 
-@given(st.lists(st.tuples(st.sampled_from(AXES), st.integers(-6, 6), st.integers(-6, 6), st.integers(0, 6)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(AXES), st.integers(-6, 6), st.integers(-6, 6), st.integers(0, 6)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_bounds_hold_between_the_least_and_the_greatest(drawn):
     """Of single axes the range is exact: it is empty where bounds contradict."""
     bounds: list[Bound] = [(at_axis(axis) + by, low, low + n) for axis, by, low, n in drawn]
@@ -158,5 +164,7 @@ for f, dynamic, *sizes in (between_zeros, False), (between_zeros, True), (shifte
 
 
 def test_nothing_is_read_beside_an_input():
-    done = subprocess.run([sys.executable, "-c", FENCED], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", FENCED], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""Indices that are tensors: laws against eager PyTorch at random shapes, and what happens where an index is out of bounds."""
+"""Indices that are tensors: laws against eager PyTorch at random shapes, and what happens where an index is out of
+bounds."""
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ FEW = settings(max_examples=12, deadline=None)
 
 def indices(data, size, shape, least=0):
     count = torch.Size(shape).numel()
-    return torch.tensor(data.draw(st.lists(st.integers(least, size - 1), min_size=count, max_size=count)), dtype=torch.int64).view(shape)
+    return torch.tensor(
+        data.draw(st.lists(st.integers(least, size - 1), min_size=count, max_size=count)), dtype=torch.int64
+    ).view(shape)
 
 
 def same(f, *args, backend="c"):
@@ -79,7 +82,9 @@ def test_gradients(data):
     x, i = torch.randn(5, columns), indices(data, 5, [rows])
 
     def loss(x, i):
-        return (x[i].sin() * F.embedding(i, x).cos()).sum() + x.gather(0, i[:, None].expand(rows, columns)).square().sum()
+        return (x[i].sin() * F.embedding(i, x).cos()).sum() + x.gather(
+            0, i[:, None].expand(rows, columns)
+        ).square().sum()
 
     leaf = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(leaf, i), leaf)
@@ -114,7 +119,8 @@ def test_many_are_added_by_threads():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_is_put_is_computed_where_it_is_put(threads):
-    """Messages along edges are not in memory: neither forward nor backward, nor where they come from what they are added to."""
+    """Messages along edges are not in memory: neither forward nor backward, nor where they come from what they are
+    added to."""
     torch.set_num_threads(threads)
     x, weight, (source, target) = torch.randn(80, 64), torch.rand(600), torch.randint(80, (2, 600))
 
@@ -127,7 +133,9 @@ def test_what_is_put_is_computed_where_it_is_put(threads):
     assert same(f, x, weight, source, target) == []
     compiled = fg.value_and_grad_compiled(loss, argnums=(0,), backend="c")
     args = x, weight, source, target
-    torch.testing.assert_close(compiled(*args), torch.func.grad_and_value(loss, argnums=(0,))(*args)[::-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        compiled(*args), torch.func.grad_and_value(loss, argnums=(0,))(*args)[::-1], rtol=1e-4, atol=1e-4
+    )
     launches = [s for k in compiled.program(*args).kernels for s in k.steps if isinstance(s, Launch)]
     assert not [b for s in launches for kernel in s.kernels for b in kernel.writes if b.shape[:2] == (600, 64)]
 
@@ -157,7 +165,9 @@ def test_the_gradient_of_what_is_looked_up_and_broadcast(backend):
         return (v[i][:, None] * w).tanh().sum()
 
     args = torch.randn(40), torch.randint(40, (60,)), torch.randn(60, 33)
-    torch.testing.assert_close(fg.grad_compiled(loss, backend=backend)(*args), torch.func.grad(loss)(*args), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        fg.grad_compiled(loss, backend=backend)(*args), torch.func.grad(loss)(*args), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_indices_that_are_computed():
@@ -290,7 +300,16 @@ def test_scans(data):
     def f(x):
         running = x.sin().cumsum(dim)
         top = x.cummax(dim)
-        return running.exp() * x, running.sum(dim), x.cumprod(dim), top.values, top.indices, x.max(dim), x.argmin(dim), x.argmax()
+        return (
+            running.exp() * x,
+            running.sum(dim),
+            x.cumprod(dim),
+            top.values,
+            top.indices,
+            x.max(dim),
+            x.argmin(dim),
+            x.argmax(),
+        )
 
     assert not same(f, x)
     leaf = x.clone().requires_grad_()

@@ -1,4 +1,5 @@
-"""Ints of Python state among tensors: from its third value on one is a symbol, computed with as Python does, whatever its value."""
+"""Ints of Python state among tensors: from its third value on one is a symbol, computed with as Python does,
+whatever its value."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from funcgrad.capture.floats import Floats
 X = torch.tensor([-2.0, -0.0, 0.0, 0.5, math.inf, math.nan, 3.0])
 WHOLE = torch.tensor([-3, 0, 7, 2**40])
 VALUES: tuple[Any, ...] = (
-    3, 4, 5, 6, 0, 1, -1, 2, True, 7, 2.5, 2**24 + 1, 2**53 + 1, 2**62 + 1, -(2**70), 10**400, 9, False, "a", None, 11, 12,
+    3, 4, 5, 6, 0, 1, -1, 2, True, 7, 2.5, 2**24 + 1, 2**53 + 1, 2**62 + 1, -(2**70), 10**400, 9, False, "a", None, 11,
+    12,
 )  # fmt: skip
 """What is no int is another program; the largest are no int of C, and no float."""
 
@@ -70,12 +72,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "powers": lambda x, s: (x, 0.9**s.n, 2 ** -abs(s.n % 9), (s.n % 7) ** 3, pow(s.n, 3, 7), (-8.0) ** (s.n / 2)),
     "divided": lambda x, s: (x, s.n / 7, s.n // 7, s.n % 7, divmod(s.n, -3), 7 // s.n, 7 % s.n, 1 / s.n),
     "returned": lambda x, s: (x, s.n, s.n + 1, -s.n, s.n > 1, s.n - s.n, s.n * 0.1 * 3, s.n * s.n, abs(s.n), +s.n),
-    "rounded": lambda x, s: (x, round(s.n), round(s.n, -1), round(s.n / 3), math.floor(s.n), math.ceil(s.n), math.trunc(s.n)),
+    "rounded": lambda x,
+    s: (x, round(s.n), round(s.n, -1), round(s.n / 3), math.floor(s.n), math.ceil(s.n), math.trunc(s.n)),
     "math": lambda x, s: x * math.sqrt(abs(s.n % 5)),
     "text": lambda x, s: x * len(f"{s.n}"),
     "formatted": lambda x, s: x * float(f"{s.n:.1f}"),
     "isinstance": lambda x, s: x if isinstance(s.n, int) and not isinstance(s.n, bool) else x * 2,
-    "methods": lambda x, s: (x, isinstance(s.n, int) and (s.n.bit_length(), s.n.numerator, s.n.real, s.n.imag, s.n.conjugate())),
+    "methods": lambda x,
+    s: (x, isinstance(s.n, int) and (s.n.bit_length(), s.n.numerator, s.n.real, s.n.imag, s.n.conjugate())),
     "float of it": lambda x, s: x * float(s.n),
     "int of it": lambda x, s: x * int(s.n),
     "mixed": lambda x, s: (x * (s.n + 0.5), 0.5 - s.n, s.n + True, s.n * x.shape[0]),
@@ -149,7 +153,12 @@ class Cosine(Counter):
         self.step = 0
 
     def __call__(self, x: Tensor) -> Tensor:
-        lr = 0.5 * (1 + math.cos(math.pi * (self.step % 50) / 50)) * 0.9 ** math.floor(self.step / 5) * math.exp(-self.step / 100)
+        lr = (
+            0.5
+            * (1 + math.cos(math.pi * (self.step % 50) / 50))
+            * 0.9 ** math.floor(self.step / 5)
+            * math.exp(-self.step / 100)
+        )
         self.step += 1
         return x * lr
 
@@ -204,11 +213,11 @@ GRADIENT = torch.tensor([-2.0, -0.5, 0.25, 0.5, 1.0, -1.0, 3.0])
 @pytest.mark.parametrize("kind", LOOPS)
 def test_a_counter_that_is_read_compiles_few_programs(kind: Any, backend: str) -> None:
     ours, theirs = kind(), kind()
-    compiled = fg.jit(lambda x: ours(x), backend=backend)  
+    compiled = fg.jit(lambda x: ours(x), backend=backend)
     with warnings.catch_warnings():
         warnings.simplefilter("error", fg.RecompileWarning)
         for i in range(150):
-            found, expected = compiled(GRADIENT + i), theirs(GRADIENT + i)  
+            found, expected = compiled(GRADIENT + i), theirs(GRADIENT + i)
             assert difference(found, expected) is None, (i, difference(found, expected))
             assert difference(list(vars(ours).values()), list(vars(theirs).values())) is None, i
     assert compiled.cache_info().misses <= LOOPS[kind]
@@ -262,9 +271,12 @@ def test_what_is_not_dynamic_compiles_for_each() -> None:
 def test_functions_of_math(of: str) -> None:
     state = Counter()
     functions = {
-        "sqrt": math.sqrt, "log": lambda v: math.log(v, 3), "atan2": lambda v: math.atan2(v, 2), "hypot": lambda v: math.hypot(v, 3, 4),
-        "floor": lambda v: (math.floor(v / 3), math.ceil(v / 3), math.trunc(-v / 3)), "nan": math.isnan, "gamma": math.lgamma,
-        "log10": lambda v: math.log10(v - 5), "fmod": lambda v: math.fmod(7, v), "isqrt": lambda v: math.isqrt(v), "exp": math.exp,
+        "sqrt": math.sqrt, "log": lambda v: math.log(v, 3), "atan2": lambda v: math.atan2(v, 2),
+        "hypot": lambda v: math.hypot(v, 3, 4),
+        "floor": lambda v: (math.floor(v / 3), math.ceil(v / 3), math.trunc(-v / 3)), "nan": math.isnan,
+        "gamma": math.lgamma,
+        "log10": lambda v: math.log10(v - 5), "fmod": lambda v: math.fmod(7, v), "isqrt": lambda v: math.isqrt(v),
+        "exp": math.exp,
     }  # fmt: skip
     for name, function in functions.items():
         compiled = fg.jit(lambda x, function=function: (x, function(state.n)), backend="aten")
@@ -272,7 +284,11 @@ def test_functions_of_math(of: str) -> None:
             state.n = n if of == "int" or n > 10**300 else n + 0.5
             found, expected = outcome(lambda: compiled(X)), outcome(lambda: (X, function(state.n)))
             assert difference(found, expected) is None, (name, n, difference(found, expected))
-    assert all(type(function).__name__ == "builtin_function_or_method" for function in vars(math).values() if callable(function))
+    assert all(
+        type(function).__name__ == "builtin_function_or_method"
+        for function in vars(math).values()
+        if callable(function)
+    )
 
 
 @pytest.mark.parametrize("where", ["item", "global", "closure", "slot", "nested"])
@@ -284,7 +300,8 @@ def test_wherever_it_lives(where: str) -> None:
     source = {
         "item": "def put(v): d['n'] = v\ndef f(x): return x * d['n']",
         "global": "def put(v):\n    global n; n = v\ndef f(x): return x * n",
-        "closure": "def make():\n    k = 0\n    def put(v):\n        nonlocal k; k = v\n    return put, lambda x: x * k\nput, f = make()",
+        "closure": "def make():\n    k = 0\n    def put(v):\n        nonlocal k; k = v\n    return put, lambda x: x * "
+        "k\nput, f = make()",
         "slot": "def put(v): slots.n = v\ndef f(x): return x * slots.n",
         "nested": "def put(v): nested['a'][0].n = v\ndef f(x): return x * nested['a'][0].n",
     }[where]
@@ -352,7 +369,13 @@ def test_a_symbol_is_an_int_to_python() -> None:
     assert list(asked) == ["int_0 == 5", "(int_0 == 5)"]
 
 
-ASKED = ["type(v) is int", "type(v) is float", "type(v).__name__ == 'int'", "v.__class__ is float", "type(v) in (int, bool)"]
+ASKED = [
+    "type(v) is int",
+    "type(v) is float",
+    "type(v).__name__ == 'int'",
+    "v.__class__ is float",
+    "type(v) in (int, bool)",
+]
 
 
 STORED = {
@@ -421,7 +444,13 @@ def test_counters_in_a_list(body: str, of: type, kind: type) -> None:
         assert torch.equal(compiled(GRADIENT), theirs["f"](GRADIENT))
         assert repr(ours["s"].items) == repr(theirs["s"].items)
     assert compiled.cache_info().misses <= 4
-    for change in (lambda v: v.append(of(7)), lambda v: v.insert(0, of(5)), lambda v: v.pop(), lambda v: v.reverse(), lambda v: v.pop()):
+    for change in (
+        lambda v: v.append(of(7)),
+        lambda v: v.insert(0, of(5)),
+        lambda v: v.pop(),
+        lambda v: v.reverse(),
+        lambda v: v.pop(),
+    ):
         for space in worlds:
             change(space["s"].items)
         for _ in range(2):

@@ -233,9 +233,16 @@ def test_the_printed_guards_mean_the_key(data):
     c = fg.jit(lambda p, k, flag: [v * k for v in (p.values() if isinstance(p, dict) else p)])
     seen = set()
     for _ in range(data.draw(st.integers(1, 6))):
-        shape, dtype = data.draw(st.sampled_from(shapes)), data.draw(st.sampled_from([torch.float32, torch.float64, torch.int64]))
+        shape, dtype = (
+            data.draw(st.sampled_from(shapes)),
+            data.draw(st.sampled_from([torch.float32, torch.float64, torch.int64])),
+        )
         names = data.draw(st.permutations(["a", "b"]))
-        kind, k, flag = data.draw(st.sampled_from([dict, list])), data.draw(st.sampled_from([1, 2, "s", None])), data.draw(st.booleans())
+        kind, k, flag = (
+            data.draw(st.sampled_from([dict, list])),
+            data.draw(st.sampled_from([1, 2, "s", None])),
+            data.draw(st.booleans()),
+        )
         shared = data.draw(st.booleans())
         t = torch.ones(shape, dtype=dtype)
         values = [t, t if shared else t.clone()]

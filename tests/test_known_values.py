@@ -1,4 +1,5 @@
-"""Values that depend on no input and no draw: Python reads them while a function is traced, as it does in eager PyTorch."""
+"""Values that depend on no input and no draw: Python reads them while a function is traced, as it does in eager
+PyTorch."""
 
 import itertools
 import time
@@ -20,7 +21,8 @@ BACKENDS = pytest.mark.parametrize("backend", ["c", "aten"])
 
 
 def agrees(f, x=X, backend="c", **options):
-    """The result, and the gradient of its sum, are those of eager PyTorch: of one program, and of two halves. Returns the program."""
+    """The result, and the gradient of its sum, are those of eager PyTorch: of one program, and of two halves.
+    Returns the program."""
     leaf = x.clone().requires_grad_()
     expected = f(leaf)
     expected.sum().backward()
@@ -150,7 +152,8 @@ def that_requires_grad(x):
 
 
 READS = [
-    truth_of_all, truth_of_none, a_number, an_int, a_loop, an_index, a_range, a_list, a_nested_list, an_array, shapes_of_tensors,
+    truth_of_all, truth_of_none, a_number, an_int, a_loop, an_index, a_range, a_list, a_nested_list, an_array,
+    shapes_of_tensors,
     equal_tensors, membership, complex_numbers, looks_of_an_input, copied_into, writes, of_several_results, formatted,
     tensors_of_tensors, that_requires_grad,
 ]  # fmt: skip
@@ -177,9 +180,15 @@ WAYS = {
     "zip": lambda x: sum(row * float(i) for i, row in zip(T([1.0, 2.0]), x, strict=True)),
     "filter": lambda x: x * len(list(filter(None, T([1, 0, 2])))),
     "chained comparisons": lambda x: x if T(1) < T(2) < T(3) else -x,
-    "assert": lambda x: (torch._assert(T(1.0) > 0, "no"), torch.testing.assert_close(torch.ones(2), torch.ones(2)), x)[-1],
-    "tensors in a list": lambda x: x[:, [T(0), T(2)]] + x[[T(0), T(2)]] + x.index_put((T(0), T([1, 2])), T(1.0))[[0, 1]][:, [T(1), 2]],
-    "lengths of ctc_loss": lambda x: F.ctc_loss(x.expand(4, 2, 3).log_softmax(-1), torch.ones(2, 2).long(), T([4, 4]), T([2, 1])),
+    "assert": lambda x: (torch._assert(T(1.0) > 0, "no"), torch.testing.assert_close(torch.ones(2), torch.ones(2)), x)[
+        -1
+    ],
+    "tensors in a list": lambda x: (
+        x[:, [T(0), T(2)]] + x[[T(0), T(2)]] + x.index_put((T(0), T([1, 2])), T(1.0))[[0, 1]][:, [T(1), 2]]
+    ),
+    "lengths of ctc_loss": lambda x: F.ctc_loss(
+        x.expand(4, 2, 3).log_softmax(-1), torch.ones(2, 2).long(), T([4, 4]), T([2, 1])
+    ),
 }
 
 
@@ -220,7 +229,11 @@ def by_a_mask(x):
 
 def by_a_mask_of_some_dimensions(x):
     y = x.expand(4, 2, 3)
-    return y[:, torch.tensor([False, True])].sin() + y[lower(4, 2), torch.tensor([0])].sum() + y[..., torch.arange(3) > 0].sum()
+    return (
+        y[:, torch.tensor([False, True])].sin()
+        + y[lower(4, 2), torch.tensor([0])].sum()
+        + y[..., torch.arange(3) > 0].sum()
+    )
 
 
 def by_bytes(x):
@@ -236,7 +249,11 @@ def by_a_truth(x):
 
 
 def selected(x):
-    return x.masked_select(lower(2, 3)).sin() * x.masked_select(torch.arange(3) > 0).exp().sum() * x[0, 0].masked_select(torch.tensor(True))
+    return (
+        x.masked_select(lower(2, 3)).sin()
+        * x.masked_select(torch.arange(3) > 0).exp().sum()
+        * x[0, 0].masked_select(torch.tensor(True))
+    )
 
 
 def put(x):
@@ -262,11 +279,15 @@ def different_values(x):
     values, inverse, counts = torch.tensor([3, 1, 3, 2]).unique(return_inverse=True, return_counts=True)
     consecutive = torch.tensor([1, 1, 2, 1]).unique_consecutive()
     rows = torch.eye(3).repeat(2, 1).unique(dim=0)
-    return x.sin()[:, inverse[:3]] * counts.sum() + x[:, :1] * values.shape[0] + consecutive.sum() + x @ rows * len(rows)
+    return (
+        x.sin()[:, inverse[:3]] * counts.sum() + x[:, :1] * values.shape[0] + consecutive.sum() + x @ rows * len(rows)
+    )
 
 
 def repeated(x):
-    return x.repeat_interleave(torch.tensor([2, 1, 0]), dim=1).sin() + x.repeat_interleave(torch.tensor([1, 2]), 0).sum()
+    return (
+        x.repeat_interleave(torch.tensor([2, 1, 0]), dim=1).sin() + x.repeat_interleave(torch.tensor([1, 2]), 0).sum()
+    )
 
 
 def counted(x):
@@ -294,7 +315,8 @@ def rounded(x):
 
 
 SIZES = [
-    by_a_mask, by_a_mask_of_some_dimensions, by_bytes, by_a_mask_of_nothing, by_a_truth, selected, put, put_by_scatter, places,
+    by_a_mask, by_a_mask_of_some_dimensions, by_bytes, by_a_mask_of_nothing, by_a_truth, selected, put, put_by_scatter,
+    places,
     different_values, repeated, counted, combined, one_hot, least_squares, rounded,
 ]  # fmt: skip
 
@@ -496,7 +518,12 @@ def test_results_that_are_read():
     for _ in range(2):
         found, n, at, rows = compiled(X)
         expected = f(X)
-        assert n == expected[1] and rows == expected[3] and torch.equal(found, expected[0]) and torch.equal(at, expected[2])
+        assert (
+            n == expected[1]
+            and rows == expected[3]
+            and torch.equal(found, expected[0])
+            and torch.equal(at, expected[2])
+        )
         at.zero_()
 
 
@@ -648,7 +675,9 @@ def test_what_depends_on_an_input_or_a_draw_is_refused(f, rng):
         assert caught.value.where.startswith("test_known_values.py:")
 
 
-@pytest.mark.parametrize("read", [lambda x: x.tolist(), lambda x: x.numpy(), lambda x: np.asarray(x), lambda x: f"{x.sum():.2f}"])
+@pytest.mark.parametrize(
+    "read", [lambda x: x.tolist(), lambda x: x.numpy(), lambda x: np.asarray(x), lambda x: f"{x.sum():.2f}"]
+)
 def test_a_refusal_the_function_swallows(read):
     """Else it would go on as if there were no such method."""
 
@@ -754,7 +783,9 @@ def odeint(f, y, t):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("times", [lambda: torch.linspace(0, 1, 5), lambda: torch.tensor([1.0, 0.5, 0.2]), lambda: torch.arange(3) / 2])
+@pytest.mark.parametrize(
+    "times", [lambda: torch.linspace(0, 1, 5), lambda: torch.tensor([1.0, 0.5, 0.2]), lambda: torch.arange(3) / 2]
+)
 def test_times_of_an_integrator(times):
     agrees(lambda x: odeint(lambda t, y: -y * t.cos() + y.sin(), x, times()))
 

@@ -1,4 +1,5 @@
-"""Launches: kernels that need nothing of one another share the threads, and those that differ in length alone are one function."""
+"""Launches: kernels that need nothing of one another share the threads, and those that differ in length alone are
+one function."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ def results(workload):
     return flatten(fg.value_and_grad_compiled(workload.loss, backend="c")(*args))[0]
 
 
-@pytest.mark.parametrize("workload", [w for w in (*WORKLOADS, *HELD_OUT) if w.name.split(" (")[0] in MANY], ids=lambda w: w.name)
+@pytest.mark.parametrize(
+    "workload", [w for w in (*WORKLOADS, *HELD_OUT) if w.name.split(" (")[0] in MANY], ids=lambda w: w.name
+)
 def test_kernels_of_a_wave_may_run_in_any_order(monkeypatch, workload):
     expected = results(workload)
     in_reverse(monkeypatch)

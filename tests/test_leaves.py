@@ -1,4 +1,5 @@
-"""What only leaves have: ``.grad``, ``.backward()`` inside the function, ``requires_grad_()``. Eager PyTorch is the oracle."""
+"""What only leaves have: ``.grad``, ``.backward()`` inside the function, ``requires_grad_()``. Eager PyTorch is the
+oracle."""
 
 import queue
 
@@ -178,15 +179,18 @@ def a_leaf_over_an_input(x, y):
 
 
 CASES = (
-    backward_inside, twice, descent, descent_from_zero, descent_of_data, the_graph_kept, set_to_an_input, set_to_a_view, set_to_a_result,
-    read, dropped, switched_on, switched_off, frozen_for_a_write, written_then_switched_on, switched_on_and_differentiated,
+    backward_inside, twice, descent, descent_from_zero, descent_of_data, the_graph_kept, set_to_an_input, set_to_a_view,
+    set_to_a_result,
+    read, dropped, switched_on, switched_off, frozen_for_a_write, written_then_switched_on,
+    switched_on_and_differentiated,
     a_gradient_of_what_is_switched_on, a_view_before, on_and_off, a_view_after, nothing_to_track, a_leaf_made_inside,
     a_leaf_and_what_it_was, a_leaf_and_a_part, a_leaf_over_an_input,
 )  # fmt: skip
 
 
 def calls(f, x, y, n=3):
-    """What there is to see after each of some calls on the same arguments, each followed by a backward pass, if one can be."""
+    """What there is to see after each of some calls on the same arguments, each followed by a backward pass, if one
+    can be."""
     found = []
     for _ in range(n):
         outs = f(x, y)
@@ -251,7 +255,8 @@ def training(optimizer, zero, transform, warm):
 @pytest.mark.parametrize("zero", [True, False])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_whole_training_step(momentum, zero):
-    """With momentum, the optimizer has made its state before: a function stores no new tensor where another call would find it."""
+    """With momentum, the optimizer has made its state before: a function stores no new tensor where another call
+    would find it."""
     optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=momentum)  # noqa: E731
     expected = training(optimizer, zero, lambda f: f, 1)
     found = training(optimizer, zero, fg.jit, 1)
@@ -343,7 +348,9 @@ def test_captured_tensors(transform):
 
     c = transform(f)
     for calls in (1, 2):
-        torch.testing.assert_close(c(leaf(False)).detach(), f(leaf(False)).detach() if transform is fg.jit else torch.ones(4))
+        torch.testing.assert_close(
+            c(leaf(False)).detach(), f(leaf(False)).detach() if transform is fg.jit else torch.ones(4)
+        )
         assert weight.requires_grad and not frozen.requires_grad and frozen.grad is None
     assert c.cache_info().misses == 2, calls  # the second call finds them as they are then
 
@@ -454,9 +461,21 @@ def test_a_program_for_what_is_computed_is_none_for_a_leaf():
 REFUSED = {
     "hooks": (lambda x, y: (x * y).sum().backward(), lambda: (hooked(), values()), "hooks of it would have to run"),
     "retained": (lambda x, y: x.retain_grad(), lambda: (leaf() * 2, values()), "has it retained"),
-    "overlap": (lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2, overlapping, "writes to one that overlaps with it"),
-    "sizes": (lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0], lambda: (leaf(False), values()), "asks for its gradient"),
-    "memory": (lambda x, y: (x.requires_grad_(), setattr(x, "data", y))[0] * 2, lambda: (leaf(False), values()), "gives it other memory"),
+    "overlap": (
+        lambda x, y: (y.mul_(2), x.requires_grad_())[1] * 2,
+        overlapping,
+        "writes to one that overlaps with it",
+    ),
+    "sizes": (
+        lambda x, y: (x.unsqueeze_(0), setattr(x, "grad", y[None]))[0],
+        lambda: (leaf(False), values()),
+        "asks for its gradient",
+    ),
+    "memory": (
+        lambda x, y: (x.requires_grad_(), setattr(x, "data", y))[0] * 2,
+        lambda: (leaf(False), values()),
+        "gives it other memory",
+    ),
 }
 
 
@@ -465,10 +484,22 @@ def a_view():
 
 
 REFUSED |= {
-    "tracked": (lambda x, y: (x.requires_grad_(False), x.copy_(y * y))[0] * 2, lambda: (leaf(), leaf()), "a leaf, what requires grad"),
+    "tracked": (
+        lambda x, y: (x.requires_grad_(False), x.copy_(y * y))[0] * 2,
+        lambda: (leaf(), leaf()),
+        "a leaf, what requires grad",
+    ),
     "an early view of a view": (lambda x, y: (x[1:], x.requires_grad_())[0] * 2, a_view, "that is a view itself"),
-    "a view under no_grad": (lambda x, y: torch.no_grad()(lambda v: v[1:])(x.requires_grad_()) * 2, a_view, "that is a view itself"),
-    "given, switched": (lambda x, y: (setattr(x, "data", y), x.requires_grad_(False))[1] * 2, lambda: (leaf(), values()), "other memory"),
+    "a view under no_grad": (
+        lambda x, y: torch.no_grad()(lambda v: v[1:])(x.requires_grad_()) * 2,
+        a_view,
+        "that is a view itself",
+    ),
+    "given, switched": (
+        lambda x, y: (setattr(x, "data", y), x.requires_grad_(False))[1] * 2,
+        lambda: (leaf(), values()),
+        "other memory",
+    ),
     "a hidden leaf": (
         lambda x, y: CountBackward.apply(x.clone().requires_grad_(), y),
         lambda: (leaf(False), values()),
@@ -553,10 +584,19 @@ def given_to_a_view(x, y):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-@pytest.mark.parametrize("make", [lambda: (leaf(), values()), lambda: (leaf().sin(), values()), lambda: (leaf(), leaf())])
+@pytest.mark.parametrize(
+    "make", [lambda: (leaf(), values()), lambda: (leaf().sin(), values()), lambda: (leaf(), leaf())]
+)
 @pytest.mark.parametrize(
     "f",
-    [given_to_a_result, given_an_input, given_to_a_constant, computed_for_a_leaf_it_made, retained_inside, given_to_a_view],
+    [
+        given_to_a_result,
+        given_an_input,
+        given_to_a_constant,
+        computed_for_a_leaf_it_made,
+        retained_inside,
+        given_to_a_view,
+    ],
 )
 def test_what_is_returned_has_the_gradient_it_was_given(f, make):
     case, compiled = Case(make, f), fg.jit(f)

@@ -121,7 +121,8 @@ class Tripled(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("f", [
-    lambda x: Tripled.apply(x), lambda x: Tripled.apply(x)[0], lambda x: Tripled.apply(x).t(), lambda x: Tripled.apply(x.t()),
+    lambda x: Tripled.apply(x), lambda x: Tripled.apply(x)[0], lambda x: Tripled.apply(x).t(),
+    lambda x: Tripled.apply(x.t()),
     lambda x: Tripled.apply(x.detach()), lambda x: Tripled.apply(Tripled.apply(x)), lambda x: Tripled.apply(x * 2),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["vjp", "jvp", "jacfwd", "jvp of jvp", "vjp of jvp"])
@@ -135,7 +136,9 @@ def test_a_custom_function_that_returns_a_view_has_its_own_rules(x, f, name):
     }[name]
     c = jit(f)
     same(word(c)(x), word(f)(x))
-    assert (c(x).data_ptr() == f(x).data_ptr()) == (f(x)._base is not None and f(x)._base.data_ptr() == x.data_ptr()), "it is still a view"
+    assert (c(x).data_ptr() == f(x).data_ptr()) == (f(x)._base is not None and f(x)._base.data_ptr() == x.data_ptr()), (
+        "it is still a view"
+    )
 
 
 class Column(torch.autograd.Function):
@@ -155,7 +158,8 @@ class Column(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("f", [
-    lambda x: Column.apply(x), lambda x: Column.apply(x.t()), lambda x: Column.apply(x[1:]), lambda x: (Column.apply(x * x), x[1:]),
+    lambda x: Column.apply(x), lambda x: Column.apply(x.t()), lambda x: Column.apply(x[1:]),
+    lambda x: (Column.apply(x * x), x[1:]),
 ])  # fmt: skip
 def test_a_view_with_gaps_has_tangents_of_tangents(x, f):
     same(jvp(jvp(jit(f)))(x), jvp(jvp(f))(x))
@@ -183,7 +187,8 @@ def test_a_primal_that_is_no_batch_stays_none(x):
 
 @pytest.mark.parametrize("outer", ["jacfwd", "jacrev", "hessian", "grad of jacfwd", "hessian of jvp"])
 def test_running_statistics_of_batch_norm(x, outer):
-    """They are of the primal, so they are written once for all samples of a batch of tangents; below, autograd saved them."""
+    """They are of the primal, so they are written once for all samples of a batch of tangents; below, autograd saved
+    them."""
     word = {
         "jacfwd": func.jacfwd,
         "jacrev": func.jacrev,
@@ -206,12 +211,17 @@ def test_running_statistics_of_batch_norm(x, outer):
 
 @pytest.mark.parametrize("outer", ["grad", "jvp", "vmap"])
 def test_tensors_of_two_levels_under_vmap(x, outer):
-    """Where the batch is of the inner level and the other one of the outer: a program at the outer level has no use for the batch."""
+    """Where the batch is of the inner level and the other one of the outer: a program at the outer level has no use
+    for the batch."""
 
     def closing(make):
         return lambda w: func.vmap(lambda row: make(lambda v: (v * w * row).sin())(row.cos()))(x)
 
-    word = {"grad": lambda f: func.grad(lambda w: f(w).sum()), "jvp": jvp, "vmap": lambda f: lambda w: func.vmap(f)(w.expand(2, 3))}[outer]
+    word = {
+        "grad": lambda f: func.grad(lambda w: f(w).sum()),
+        "jvp": jvp,
+        "vmap": lambda f: lambda w: func.vmap(f)(w.expand(2, 3)),
+    }[outer]
     for _ in range(2):
         same(word(closing(jit))(x[0]), word(closing(lambda f: f))(x[0]))
 
@@ -260,7 +270,8 @@ def test_a_zero_tangent_lies_as_its_primal_does(x):
 )
 @pytest.mark.parametrize("inner", [func.jacfwd, func.hessian])
 def test_a_zero_tangent_of_an_inner_level_is_one_at_the_outer(x, f, inner):
-    """What a trace makes of zeros without memory, a view of them too, is of that kind: beside it torch lays out no other tangent."""
+    """What a trace makes of zeros without memory, a view of them too, is of that kind: beside it torch lays out no
+    other tangent."""
 
     def outer(f):
         return jvp(func.vmap(inner(f)))

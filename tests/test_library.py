@@ -25,7 +25,8 @@ def targets(program):
 
 
 def agree(f, *args):
-    """The program of the gradient of ``f``; its results, also run node by node, are eager PyTorch's in values and strides."""
+    """The program of the gradient of ``f``; its results, also run node by node, are eager PyTorch's in values and
+    strides."""
     compiled = fg.grad_compiled(f, argnums=tuple(range(len(args))), backend="c")
     program = compiled.program(*args)
     expected = torch.func.grad(f, argnums=tuple(range(len(args))))(*args)
@@ -38,25 +39,38 @@ def agree(f, *args):
     for ours, theirs in zip(for_library(joint).run(*args), joint.run(*args), strict=True):
         assert_rounded(ours, theirs)
         assert ours.stride() == theirs.stride()
-    assert for_library(kernels.graph).fx.nodes.__len__() == len(kernels.graph.fx.nodes), "rewriting again changes nothing"
+    assert for_library(kernels.graph).fx.nodes.__len__() == len(kernels.graph.fx.nodes), (
+        "rewriting again changes nothing"
+    )
     return program
 
 
 @settings(max_examples=12, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(3, 9), st.integers(1, 3), st.integers(1, 2), st.integers(0, 1),
+    st.integers(1, 3), st.integers(1, 5), st.integers(1, 5), st.integers(3, 9), st.integers(1, 3), st.integers(1, 2),
+    st.integers(0, 1),
     st.sampled_from(["max", "mean", "none"]), st.booleans(),
 )  # fmt: skip
 def test_convolutions(n, channels, out, side, kernel, stride, padding, pool, grouped):
     torch.manual_seed(0)
     groups = channels if grouped else 1
     between = out * groups
-    x, w1, b1 = torch.randn(n, channels, side, side), torch.randn(between, channels // groups, kernel, kernel), torch.randn(between)
+    x, w1, b1 = (
+        torch.randn(n, channels, side, side),
+        torch.randn(between, channels // groups, kernel, kernel),
+        torch.randn(between),
+    )
     w2 = torch.randn(3, between, 1, 1)
 
     def f(x, w1, b1, w2):
         h = F.conv2d(x, w1, b1, stride=stride, padding=padding, groups=groups)
-        h = F.max_pool2d(h.relu(), 2, 1, 1) if pool == "max" else F.avg_pool2d(h, 2, 1, 1) if pool == "mean" else h.tanh()
+        h = (
+            F.max_pool2d(h.relu(), 2, 1, 1)
+            if pool == "max"
+            else F.avg_pool2d(h, 2, 1, 1)
+            if pool == "mean"
+            else h.tanh()
+        )
         return (F.conv2d(h, w2).flatten(1) * 0.1).sin().sum()
 
     program = agree(f, x, w1, b1, w2)
@@ -103,7 +117,8 @@ def test_a_recurrent_net(steps, batch, hidden):
 @given(st.integers(4, 11), st.integers(16, 40), st.integers(50, 70))
 @example(11, 40, 60)
 def test_rows_of_all_steps_are_made_one_below_the_other(steps, batch, hidden):
-    """Nothing is copied to where the library reads all of it; and what lies there is left alone until then, whoever else reads it."""
+    """Nothing is copied to where the library reads all of it; and what lies there is left alone until then, whoever
+    else reads it."""
 
     def gated(x, w, u, b):
         h = torch.zeros(x.shape[1], u.shape[0])
@@ -113,7 +128,11 @@ def test_rows_of_all_steps_are_made_one_below_the_other(steps, batch, hidden):
         return h.square().mean()
 
     torch.manual_seed(0)
-    x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, 2 * hidden) * 0.1, torch.randn(hidden, 2 * hidden) * 0.1
+    x, w, u = (
+        torch.randn(steps, batch, 30) * 0.1,
+        torch.randn(30, 2 * hidden) * 0.1,
+        torch.randn(hidden, 2 * hidden) * 0.1,
+    )
     program = agree(gated, x, w, u, torch.randn(2 * hidden) * 0.1)
     assert targets(program)[aten.concat.default] > 0
     steps_done = [s for schedule in program.schedule for s in schedule.steps]
@@ -122,7 +141,8 @@ def test_rows_of_all_steps_are_made_one_below_the_other(steps, batch, hidden):
 
 
 def test_steps_done_together_do_not_keep_what_all_steps_need():
-    """No more is kept than for backward: neither ``x @ w`` of all steps until the last, nor the gradients of all until the first."""
+    """No more is kept than for backward: neither ``x @ w`` of all steps until the last, nor the gradients of all
+    until the first."""
     steps, batch, hidden = 40, 64, 128
     x, w, u = torch.randn(steps, batch, 30) * 0.1, torch.randn(30, hidden) * 0.1, torch.randn(hidden, hidden) * 0.1
     kept = steps * batch * hidden * 4

@@ -14,7 +14,9 @@ def test_what_is_used_dies_once_at_its_last_use_unless_it_is_lasting(uses, lasti
     used = set().union(*uses)
     assert lives.first == {t: min(i for i, things in enumerate(uses) if t in things) for t in used}
     assert lives.last == {t: max(i for i, things in enumerate(uses) if t in things) for t in used}
-    assert sorted((t, i) for i, dying in enumerate(lives.dying) for t in dying) == sorted((t, lives.last[t]) for t in used - lasting)
+    assert sorted((t, i) for i, dying in enumerate(lives.dying) for t in dying) == sorted(
+        (t, lives.last[t]) for t in used - lasting
+    )
 
 
 def test_what_dies_at_one_moment_dies_in_the_order_in_which_it_is_used():

@@ -22,7 +22,9 @@ def test_a_call_under_no_grad_compiles_no_backward():  # S2-19
         inference = c.program(w)
         assert not c(w).requires_grad
     assert len(inference.kernels) == len(python(inference)) == 1
-    assert kinds([inference.joint.graph, inference.partition.forward, inference.partition.backward]).isdisjoint({Grad, Saved})
+    assert kinds([inference.joint.graph, inference.partition.forward, inference.partition.backward]).isdisjoint(
+        {Grad, Saved}
+    )
     assert not inference.partition.backward.signature.outs
     assert not any("cos" in str(node.target) for node in inference.joint.graph.fx.nodes)
 

@@ -1,4 +1,5 @@
-"""Every sample of torch's module database, in eval mode: outputs and gradients of ``jit`` and ``grad_compiled`` equal eager's."""
+"""Every sample of torch's module database, in eval mode: outputs and gradients of ``jit`` and ``grad_compiled``
+equal eager's."""
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ EVERY = pytest.mark.parametrize("at_most", [4, pytest.param(None, marks=pytest.m
 
 
 def samples(info, at_most):
-    """The samples eager PyTorch itself can run on a CPU in float32, each as ``(module, args, kwargs)``: so many, spread over all."""
+    """The samples eager PyTorch itself can run on a CPU in float32, each as ``(module, args, kwargs)``: so many,
+    spread over all."""
     every = list(info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=False))
     for sample in every[:: -(-len(every) // at_most)] if at_most and every else every:
         torch.manual_seed(0)
@@ -29,7 +31,9 @@ def samples(info, at_most):
 
 
 def fresh(tree):
-    return pytree.tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree)
+    return pytree.tree_map(
+        lambda t: t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t, tree
+    )
 
 
 def objective(out):
@@ -69,18 +73,23 @@ def test_module(info, at_most):
 @EVERY
 @pytest.mark.parametrize("info", module_db, ids=lambda info: info.name)
 def test_compiled_gradient(info, at_most):
-    """``value_and_grad_compiled`` of a loss of a module's parameters and inputs, through ``functional_call``, with the outputs as aux."""
+    """``value_and_grad_compiled`` of a loss of a module's parameters and inputs, through ``functional_call``, with
+    the outputs as aux."""
     for module, args, kwargs in samples(info, at_most):
 
         def loss(variables, rest, module=module):
             parameters, inputs = variables
-            args, kwargs = pytree.tree_map(lambda a, b: b if a is None else a, inputs, rest, is_leaf=lambda v: v is None)
+            args, kwargs = pytree.tree_map(
+                lambda a, b: b if a is None else a, inputs, rest, is_leaf=lambda v: v is None
+            )
             out = torch.func.functional_call(module, parameters, args, kwargs)
             floats = [t for t in tensors(out) if t.is_floating_point() or t.is_complex()]
             return sum((t.abs() if t.is_complex() else t).sum() for t in floats), tensors(out)
 
         def only(keep, tree=(args, kwargs)):
-            return pytree.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) and keep(v) else v if keep(v) else None, tree)
+            return pytree.tree_map(
+                lambda v: v.detach() if isinstance(v, torch.Tensor) and keep(v) else v if keep(v) else None, tree
+            )
 
         def differentiable(v):
             return isinstance(v, torch.Tensor) and v.requires_grad
@@ -94,7 +103,9 @@ def test_compiled_gradient(info, at_most):
         try:
             torch.manual_seed(3)
             value, aux = loss(pytree.tree_unflatten(_merge(variables, leaves), spec), rest)
-            expected = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+            expected = (
+                torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+            )
         except RuntimeError as error:
             if "_random_samples" in str(error):
                 continue
@@ -115,7 +126,10 @@ def _merge(tree, replacements):
 
 LAZY = {
     "linear": (lambda: torch.nn.LazyLinear(3), (2, 5)),
-    "convolutions": (lambda: torch.nn.Sequential(torch.nn.LazyConv1d(3, 2), torch.nn.LazyBatchNorm1d(), torch.nn.Tanh()), (2, 2, 6)),
+    "convolutions": (
+        lambda: torch.nn.Sequential(torch.nn.LazyConv1d(3, 2), torch.nn.LazyBatchNorm1d(), torch.nn.Tanh()),
+        (2, 2, 6),
+    ),
 }
 
 
@@ -137,7 +151,8 @@ def test_the_first_call_of_a_lazy_module_is_one_of_eager_pytorch(name, of):
 
 
 @pytest.mark.parametrize("word", [
-    lambda m: fg.jacrev_compiled(m), lambda m: fg.vmap_compiled(m), lambda m: torch.vmap(fg.jit(m)), lambda m: fg.jit(m).program,
+    lambda m: fg.jacrev_compiled(m), lambda m: fg.vmap_compiled(m), lambda m: torch.vmap(fg.jit(m)),
+    lambda m: fg.jit(m).program,
 ])  # fmt: skip
 def test_a_lazy_module_under_a_transform_is_called_before(word):
     module, x = torch.nn.LazyLinear(3), torch.randn(2, 5)

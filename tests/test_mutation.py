@@ -1,4 +1,5 @@
-"""Mutation and aliasing, mechanism by mechanism: eager PyTorch is the oracle. The ids are those of ``docs/mechanisms.md``."""
+"""Mutation and aliasing, mechanism by mechanism: eager PyTorch is the oracle. The ids are those of
+``docs/mechanisms.md``."""
 
 import ast
 import queue
@@ -29,7 +30,8 @@ PACKAGE = Path(fg.__file__).resolve().parent
 
 
 def assert_like_eager(f, make):
-    """Results, gradients, inputs in data and metadata after forward and after backward; at the first call and at the second."""
+    """Results, gradients, inputs in data and metadata after forward and after backward; at the first call and at the
+    second."""
     case, compiled = Case(make, f), fg.jit(f)
     expected = run(case, lambda f: f)
     assert expected.error is None, expected.error
@@ -85,7 +87,16 @@ def test_one_buffer_is_written_to_in_forward_and_in_backward():  # S1-1
     torch.testing.assert_close(x.grad, torch.full((3,), 6.0))
 
 
-WRITES = ("b.add_(1)", "b.mul_(2)", "b[0] = 7.0", "b[1:].mul_(3)", "b.copy_(b.flip(0))", "b.neg_()", "b.zero_()", "pass")
+WRITES = (
+    "b.add_(1)",
+    "b.mul_(2)",
+    "b[0] = 7.0",
+    "b[1:].mul_(3)",
+    "b.copy_(b.flip(0))",
+    "b.neg_()",
+    "b.zero_()",
+    "pass",
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -171,7 +182,9 @@ def test_the_source_of_a_write_stays_in_its_pass():  # S1-6, S1-7
         assert flag in tags_of(node).flags and tags_of(node).reason(flag) == reason
         for known in (None, [], [joint.graph.result_of(Final(b)).name]):  # whatever is saved
             split = partition(joint, known)
-            half, other = (split.forward, split.backward) if flag is Tag.MUST_BE_IN_FORWARD else (split.backward, split.forward)
+            half, other = (
+                (split.forward, split.backward) if flag is Tag.MUST_BE_IN_FORWARD else (split.backward, split.forward)
+            )
             assert slot in half.signature.outs and slot not in other.signature.outs
             assert node.name in {n.name for n in half.fx.nodes}
             assert node.name not in {n.name for n in other.fx.nodes if n.op == "call_function"}
@@ -180,7 +193,10 @@ def test_the_source_of_a_write_stays_in_its_pass():  # S1-6, S1-7
 def test_a_node_cannot_stay_in_both_passes():  # S1-7
     joint = fg.jit(BOTH).program(*x_and_buffer()).joint
     node = joint.graph.result_of(Final(Arg("buffer"), "backward"))
-    with pytest.raises(fg.PartitionError, match=r"cannot be both MUST_BE_IN_FORWARD \(by hand\) and MUST_BE_IN_BACKWARD \(buffer holds it"):
+    with pytest.raises(
+        fg.PartitionError,
+        match=r"cannot be both MUST_BE_IN_FORWARD \(by hand\) and MUST_BE_IN_BACKWARD \(buffer holds it",
+    ):
         tag(node, Tag.MUST_BE_IN_FORWARD, "by hand")
 
 
@@ -302,7 +318,8 @@ def test_a_write_to_one_of_two_names_is_seen_through_both():  # S2-2
 
 
 LOOKS = (
-    "base[:4]", "base[2:6]", "base[::2]", "base[1::3]", "base.view(2, 4)", "base.view(2, 4).t()", "base.view(2, 4)[:, 1:3]", "base[5]",
+    "base[:4]", "base[2:6]", "base[::2]", "base[1::3]", "base.view(2, 4)", "base.view(2, 4).t()",
+    "base.view(2, 4)[:, 1:3]", "base[5]",
     "base[6:]", "base.view(2, 2, 2).permute(2, 0, 1)[1]", "base",
 )  # fmt: skip
 
@@ -478,7 +495,8 @@ def test_inputs_that_overlap_change_as_one():  # S2-12
 
 
 def test_a_view_that_is_a_leaf_among_views_that_are_none():  # S2-13
-    """Eager PyTorch gives the gradient to the leaf. Whoever cannot must say so: what must not happen is a result without a history."""
+    """Eager PyTorch gives the gradient to the leaf. Whoever cannot must say so: what must not happen is a result
+    without a history."""
 
     def make():
         base = torch.arange(8.0)
@@ -562,7 +580,11 @@ def test_of_aliases_some_require_grad_and_some_do_not():  # S2-16
 
     assert_like_eager(f, make)
     assert_like_eager(g, make)
-    assert [t.requires_grad for t in fg.jit(f)(*make())] == [t.requires_grad for t in f(*make())] == [True, False, True, False]
+    assert (
+        [t.requires_grad for t in fg.jit(f)(*make())]
+        == [t.requires_grad for t in f(*make())]
+        == [True, False, True, False]
+    )
 
 
 def test_restriding_is_taken_away_before_anything_else_looks():  # S2-17
@@ -625,7 +647,8 @@ def test_the_order_of_what_happens_after_the_kernel():  # S2-20
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_an_output_is_a_view_of_an_output_not_of_an_input(n):  # S2-3
-    """Torch 2.13 mixes up positions of inputs and of outputs here: its second result is a view of the first, or an IndexError."""
+    """Torch 2.13 mixes up positions of inputs and of outputs here: its second result is a view of the first, or an
+    IndexError."""
 
     def f(*xs):
         xs[-1].add_(2.0)
@@ -666,7 +689,14 @@ def test_a_program_is_not_reused_for_inputs_that_alias_otherwise():  # pytorch#1
         return torch.ones(4), torch.ones(4)
 
     c = fg.jit(f)
-    for make in (distinct, twice(lambda: torch.ones(4)), two_views, distinct, lambda: two_views(lambda: torch.ones(9)), two_views):
+    for make in (
+        distinct,
+        twice(lambda: torch.ones(4)),
+        two_views,
+        distinct,
+        lambda: two_views(lambda: torch.ones(9)),
+        two_views,
+    ):
         case = Case(make, f)
         assert difference(run(case, lambda f: f), run(case, lambda f: c)) is None
     assert c.cache_info().misses == 4  # distinct, one object, views of eight elements, views of nine
@@ -820,8 +850,12 @@ def test_a_write_through_a_conjugated_look(f, transposed):
     torch.testing.assert_close((fg.jit(f)(own), own), (f(z), z))
 
 
-@pytest.mark.parametrize("take", [lambda v: v.data, lambda v: v.detach(), lambda v: v.detach().t()], ids=["data", "detach", "view"])
-@pytest.mark.parametrize("view", [lambda v: v, lambda v: v.t(), lambda v: v.view(4)[1:].view(3, 1)], ids=["itself", "t", "part"])
+@pytest.mark.parametrize(
+    "take", [lambda v: v.data, lambda v: v.detach(), lambda v: v.detach().t()], ids=["data", "detach", "view"]
+)
+@pytest.mark.parametrize(
+    "view", [lambda v: v, lambda v: v.t(), lambda v: v.view(4)[1:].view(3, 1)], ids=["itself", "t", "part"]
+)
 def test_a_result_that_is_detached_of_another_one_and_written_to(view, take):
     """It looks at the memory of the other one, and has a history of its own: that of what was written to it."""
 

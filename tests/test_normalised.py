@@ -1,4 +1,5 @@
-"""What normalisations return is made of their statistics: backward keeps these, and never goes through a tensor to find them again."""
+"""What normalisations return is made of their statistics: backward keeps these, and never goes through a tensor to
+find them again."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def test_values_gradients_and_strides_are_those_of_eager(what, dtype, lies, weig
     expected = torch.autograd.grad(loss, given)
     if halves:
         found, loss = fg.jit(f)(x, w, b)
-        assert found.stride() == y.stride() or (norm is batch and lies == "transposed")  # its shape function says otherwise
+        # its shape function says otherwise
+        assert found.stride() == y.stride() or (norm is batch and lies == "transposed")
         assert_rounded(found, y)
         got = torch.autograd.grad(loss, given)
     else:

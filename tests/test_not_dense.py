@@ -6,7 +6,10 @@ import torch.nn.functional as F
 
 import funcgrad as fg
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 PLACES, TABLE, WHICH = torch.tensor([[0, 1], [1, 2]]), torch.randn(5, 3), torch.tensor([1, 2])
 
@@ -18,7 +21,9 @@ MADE = {
     "sparse_csr_tensor": lambda x: torch.sparse_csr_tensor(torch.tensor([0, 1, 2, 2]), WHICH, x[:2], (3, 3)).to_dense(),
     "sparse.softmax": lambda x: torch.sparse.softmax(x.diag().to_sparse(), 0).to_dense(),
     "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
-    "quantized channels": lambda x: torch.quantize_per_channel(x, torch.ones(3), torch.zeros(3), 0, torch.qint8).dequantize(),
+    "quantized channels": lambda x: torch.quantize_per_channel(
+        x, torch.ones(3), torch.zeros(3), 0, torch.qint8
+    ).dequantize(),
     "nested": lambda x: torch.nested.as_nested_tensor([x, x[:2]]).to_padded_tensor(0.0),
     "mkldnn": lambda x: x.to_mkldnn().relu().to_dense(),
 }

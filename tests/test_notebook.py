@@ -1,4 +1,5 @@
-"""The notebooks run; the first shows every stage, and its HTML stands alone: no network, no script error, readable in light and dark.
+"""The notebooks run; the first shows every stage, and its HTML stands alone: no network, no script error, readable in
+light and dark.
 
 They are stored executed: ``python -m tests.test_notebook`` stores what they show anew.
 """
@@ -25,7 +26,8 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 NOTEBOOK, ON_MEMORY, ON_SIZES, ON_BACKWARD, ON_TRANSFORMS = NOTEBOOKS
 STAGES = ("p", "p.facts", "p.joint", "p.partition", "p.kernels[0]", "p.schedule[0]", "p.sources[0]", "p.call")
 
-# The lab template without what it loads from the network (require.js, MathJax, Mermaid): nothing the notebook shows needs it.
+# The lab template without what it loads from the network (require.js, MathJax, Mermaid): nothing the notebook shows
+# needs it.
 OFFLINE = """
 {%- extends 'lab/index.html.j2' -%}
 {%- block html_head_js -%}{%- endblock -%}
@@ -33,8 +35,8 @@ OFFLINE = """
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 """
 
-# Adds what a reader's browser makes of the fragments to the page, as JSON: sizes of the drawings, and the least contrast
-# (as WCAG defines it) between any text of a fragment and what is painted behind it.
+# Adds what a reader's browser makes of the fragments to the page, as JSON: sizes of the drawings, and the least
+# contrast (as WCAG defines it) between any text of a fragment and what is painted behind it.
 MEASURE = r"""
 <script>
 addEventListener("load", () => {
@@ -82,13 +84,17 @@ class ThisInterpreter(AsyncKernelManager):
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        return KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python")
+        return KernelSpec(
+            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
+        )
 
 
 def execute(path):
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": path.parent}}
-    client = NotebookClient(notebook, timeout=300, kernel_manager_class=ThisInterpreter, resources=resources, record_timing=False)
+    client = NotebookClient(
+        notebook, timeout=300, kernel_manager_class=ThisInterpreter, resources=resources, record_timing=False
+    )
     return client.execute()
 
 
@@ -110,7 +116,9 @@ def executed():
 def shown(notebook, sources):
     """Cell source → the HTML it showed, for the cells that show a stage."""
     return {
-        cell.source.splitlines()[-1]: "".join(o.data.get("text/html", "") for o in cell.outputs if o.output_type == "execute_result")
+        cell.source.splitlines()[-1]: "".join(
+            o.data.get("text/html", "") for o in cell.outputs if o.output_type == "execute_result"
+        )
         for cell in notebook.cells
         if cell.source and cell.source.splitlines()[-1] in sources
     }
@@ -118,7 +126,9 @@ def shown(notebook, sources):
 
 def export(notebook, theme):
     loader = DictLoader({"offline.html.j2": OFFLINE})
-    return HTMLExporter(template_file="offline.html.j2", extra_loaders=[loader], theme=theme).from_notebook_node(notebook)[0]
+    return HTMLExporter(template_file="offline.html.j2", extra_loaders=[loader], theme=theme).from_notebook_node(
+        notebook
+    )[0]
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +145,9 @@ class Resources(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag, attributes):
-        self.found += [value for name, value in attributes if value and (name == "src" or (tag == "link" and name == "href"))]
+        self.found += [
+            value for name, value in attributes if value and (name == "src" or (tag == "link" and name == "href"))
+        ]
 
 
 # ── the notebook ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,13 +203,17 @@ def test_the_notebook_on_memory_draws_it_over_time():
     assert list(drawn) == ["saved", "use", "free", "bounded"]
     assert all('<div class="funcgrad">' in html for html in drawn.values())
     assert "budget" in drawn["bounded"] and "budget" not in drawn["free"]
-    printed = "".join(o.text for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if o.get("name") == "stdout")
+    printed = "".join(
+        o.text for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if o.get("name") == "stdout"
+    )
     assert printed.count("of forward is computed again") >= 2
 
 
 def test_the_notebook_on_sizes_shows_symbols_and_guards():
     notebook = execute(ON_SIZES)
-    printed = "".join(o.text for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if o.get("name") == "stdout")
+    printed = "".join(
+        o.text for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs if o.get("name") == "stdout"
+    )
     assert "misses=2" in printed and "misses=3" not in printed
     assert "int64_t size_s" in printed  # a kernel's parameter
     assert "no longer holds" in printed
@@ -237,7 +253,13 @@ def browser(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProce
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("needs Chromium: neither chromium nor chromium-browser is on the PATH")
-    quiet = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+    quiet = (
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+    )
     log = ("--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000", f"--user-data-dir={profile}")
     command = [program, "--headless", "--no-sandbox", *quiet, "--disable-sync", *log, *flags, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -1,4 +1,5 @@
-"""Numbers of Python among tensors: a float that is a symbol is computed with as Python does, whatever its value, then and later."""
+"""Numbers of Python among tensors: a float that is a symbol is computed with as Python does, whatever its value,
+then and later."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def signs(value: Any) -> Any:
     """The signs of zeros, which comparing does not tell."""
-    return [t[t == 0].signbit() for t in value if isinstance(t, Tensor)] if isinstance(value, tuple) else signs((value,))
+    return (
+        [t[t == 0].signbit() for t in value if isinstance(t, Tensor)] if isinstance(value, tuple) else signs((value,))
+    )
 
 
 @pytest.mark.parametrize("backend", ["c", "aten"])
@@ -137,15 +140,20 @@ def test_a_symbolic_float_is_a_float() -> None:
     v = floats.symbol("lr", -2.5)
     assert isinstance(v, float) and isinstance(v, torch.SymFloat)
     for f in (
-        lambda v: v + 1, lambda v: 2 - v, lambda v: v % 3, lambda v: v // 2, lambda v: 7.5 // v, lambda v: v**2, lambda v: v**0.5,
-        abs, round, lambda v: round(v, 1), math.floor, math.ceil, math.trunc, int, bool, hash, str, repr, lambda v: f"{v:.3f}",
+        lambda v: v + 1, lambda v: 2 - v, lambda v: v % 3, lambda v: v // 2, lambda v: 7.5 // v, lambda v: v**2,
+        lambda v: v**0.5,
+        abs, round, lambda v: round(v, 1), math.floor, math.ceil, math.trunc, int, bool, hash, str, repr,
+        lambda v: f"{v:.3f}",
         lambda v: v * 1j, lambda v: divmod(v, 2), lambda v: divmod(9, v), lambda v: v.is_integer(), lambda v: v.hex(),
         lambda v: v.as_integer_ratio(),
-        lambda v: v == -2.5, lambda v: v in (1, -2.5), lambda v: {v: 1}[-2.5], lambda v: v.real, lambda v: sorted([v, 1.0, -9])[1],
+        lambda v: v == -2.5, lambda v: v in (1, -2.5), lambda v: {v: 1}[-2.5], lambda v: v.real,
+        lambda v: sorted([v, 1.0, -9])[1],
         lambda v: sum([v, v]), lambda v: math.isnan(v), lambda v: complex(v), lambda v: v == "text", lambda v: v * True,
     ):  # fmt: skip
         found, expected = f(v), f(-2.5)  # type: ignore[operator]
-        now = tuple(float(n) if isinstance(n, torch.SymFloat) else n for n in (found if isinstance(found, tuple) else (found,)))
+        now = tuple(
+            float(n) if isinstance(n, torch.SymFloat) else n for n in (found if isinstance(found, tuple) else (found,))
+        )
         assert repr(now) == repr(expected if isinstance(expected, tuple) else (expected,)), f
     with pytest.raises(TypeError):
         v + "text"
@@ -159,10 +167,14 @@ def test_a_symbolic_float_is_a_float() -> None:
 def test_a_number_times_a_number_of_each_sample(backend: str) -> None:
     rows = torch.randn(3, 4)
     functions: tuple[Callable[..., Any], ...] = (
-        lambda x, v: 2 * x.sum(), lambda x, v: x.sum() * 2.5, lambda x, v: x.sum() + 1, lambda x, v: 1 - x.sum(), lambda x, v: 3 / x.sum(),
-        lambda x, v: x.sum() ** 2, lambda x, v: 2 ** x.sum(), lambda x, v: x.sum() > 1, lambda x, v: torch.where(x.sum() > 0, 1.0, x.sum()),
-        lambda x, v: x.sum() * True, lambda x, v: x.long().sum() * 2, lambda x, v: x.long().sum() * 2.5, lambda x, v: x.sum() * v,
-        lambda x, v: v - x.sum(), lambda x, v: x.sum() / v * x, lambda x, v: x.sum().clamp(-v, v), lambda x, v: (x > v).sum() * 0.5,
+        lambda x, v: 2 * x.sum(), lambda x, v: x.sum() * 2.5, lambda x, v: x.sum() + 1, lambda x, v: 1 - x.sum(),
+        lambda x, v: 3 / x.sum(),
+        lambda x, v: x.sum() ** 2, lambda x, v: 2 ** x.sum(), lambda x, v: x.sum() > 1, lambda x,
+        v: torch.where(x.sum() > 0, 1.0, x.sum()),
+        lambda x, v: x.sum() * True, lambda x, v: x.long().sum() * 2, lambda x, v: x.long().sum() * 2.5, lambda x,
+        v: x.sum() * v,
+        lambda x, v: v - x.sum(), lambda x, v: x.sum() / v * x, lambda x, v: x.sum().clamp(-v, v), lambda x,
+        v: (x > v).sum() * 0.5,
         lambda x, v: torch.func.grad(lambda r: 2 * r.sum() * v)(x), lambda x, v: 2j * x.sum(),
     )  # fmt: skip
     for f in functions:
@@ -207,7 +219,8 @@ def test_a_defect_is_not_taken_for_a_function_without_symbols(place: str, monkey
     compiled = fg.jit(lambda x, v: x * v)
     compiled(X, 0.1)
     space: dict[str, Any] = {}
-    exec(compile("def broken(*args): raise KeyError('a defect')", fg.__file__, "exec"), space)  # in a file of funcgrad's
+    # in a file of funcgrad's
+    exec(compile("def broken(*args): raise KeyError('a defect')", fg.__file__, "exec"), space)
     monkeypatch.setattr(place, space["broken"])
     with pytest.raises(KeyError, match="a defect"):
         compiled(X, 0.2)

@@ -1,4 +1,5 @@
-"""Objects that a function keeps in Python state, and objects of torch that keep state of their own: schedulers, scalers of gradients."""
+"""Objects that a function keeps in Python state, and objects of torch that keep state of their own: schedulers,
+scalers of gradients."""
 
 import time
 import warnings
@@ -44,7 +45,11 @@ def test_a_scheduler_goes_on_once_in_each_call(kind):
             scheduler.step(loss.detach()) if kind == "plateau" else scheduler.step()
             return loss.detach()
 
-        return f, lambda: (optimiser.param_groups[0]["lr"], scheduler.last_epoch, *(p.detach().clone() for p in model.parameters()))
+        return f, lambda: (
+            optimiser.param_groups[0]["lr"],
+            scheduler.last_epoch,
+            *(p.detach().clone() for p in model.parameters()),
+        )
 
     (f, now), (g, ours) = world(), world()
     compiled = fg.jit(g, backend="aten")
@@ -59,7 +64,10 @@ def test_a_scaler_of_gradients_leaves_out_a_step_and_goes_on():
     def world():
         torch.manual_seed(0)
         model = nn.Linear(3, 1)
-        optimiser, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
+        optimiser, scaler = (
+            torch.optim.SGD(model.parameters(), 0.1),
+            torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2),
+        )
 
         def f(x):
             optimiser.zero_grad()

@@ -1,4 +1,5 @@
-"""``.backward()`` inside a function that goes on through what its inputs were computed from. Eager PyTorch is the oracle."""
+"""``.backward()`` inside a function that goes on through what its inputs were computed from. Eager PyTorch is the
+oracle."""
 
 import queue
 from collections import Counter
@@ -92,7 +93,8 @@ def transposed_in_place(x, y):
 
 
 FUNCTIONS = [
-    once, twice, kept, used_again, written_then, written_before, written_before_under_no_grad, another_written_before, with_gradients,
+    once, twice, kept, used_again, written_then, written_before, written_before_under_no_grad, another_written_before,
+    with_gradients,
     from_an_input, restrided, transposed_in_place,
 ]  # fmt: skip
 
@@ -225,12 +227,24 @@ def hidden_write(x, y):
 
 
 REFUSED = {
-    "a view of an input": (once, a_leaf_and_a_view_of_it, "history of y, to another input, a leaf that it is a view of"),
+    "a view of an input": (
+        once,
+        a_leaf_and_a_view_of_it,
+        "history of y, to another input, a leaf that it is a view of",
+    ),
     "a leaf that is an input": (once, a_leaf_and_what_is_computed_of_it, "to a leaf whose gradient it sets or reads"),
     "a hook that writes": (of_the_first, a_leaf_that_is_stepped, "writes to an input, which the function has read"),
-    "heard of in a base": (another_written_before, retained_in_what_is_written_to, "has hooks, or its gradient retained"),
+    "heard of in a base": (
+        another_written_before,
+        retained_in_what_is_written_to,
+        "has hooks, or its gradient retained",
+    ),
     "a hidden write": (hidden_write, INPUTS["sin"], "after a write through .data"),
-    "twice differentiable": (lambda x, y: (x * y).sum().backward(create_graph=True), INPUTS["sin"], "create_graph=True"),
+    "twice differentiable": (
+        lambda x, y: (x * y).sum().backward(create_graph=True),
+        INPUTS["sin"],
+        "create_graph=True",
+    ),
     "to an input": (lambda x, y: (x * y).sum().backward(inputs=[x]), INPUTS["sin"], "inputs=…"),
 }
 
@@ -290,7 +304,9 @@ def test_it_goes_on_through_one_of_several_views_of_what_changes_its_sizes():
 
 
 @pytest.mark.parametrize("own", ["base[4:]", "base.view(2, 4).unbind(0)[1]"])
-@pytest.mark.parametrize("base", ["(torch.arange(8.) / 5).requires_grad_()", "(torch.arange(8.) / 5).requires_grad_().clone()"])
+@pytest.mark.parametrize(
+    "base", ["(torch.arange(8.) / 5).requires_grad_()", "(torch.arange(8.) / 5).requires_grad_().clone()"]
+)
 @pytest.mark.parametrize("loss", ["(x1 * x1).sum()", "(x0 * x0).sum()", "((x0 * x0).sum() + x1.sum())"])
 @pytest.mark.parametrize("after", [(), ("x0.grad.mul_(3)",), ("(x0 * x1.sum()).sum().backward()",)])
 def test_the_gradient_that_was_set_of_what_is_no_leaf_outside_stays_as_it_is(own, base, loss, after):

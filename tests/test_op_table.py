@@ -23,12 +23,20 @@ TOLERANCES = {torch.float16: (4e-3, 1e-4)}
 """Eager PyTorch rounds after each of several steps."""
 
 
-PRODUCTS = [aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.addmm.default, aten.baddbmm.default]
+PRODUCTS = [
+    aten.mm.default,
+    aten.bmm.default,
+    aten.mv.default,
+    aten.dot.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+]
 """Sums of products in an order of their own."""
 
 
 def together(op, calls):
-    """One function of all tensors of all calls, which returns all tensors of all results; one program, compiled once."""
+    """One function of all tensors of all calls, which returns all tensors of all results; one program, compiled
+    once."""
     flat = [tree_flatten(call) for call in calls]
     tensors = [t for leaves, _ in flat for t in leaves if isinstance(t, Tensor)]
 
@@ -67,11 +75,15 @@ def test_a_row(op):
     bad = [e.why for e in externs if "loop form" not in e.why and "empty" not in e.why]
     assert not bad
     if "empty" in str(op):
-        found, expected = ([tree_map_only(torch.Tensor, torch.zeros_like, r) for r in results] for results in (found, expected))
+        found, expected = (
+            [tree_map_only(torch.Tensor, torch.zeros_like, r) for r in results] for results in (found, expected)
+        )
     for call, ours, theirs in zip(calls, found, expected, strict=True):
         if op in PRODUCTS and theirs.is_floating_point():  # terms cancel: who is nearer to the exact sum is chance
             theirs = op(*tree_map_only(Tensor, Tensor.double, call[0]), **call[1]).to(theirs.dtype)
-        rtol, atol = TOLERANCES.get(next((t.dtype for t in tree_leaves(theirs) if isinstance(t, Tensor)), None), (None, None))
+        rtol, atol = TOLERANCES.get(
+            next((t.dtype for t in tree_leaves(theirs) if isinstance(t, Tensor)), None), (None, None)
+        )
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{op}{call}: {m}")
 
 
@@ -85,7 +97,10 @@ def test_special_values(op):
         exact = EXACT.get(op, op)(*tree_map_only(Tensor, widened, call[0]), **call[1])
         bad = wrong(ours, theirs, exact, ulps=1000 if op in EXACT and theirs.dtype == torch.float64 else 4)
         if bad.any():
-            rows = [[t[bad][i].item() for t in tree_leaves(call) if isinstance(t, Tensor)] for i in range(min(8, int(bad.sum())))]
+            rows = [
+                [t[bad][i].item() for t in tree_leaves(call) if isinstance(t, Tensor)]
+                for i in range(min(8, int(bad.sum())))
+            ]
             rest = [x for x in tree_leaves(call) if not isinstance(x, Tensor)]
             pairs = [(r, ours[bad][i].item(), theirs[bad][i].item(), exact[bad][i].item()) for i, r in enumerate(rows)]
             pytest.fail(f"{op} {rest} {ours.dtype}, {int(bad.sum())} of {bad.numel()}: " + "; ".join(map(str, pairs)))
@@ -122,12 +137,13 @@ def widened(t):
 
 
 def wrong(ours, theirs, exact, ulps):
-    """Where a result is not eager PyTorch's: NaN, infinity or the sign of zero differs, or it is so many ulps further from the
-    exact one."""
+    """Where a result is not eager PyTorch's: NaN, infinity or the sign of zero differs, or it is so many ulps
+    further from the exact one."""
     if not ours.is_floating_point():
         return ours != theirs
     rounded = exact.to(ours.dtype)
-    sure = (theirs.isnan() == rounded.isnan()) & (theirs.isinf() == rounded.isinf())  # else eager is off itself, and anything goes
+    # else eager is off itself, and anything goes
+    sure = (theirs.isnan() == rounded.isnan()) & (theirs.isinf() == rounded.isinf())
     sure &= ~(theirs.isinf() & (ours.abs() > torch.finfo(ours.dtype).max / 4))  # eager's sinh overflows too early
     kind = (ours.isnan() != theirs.isnan()) | (ours.isinf() != theirs.isinf()) | (ours.isinf() & (ours != theirs))
     zero = (ours == 0) & (theirs == 0) & (exact == 0)
@@ -142,7 +158,8 @@ def wrong(ours, theirs, exact, ulps):
 
 
 def test_casts():
-    """From each dtype to each: all numbers that both hold, rounded alike, and NaN, infinities and denormals between floats."""
+    """From each dtype to each: all numbers that both hold, rounded alike, and NaN, infinities and denormals between
+    floats."""
     edges = [
         0.0,
         -0.0,
@@ -176,7 +193,9 @@ def test_casts():
                 values = torch.tensor([*inside, 127.0], dtype=torch.float64).to(given)
             whole = not given.is_floating_point and not wanted.is_floating_point and given != torch.bool
             cases.append((torch.tensor([0, 1, -1, 300, -300, 70000, 2**31 - 1]).to(given) if whole else values, wanted))
-    found = fg.jit(lambda *ts: [t.to(wanted) for t, (_, wanted) in zip(ts, cases, strict=True)], backend="c")(*(t for t, _ in cases))
+    found = fg.jit(lambda *ts: [t.to(wanted) for t, (_, wanted) in zip(ts, cases, strict=True)], backend="c")(
+        *(t for t, _ in cases)
+    )
     for (t, wanted), ours in zip(cases, found, strict=True):
         theirs = t.to(wanted)
         assert ours.dtype == wanted and torch.equal(bits(ours), bits(theirs)), (t, ours, theirs)
@@ -191,7 +210,8 @@ def test_whole_numbers_wrap():
     def f(*pairs):
         return [
             (a + b, a - b, a * b,
-             -a, a.abs(), a.sign(), a.relu(), a * a, a**3, torch.maximum(a, b), ~a, a & b, a < b, a.clamp(-5, 100), 3 - a,
+             -a, a.abs(), a.sign(), a.relu(), a * a, a**3, torch.maximum(a, b), ~a, a & b, a < b, a.clamp(-5, 100),
+             3 - a,
              a < -5, a == 300, a >= 100, a + 300, a.clamp_min(7))
             for a, b in zip(pairs[::2], pairs[1::2], strict=True)
         ]  # fmt: skip
@@ -200,7 +220,8 @@ def test_whole_numbers_wrap():
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         info = torch.iinfo(dtype)
         edge = torch.tensor(
-            [info.min, info.min + 1, -1 % 256 if dtype == torch.uint8 else -1, 0, 1, 2, 101, info.max - 1, info.max], dtype=dtype
+            [info.min, info.min + 1, -1 % 256 if dtype == torch.uint8 else -1, 0, 1, 2, 101, info.max - 1, info.max],
+            dtype=dtype,
         )
         tensors += [t.contiguous() for t in (edge[:, None].expand(-1, len(edge)), edge.expand(len(edge), -1))]
     torch.testing.assert_close(fg.jit(f, backend="c")(*tensors), f(*tensors), rtol=0, atol=0)
@@ -210,7 +231,8 @@ ROUGH = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float64: {}, torch.b
 """Sums of some thousands are added up in another order; eager PyTorch multiplies bfloat16s in bfloat16."""
 
 REDUCTIONS = [
-    torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.var, torch.std, torch.softmax,
+    torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.any, torch.all, torch.logsumexp, torch.var,
+    torch.std, torch.softmax,
     torch.log_softmax, lambda t, d: torch.linalg.vector_norm(t, dim=d), lambda t, d: torch.linalg.vector_norm(t, d + 1),
     torch.argmax, torch.argmin, torch.max, torch.min, torch.cumsum, torch.cumprod, torch.cummax, torch.cummin,
 ]  # fmt: skip
@@ -244,8 +266,13 @@ def test_reductions_of_many_by_threads():
     x, whole = torch.randn(700, 301), torch.randint(-100, 100, (700, 301))
 
     def f(x, whole):
-        both = [[op(t) for op in (torch.sum, torch.amax, torch.amin, torch.any)] for t in (x, whole, whole.int(), whole.to(torch.int8))]
-        along = [[op(t, d) for d in (0, 1)] for t in (x, whole.to(torch.int16), x.double()) for op in (torch.sum, torch.amax)]
+        both = [
+            [op(t) for op in (torch.sum, torch.amax, torch.amin, torch.any)]
+            for t in (x, whole, whole.int(), whole.to(torch.int8))
+        ]
+        along = [
+            [op(t, d) for d in (0, 1)] for t in (x, whole.to(torch.int16), x.double()) for op in (torch.sum, torch.amax)
+        ]
         return both + along + [x.var(0), x.std(1), x.prod(1), (x > 0).all(1), x.norm(), x.mean(0)]
 
     torch.testing.assert_close(fg.jit(f, backend="c")(x, whole), f(x, whole), rtol=1e-5, atol=1e-4)
@@ -266,7 +293,12 @@ def test_a_flipped_reshaped_slice():
 
 # ── calls that eager PyTorch rejects, and some that it does not ──────────────────────────────────────────────────
 
-BYTES, AT, TRUTHS, ROW = torch.tensor([0, 1, 1], dtype=torch.int8), torch.tensor([1]), torch.tensor([True, False]), torch.arange(3.0)
+BYTES, AT, TRUTHS, ROW = (
+    torch.tensor([0, 1, 1], dtype=torch.int8),
+    torch.tensor([1]),
+    torch.tensor([True, False]),
+    torch.arange(3.0),
+)
 BYTE_CLASSES, SQUARE = torch.tensor([1, 0], dtype=torch.uint8), torch.tensor([[1.0, -2.0, 0.5], [0.1, 3.0, -1.0]])
 
 REJECTED = {
@@ -278,7 +310,11 @@ REJECTED = {
     "masked_fill": (lambda a: a.masked_fill(a > 1, 300), BYTES),
     "masked_fill_by_a_constant": (lambda a: a.masked_fill(a > 1, torch.tensor(300)), BYTES),
     "masked_fill_by_a_tensor": (lambda a, value: a.masked_fill(a > 1, value), BYTES, torch.tensor(300)),
-    "masked_fill_by_a_float": (lambda a, value: a.masked_fill(a > 1, value), ROW, torch.tensor(1e300, dtype=torch.float64)),
+    "masked_fill_by_a_float": (
+        lambda a, value: a.masked_fill(a > 1, value),
+        ROW,
+        torch.tensor(1e300, dtype=torch.float64),
+    ),
     "where": (lambda a: torch.where(a > 1, a, 300), BYTES),
     "pad": (lambda a: torch.nn.functional.pad(a, (1, 1), value=300), BYTES),
     "index_fill": (lambda a, i: a.index_fill(0, i, 300), BYTES, AT),
@@ -304,7 +340,11 @@ REJECTED = {
     "a_class_too_large": (lambda i: torch.nn.functional.one_hot(i, 3), torch.tensor([5, 0])),
     "a_negative_class": (lambda i: torch.nn.functional.one_hot(i, 3), torch.tensor([-1, 0])),
     "a_class_of_bytes_too_large": (lambda x, y: torch.nn.functional.nll_loss(x, y), SQUARE, BYTE_CLASSES + 4),
-    "images_of_bytes": (lambda x, y: torch.nn.functional.nll_loss(x, y), SQUARE[None, ..., None], BYTE_CLASSES[None, :1].view(1, 1, 1)),
+    "images_of_bytes": (
+        lambda x, y: torch.nn.functional.nll_loss(x, y),
+        SQUARE[None, ..., None],
+        BYTE_CLASSES[None, :1].view(1, 1, 1),
+    ),
 }
 
 
@@ -326,9 +366,23 @@ def same(f, *args):
 
 def test_numbers_that_fit_or_wrap_around():
     def f(a, u, h, b):
-        wrapped = a + 300, 300 - a, a * 300, a == 300, a & 300, a.clone().fill_(torch.tensor(300)), a + torch.tensor(300)
+        wrapped = (
+            a + 300,
+            300 - a,
+            a * 300,
+            a == 300,
+            a & 300,
+            a.clone().fill_(torch.tensor(300)),
+            a + torch.tensor(300),
+        )
         signed = u.clamp(min=-1), torch.full_like(u, -1), u.masked_fill(u > 0, -1), torch.add(u, u, alpha=-1)
-        floats = h.clamp(max=math.inf), h.masked_fill(h > 0, -math.inf), torch.where(h > 0, h, 1e6), h * 1e6, torch.full_like(h, math.nan)
+        floats = (
+            h.clamp(max=math.inf),
+            h.masked_fill(h > 0, -math.inf),
+            torch.where(h > 0, h, 1e6),
+            h * 1e6,
+            torch.full_like(h, math.nan),
+        )
         return *wrapped, *signed, *floats, torch.full_like(b, 2), a.clamp(max=127), torch.full_like(a, 1.5), b + 1.5
 
     same(f, BYTES, BYTES.to(torch.uint8), ROW.half(), TRUTHS)
@@ -353,7 +407,8 @@ def test_a_deviation_is_rounded_once():
 @pytest.mark.parametrize("exponent", [1e-300, 1 + 1e-12, 3 - 1e-12])
 @pytest.mark.parametrize("n", [5, 67])
 def test_powers_whose_exponent_is_rounded_to_an_integer(exponent, n):
-    """Eager PyTorch rounds it for whole vectors, and not for the rest of a tensor: of negative numbers that is a power, or NaN."""
+    """Eager PyTorch rounds it for whole vectors, and not for the rest of a tensor: of negative numbers that is a
+    power, or NaN."""
     x = torch.linspace(-2, 2, n)
     torch.testing.assert_close(fg.jit(lambda x: x**exponent, backend="c")(x), x**exponent, equal_nan=True)
 
@@ -394,7 +449,11 @@ def test_classes():
 def test_classes_of_bytes():
     def f(x, y):
         nn = torch.nn.functional
-        each = nn.nll_loss(x, y), nn.cross_entropy(x, target=y, reduction="sum", ignore_index=1), nn.nll_loss(x[0], y[0])
+        each = (
+            nn.nll_loss(x, y),
+            nn.cross_entropy(x, target=y, reduction="sum", ignore_index=1),
+            nn.nll_loss(x[0], y[0]),
+        )
         return *each, torch.nn.CrossEntropyLoss(label_smoothing=0.1)(x, y)
 
     same(f, SQUARE, BYTE_CLASSES)

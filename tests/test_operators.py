@@ -15,7 +15,9 @@ def called(x):
 
 
 REFUSED = {
-    "while_loop_stack_output": lambda x: higher.while_loop_stack_output(lambda y: y.sum() < 3, lambda y: (y + 1,), (x,), ()),
+    "while_loop_stack_output": lambda x: higher.while_loop_stack_output(
+        lambda y: y.sum() < 3, lambda y: (y + 1,), (x,), ()
+    ),
     "with_effects": lambda x: higher.with_effects(torch.tensor(0.0), torch.ops.aten.mul.Tensor, x, 2),
     "flex_attention": lambda x: flex_attention(*[x.detach().expand(1, 1, 8, 3).contiguous()] * 3),
 }

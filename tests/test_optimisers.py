@@ -17,7 +17,10 @@ FUSED = {
     "sgd momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.2}),
     "sgd nesterov": (torch.optim.SGD, {"lr": torch.tensor(0.1), "momentum": 0.9, "nesterov": True}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.1, "lr_decay": 0.3, "weight_decay": 0.1}),
-    "adagrad maximize": (torch.optim.Adagrad, {"lr": torch.tensor(0.1), "maximize": True, "initial_accumulator_value": 0.2}),
+    "adagrad maximize": (
+        torch.optim.Adagrad,
+        {"lr": torch.tensor(0.1), "maximize": True, "initial_accumulator_value": 0.2},
+    ),
 }
 
 
@@ -62,7 +65,11 @@ def test_fused_steps(name, inside):
 def test_fused_steps_in_kernels(name):
     kind, kwargs = FUSED[name]
     kwargs = {**kwargs, "fused": True}
-    pairs = zip(trained(fg.jit, kind, kwargs, True, torch.float32), trained(lambda f: f, kind, kwargs, True, torch.float32), strict=True)
+    pairs = zip(
+        trained(fg.jit, kind, kwargs, True, torch.float32),
+        trained(lambda f: f, kind, kwargs, True, torch.float32),
+        strict=True,
+    )
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -99,7 +106,8 @@ COUNTING = {
 }
 
 ROUND_SINGLE = ("adam of a tensor", "nadam")
-"""Steps that compute with a number eager PyTorch keeps in single precision: the product of momenta, the rate that is a tensor."""
+"""Steps that compute with a number eager PyTorch keeps in single precision: the product of momenta, the rate that is
+a tensor."""
 
 
 @pytest.mark.parametrize("inside", [True, False])
@@ -121,6 +129,8 @@ def test_a_step_that_asks_for_its_count_is_one_program_for_all_counts(name, insi
 
 def test_bias_corrections_are_as_exact_as_those_of_numbers():
     kwargs = {"lr": 0.1, "betas": (0.9, 0.999999)}
-    expected, found = (trained(make, torch.optim.Adam, kwargs, True) for make in (lambda f: f, lambda f: fg.jit(f, backend="aten")))
+    expected, found = (
+        trained(make, torch.optim.Adam, kwargs, True) for make in (lambda f: f, lambda f: fg.jit(f, backend="aten"))
+    )
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -39,7 +39,8 @@ def weights(n, width):
 
 
 def same_calls_same_numbers(graph, *values):
-    """The calls of a graph and those of the graph in order are the same, each after what it needs, effects in their order."""
+    """The calls of a graph and those of the graph in order are the same, each after what it needs, effects in their
+    order."""
     new = ordered(graph)
     assert {n.name for n in new.fx.nodes} == {n.name for n in graph.fx.nodes}
     assert [n.name for n in new.fx.nodes if has_effect(n)] == [n.name for n in graph.fx.nodes if has_effect(n)]
@@ -63,7 +64,12 @@ def test_every_case(name):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from(["mm", "sin", "add", "dropout", "head"])), max_size=14))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from(["mm", "sin", "add", "dropout", "head"])),
+        max_size=14,
+    )
+)
 def test_random_graphs(steps):
     """Branches that are added up, and draws among them."""
 
@@ -75,9 +81,12 @@ def test_random_graphs(steps):
                 loss = loss + a.square().mean()
             else:
                 found.append(
-                    {"mm": lambda: a @ ws[j % 3], "sin": lambda: b.sin(), "add": lambda: a + b, "dropout": lambda: F.dropout(a, 0.5)}[
-                        kind
-                    ]()
+                    {
+                        "mm": lambda: a @ ws[j % 3],
+                        "sin": lambda: b.sin(),
+                        "add": lambda: a + b,
+                        "dropout": lambda: F.dropout(a, 0.5),
+                    }[kind]()
                 )
         return loss + found[-1].mean()
 
@@ -90,7 +99,8 @@ def test_random_graphs(steps):
 
 
 def test_parts_of_a_batch_come_one_after_the_other():
-    """The gradient of a mean over parts takes the memory of one part, and of the gradients: nothing is computed again."""
+    """The gradient of a mean over parts takes the memory of one part, and of the gradients: nothing is computed
+    again."""
     ws, x = weights(6, 64), torch.randn(2048, 64)
     compiled, whole = fg.grad_compiled(in_parts), fg.grad_compiled(perceptron)
     one = whole.memory(ws, x.chunk(8)[0]).measured_peak

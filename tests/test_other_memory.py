@@ -1,5 +1,6 @@
-"""Other memory and sizes in place, one after the other: ``x.resize_(n)`` that shrinks, ``x.t_()`` before and after ``x.data = y``, and
-``x.set_(y)`` that autograd tracks leave the caller's tensors, and what backward reads, as eager PyTorch does."""
+"""Other memory and sizes in place, one after the other: ``x.resize_(n)`` that shrinks, ``x.t_()`` before and after
+``x.data = y``, and ``x.set_(y)`` that autograd tracks leave the caller's tensors, and what backward reads, as eager
+PyTorch does."""
 
 import pytest
 import torch
@@ -160,8 +161,10 @@ def the_other_is_written_first(x, y):
 
 SIZES = [
     *((f, plain) for f in (
-        transposed_before, unsqueezed_after, transposed_and_written_after, given_twice, set_then_transposed, given_then_shrunk, shrunk,
-        shrunk_beside_a_view, shrunk_then_written_through_a_view, transposed_and_shrunk, a_result_is_shrunk, a_part_is_shrunk,
+        transposed_before, unsqueezed_after, transposed_and_written_after, given_twice, set_then_transposed,
+        given_then_shrunk, shrunk,
+        shrunk_beside_a_view, shrunk_then_written_through_a_view, transposed_and_shrunk, a_result_is_shrunk,
+        a_part_is_shrunk,
         shrunk_to_nothing, shrunk_to_a_scalar,
     )),
     *((f, computed) for f in (before_with_a_history, after_with_a_history)),
@@ -242,10 +245,12 @@ def plain_kin():
 TRACKED = [
     *((f, make) for f in (set_beside_others, set_to_what_requires_grad) for make in (kin, plain_kin)),
     *((f, flat3) for f in (
-        set_to_what_requires_grad, set_beside_what_is_differentiated, set_to_a_leaf, set_and_written, set_and_unsqueezed,
+        set_to_what_requires_grad, set_beside_what_is_differentiated, set_to_a_leaf, set_and_written,
+        set_and_unsqueezed,
         set_in_grad_mode_alone,
     ) for flat3 in (lambda: (torch.arange(3.0), leaf()), lambda: (torch.arange(3.0)[1:], leaf()))),
-    *((f, lambda: (leaf() * 2, leaf())) for f in (set_to_what_requires_grad, set_to_itself, set_to_a_leaf, saved_before, added_before)),
+    *((f, lambda: (leaf() * 2, leaf())) for f in (set_to_what_requires_grad, set_to_itself, set_to_a_leaf, saved_before,
+    added_before)),
     (set_to_a_leaf, lambda: ((leaf(5) * 2)[1:], leaf())),
 ]  # fmt: skip
 

@@ -69,7 +69,14 @@ def small_joint(data, transform=fg.grad_compiled):
 
     def f(x, w):
         for step in steps:
-            x = {"sin": x.sin, "exp": x.exp, "relu": x.relu, "t": x.t, "mul": lambda x=x: x * w, "mm": lambda x=x: x @ w}[step]()
+            x = {
+                "sin": x.sin,
+                "exp": x.exp,
+                "relu": x.relu,
+                "t": x.t,
+                "mul": lambda x=x: x * w,
+                "mm": lambda x=x: x @ w,
+            }[step]()
         return x.sum()
 
     return transform(f, argnums=(0, 1), backend="aten").program(torch.randn(3, 3), torch.randn(3, 3)).joint
@@ -122,7 +129,11 @@ def test_what_is_saved_and_computed_again_is_cheapest(data):
     joint = small_joint(data, fg.value_and_grad_compiled)
     nodes = [n for n in joint.graph.fx.nodes if n.op == "call_function" and not is_view(n)]
     forward = {n for n in nodes if pass_of(n) == "forward"}
-    costs = {n: float(data.draw(st.integers(0, 60), label=n.name)) for n in nodes if n in forward and data.draw(st.booleans())}
+    costs = {
+        n: float(data.draw(st.integers(0, 60), label=n.name))
+        for n in nodes
+        if n in forward and data.draw(st.booleans())
+    }
     split = partition(joint, costs)
     cotangent = next(n for n in joint.graph.fx.nodes if Tag.MUST_BE_IN_BACKWARD in tags_of(n).flags)
     late = {cotangent}
@@ -159,7 +170,11 @@ def test_what_is_saved_and_computed_again_is_cheapest(data):
 
 
 def test_a_mask_is_saved_instead_of_the_float_it_comes_from():
-    split = fg.grad_compiled(lambda x: torch.where((x * 2) > 1, x.exp() * 0 + x * 3, -x).sum()).program(torch.randn(100)).partition
+    split = (
+        fg.grad_compiled(lambda x: torch.where((x * 2) > 1, x.exp() * 0 + x * 3, -x).sum())
+        .program(torch.randn(100))
+        .partition
+    )
     assert split.saved_bytes <= 200
 
 
@@ -191,19 +206,29 @@ def test_a_forward_value_that_needs_backward_is_an_error():
 
 
 def test_every_saved_value_has_a_reason_and_a_line():
-    split = fg.jit(lambda x, w: (x @ w).tanh().sin().sum()).program(torch.randn(3, 4, requires_grad=True), torch.randn(4, 2)).partition
+    split = (
+        fg.jit(lambda x, w: (x @ w).tanh().sin().sum())
+        .program(torch.randn(3, 4, requires_grad=True), torch.randn(4, 2))
+        .partition
+    )
     assert split.saved and all(k.why for k in split.saved)
     assert all("test_partition.py" in k.where for k in split.saved if k.nbytes)
     assert "fewest bytes" in str(split)
 
 
 def test_a_product_is_not_computed_twice_in_one_program():
-    """Nobody writes to the parameters between the passes of one program: what is made of them alone is kept like anything else."""
+    """Nobody writes to the parameters between the passes of one program: what is made of them alone is kept like
+    anything else."""
 
     def f(w, x):
         h = x @ w
         return torch.where(h * 2 > 1, h.exp() * 0 + h * 3, -h).sum()
 
     split = fg.grad_compiled(f).program(torch.randn(8, 8), torch.randn(6, 8)).partition
-    products = [n.name for half in (split.forward, split.backward) for n in half.fx.nodes if "mm" in n.name or "matmul" in n.name]
+    products = [
+        n.name
+        for half in (split.forward, split.backward)
+        for n in half.fx.nodes
+        if "mm" in n.name or "matmul" in n.name
+    ]
     assert len(products) == len(set(products)) == 2

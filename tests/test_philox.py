@@ -1,4 +1,5 @@
-"""Random numbers made of a key (``rng="philox"``): what they are, how they are distributed, and that nothing in a program draws."""
+"""Random numbers made of a key (``rng="philox"``): what they are, how they are distributed, and that nothing in a
+program draws."""
 
 import math
 
@@ -132,7 +133,8 @@ def test_every_backend_draws_the_same():
 DISTRIBUTIONS = {
     "rand": (lambda: torch.rand(MANY), "uniform", ()),
     "rand64": (lambda: torch.rand(MANY, dtype=torch.float64), "uniform", ()),
-    "bfloat16": (lambda: torch.rand(MANY, dtype=torch.bfloat16) + torch.rand(MANY) / 256, "uniform", ()),  # multiples of 1/256
+    # multiples of 1/256
+    "bfloat16": (lambda: torch.rand(MANY, dtype=torch.bfloat16) + torch.rand(MANY) / 256, "uniform", ()),
     "uniform": (lambda: torch.empty(MANY).uniform_(-1, 3), "uniform", (-1, 4)),
     "randn": (lambda: torch.randn(MANY), "norm", ()),
     "randn64": (lambda: torch.randn(MANY, dtype=torch.float64), "norm", ()),
@@ -155,9 +157,13 @@ COUNTS = {
 
 def test_distributions():
     torch.manual_seed(1234)
-    found = compiled(lambda: ({k: f() for k, (f, _, _) in DISTRIBUTIONS.items()}, {k: f() for k, (f, _, _) in COUNTS.items()}))()
+    found = compiled(
+        lambda: ({k: f() for k, (f, _, _) in DISTRIBUTIONS.items()}, {k: f() for k, (f, _, _) in COUNTS.items()})
+    )()
     for name, (_, law, arguments) in DISTRIBUTIONS.items():
-        assert scipy.stats.kstest(found[0][name].double().numpy(), getattr(scipy.stats, law)(*arguments).cdf).pvalue > 1e-3, name
+        assert (
+            scipy.stats.kstest(found[0][name].double().numpy(), getattr(scipy.stats, law)(*arguments).cdf).pvalue > 1e-3
+        ), name
     for name, (_, shares, first) in COUNTS.items():
         counts = torch.bincount(found[1][name] - first, minlength=len(shares))
         assert len(counts) == len(shares), name
@@ -180,7 +186,9 @@ def test_no_two_draws_share_a_counter():
 
 def test_numbers_stay_in_their_range():
     torch.manual_seed(0)
-    c = compiled(lambda: (torch.rand(2**20, dtype=torch.bfloat16), torch.rand(2**20), torch.empty(2**20).exponential_()))
+    c = compiled(
+        lambda: (torch.rand(2**20, dtype=torch.bfloat16), torch.rand(2**20), torch.empty(2**20).exponential_())
+    )
     half, single, waits = c()
     assert half.max() < 1 and single.max() < 1 and single.min() >= 0 and waits.min() > 0 and waits.isfinite().all()
 
@@ -233,8 +241,13 @@ def net(x, w, v):
 
 @pytest.mark.parametrize("backend", ["c", "aten"])
 def test_backward_makes_the_masks_forward_made(backend):
-    """A net of ReLUs without biases is homogeneous: its gradient, times its input, is its value, if and only if the masks agree."""
-    x, w, v = X.double().requires_grad_(), torch.randn(8, 16, dtype=torch.float64), torch.randn(16, 4, dtype=torch.float64)
+    """A net of ReLUs without biases is homogeneous: its gradient, times its input, is its value, if and only if the
+    masks agree."""
+    x, w, v = (
+        X.double().requires_grad_(),
+        torch.randn(8, 16, dtype=torch.float64),
+        torch.randn(16, 4, dtype=torch.float64),
+    )
     c = compiled(net, backend=backend)
     partition = c.program(x, w, v).partition
     assert sum(n.target is philox for n in partition.backward.fx.nodes) == 2

@@ -1,4 +1,5 @@
-"""Products of matrices with vectors: in kernels, which read the matrix as it lies, with what makes the vector and what reads the result."""
+"""Products of matrices with vectors: in kernels, which read the matrix as it lies, with what makes the vector and
+what reads the result."""
 
 from __future__ import annotations
 
@@ -113,7 +114,12 @@ def test_products_of_steps_are_one_product_before_they_are_products_with_vectors
     assert_rounded(c(w, x), net(w, x))
 
 
-LAID_OUT = {"a @ b": (False, False), "a.t() @ b": (True, False), "a @ b.t()": (False, True), "a.t() @ b.t()": (True, True)}
+LAID_OUT = {
+    "a @ b": (False, False),
+    "a.t() @ b": (True, False),
+    "a @ b.t()": (False, True),
+    "a.t() @ b.t()": (True, True),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -43,7 +43,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
     "numel": lambda x: x / x.numel() + math.prod(x.shape),
     "list": lambda x: (x * 2).reshape(*list(x.shape)[:-1], 2, 3),
     "tensor": lambda x: x / torch.tensor(x.shape[0]) + torch.tensor(x.shape[0], dtype=torch.float32).sqrt(),
-    "tensors": lambda x: x.sum() / torch.tensor([[x.shape[0], 2], [1, x.shape[0] - 1]]) + torch.as_tensor([x.shape[0] / 2, 1]),
+    "tensors": lambda x: (
+        x.sum() / torch.tensor([[x.shape[0], 2], [1, x.shape[0] - 1]]) + torch.as_tensor([x.shape[0] / 2, 1])
+    ),
     "new": lambda x: x / x.new_tensor(x.shape[0]),
     "linspace": lambda x: x * torch.linspace(0, 1, len(x))[:, None] + torch.linspace(3, -len(x), len(x))[:, None],
     "logspace": lambda x: x * torch.logspace(0, 1, x.shape[0])[:, None],
@@ -154,7 +156,9 @@ def test_a_size_that_is_taken_as_a_number_is_named_at_the_fourth_program(functio
     found = warnings_of(fg.jit(function, backend="aten"), [(torch.randn(n, 6),) for n in SIZES])
     assert [len(texts) for texts in found] == [0, 0, 0, 1, 0, 0]
     (text,) = found[3]
-    assert f"{function.__name__} compiles for the 4th time" in text and "x.shape[0]" in text and " no longer holds" in text
+    assert (
+        f"{function.__name__} compiles for the 4th time" in text and "x.shape[0]" in text and " no longer holds" in text
+    )
     assert f"test_python_sizes.py:{function.__code__.co_firstlineno + 1} in " in text and "dynamic=False" in text
 
 
@@ -189,5 +193,7 @@ def test_a_captured_tensor_of_another_size_is_named() -> None:
 def test_programs_that_are_meant_or_few_are_not_warned_of() -> None:
     calls = [(torch.randn(n, 6),) for n in SIZES]
     assert not any(warnings_of(fg.jit(looped, backend="aten", dynamic=False), calls))
-    steps = fg.jit(lambda x: x.sin() if len(x) > 25 else x.cos() if len(x) > 15 else x.exp() if len(x) > 7 else x, backend="aten")
+    steps = fg.jit(
+        lambda x: x.sin() if len(x) > 25 else x.cos() if len(x) > 15 else x.exp() if len(x) > 7 else x, backend="aten"
+    )
     assert not any(warnings_of(steps, calls)) and steps.cache_info().misses >= 4

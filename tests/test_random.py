@@ -221,7 +221,9 @@ SEEDED = {
     "returned": returns_the_state,
     "in backward": seeds_in_backward,
     "custom function": DrawsAgain.apply,
-    "checkpoint": lambda x: checkpoint(lambda x: F.dropout(x.sin()) * torch.rand_like(x), x * 1, use_reentrant=True) * torch.rand(8),
+    "checkpoint": lambda x: (
+        checkpoint(lambda x: F.dropout(x.sin()) * torch.rand_like(x), x * 1, use_reentrant=True) * torch.rand(8)
+    ),
 }
 
 
@@ -377,7 +379,9 @@ class Noisy(torch.nn.Module):
         self.generator = OWN
 
     def forward(self, x):
-        return x * torch.bernoulli(x.sigmoid(), generator=self.generator) + torch.rand(8) * torch.rand(8, generator=self.generator)
+        return x * torch.bernoulli(x.sigmoid(), generator=self.generator) + torch.rand(8) * torch.rand(
+            8, generator=self.generator
+        )
 
 
 def own_put_back(x):
@@ -395,7 +399,11 @@ def makes_one(x):
 def makes_two(x):
     one, two = torch.Generator(), torch.Generator()
     two.set_state(one.manual_seed(3).get_state())
-    return x * torch.rand(8, generator=one) - x.sin() * torch.rand(8, generator=two) + torch.rand(8, generator=torch.Generator())
+    return (
+        x * torch.rand(8, generator=one)
+        - x.sin() * torch.rand(8, generator=two)
+        + torch.rand(8, generator=torch.Generator())
+    )
 
 
 OWN_DRAWS = {
@@ -412,7 +420,8 @@ OWN_DRAWS = {
 @pytest.mark.parametrize("backend", ["aten", "c"])
 @pytest.mark.parametrize("name", OWN_DRAWS)
 def test_a_generator_of_ones_own(name, backend):
-    """Each call draws from it, sets it and leaves it as eager PyTorch does; one that the function makes is another in each call."""
+    """Each call draws from it, sets it and leaves it as eager PyTorch does; one that the function makes is another
+    in each call."""
 
     def with_own(f):
         def call(x):

@@ -1,4 +1,5 @@
-"""Sizes that values decide (``x[mask]``, ``nonzero``, ``x[:n.item()]``): symbols from their second value on, one program for all."""
+"""Sizes that values decide (``x[mask]``, ``nonzero``, ``x[:n.item()]``): symbols from their second value on, one
+program for all."""
 
 import warnings
 
@@ -102,11 +103,13 @@ def a_number_that_is_computed(x):
 
 
 FUNCTIONS = {
-    masked_sum: 7, masked_mean_or_none: 7, rows: 10, labelled: 6, edges: 4, unique: 4, bins: 4, repeated: 4, mask_of_a_mask: 7, written: 7,
+    masked_sum: 7, masked_mean_or_none: 7, rows: 10, labelled: 6, edges: 4, unique: 4, bins: 4, repeated: 4,
+    mask_of_a_mask: 7, written: 7,
     scattered: 7, concatenated: 11, ranked: 7, products: 7, dropped: 7, a_number_as_a_size: 8, a_tensor_as_a_bound: 8,
     a_number_that_is_computed: 9,
 }  # fmt: skip
-"""What may be compiled over all calls below: the static sizes 0 and 1, the first size, and where another size of the argument is met."""
+"""What may be compiled over all calls below: the static sizes 0 and 1, the first size, and where another size of the
+argument is met."""
 
 
 def _arguments():

@@ -100,7 +100,8 @@ def test_what_the_table_of_limits_guards():
     c = fg.jit(lambda x, s, n: x * s + n)
     leaf = X.clone().requires_grad_()
     for args, misses in (
-        ((X, 1.5, 2), 1), ((X, 2.5, 2), 2), ((X, 3.5, 2), 2), ((X, 3.5, 3), 3), ((X.double(), 3.5, 3), 4), ((leaf, 3.5, 3), 5),
+        ((X, 1.5, 2), 1), ((X, 2.5, 2), 2), ((X, 3.5, 2), 2), ((X, 3.5, 3), 3), ((X.double(), 3.5, 3), 4),
+        ((leaf, 3.5, 3), 5),
     ):  # fmt: skip
         c(*args)
         assert c.cache_info().misses == misses, args
@@ -133,7 +134,9 @@ def ratios():
 
 
 def rows_of(text):
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
     return {first: rest for first, *rest in rows}
 
 
@@ -149,7 +152,9 @@ def test_the_means_are_those_of_the_tables():
     }
     said = rows_of((ROOT / "benchmarks" / "README.md").read_text())
     for what, is_in in chosen.items():
-        columns = [[r for name, r in ratios()[threads, peer].items() if is_in(name)] for peer in PEERS for threads in (2, 1)]
+        columns = [
+            [r for name, r in ratios()[threads, peer].items() if is_in(name)] for peer in PEERS for threads in (2, 1)
+        ]
         assert said[what] == [f"{mean(column):.2f}" for column in columns], what
 
 

@@ -1,4 +1,5 @@
-"""Values of tensors that Python reads: one program for each path through a function, each of which says whether it is for a call."""
+"""Values of tensors that Python reads: one program for each path through a function, each of which says whether it
+is for a call."""
 
 import warnings
 
@@ -27,7 +28,9 @@ def run(f, x, seed):
         out = f(own)
     except (ValueError, IndexError) as error:
         return type(error), str(error)
-    tensors = [v for v in (out if isinstance(out, tuple) else (out,)) if isinstance(v, torch.Tensor) and v.requires_grad]
+    tensors = [
+        v for v in (out if isinstance(out, tuple) else (out,)) if isinstance(v, torch.Tensor) and v.requires_grad
+    ]
     if tensors:
         torch.autograd.backward([t.sum() for t in tensors])
     return out, leaf.grad, own.detach().clone(), torch.rand(1)
@@ -182,8 +185,10 @@ class ReadsItsGradient(torch.autograd.Function):
 
 
 FUNCTIONS = [
-    branches, several_branches, a_loop, a_mask, writes_by_a_mask, masked_select, a_size, unique, repeats, bincount, equality, membership,
-    a_list, a_number_in_a_text, data, asserts, draws_before, draws_until, writes_before, reads_what_it_wrote, captured, slices,
+    branches, several_branches, a_loop, a_mask, writes_by_a_mask, masked_select, a_size, unique, repeats, bincount,
+    equality, membership,
+    a_list, a_number_in_a_text, data, asserts, draws_before, draws_until, writes_before, reads_what_it_wrote, captured,
+    slices,
     an_index_in_range,
     lambda x: ReadsInBackward.apply(x.sin()), lambda x: ReadsItsGradient.apply(x.sin()),
 ]  # fmt: skip
@@ -231,7 +236,8 @@ def loss_of(x):
 
 TRANSFORMS = {
     "grad": func.grad, "jacrev": func.jacrev, "jacfwd": func.jacfwd, "hessian": func.hessian,
-    "vjp": lambda f: lambda x: func.vjp(f, x)[1](torch.ones(()))[0], "jvp": lambda f: lambda x: func.jvp(f, (x,), (x,))[1],
+    "vjp": lambda f: lambda x: func.vjp(f, x)[1](torch.ones(()))[0],
+    "jvp": lambda f: lambda x: func.jvp(f, (x,), (x,))[1],
 }  # fmt: skip
 
 
@@ -337,7 +343,8 @@ def test_what_a_symbol_decides_is_checked():
 
 
 def test_what_is_known_by_rounding_alone():
-    """Kernels round otherwise than the operators a path is found with: the program for it says so, and the next is for what it read."""
+    """Kernels round otherwise than the operators a path is found with: the program for it says so, and the next is
+    for what it read."""
     f = lambda x: (x.sum(), 1 if x.sum().item() == 0.1 else 2)  # noqa: E731
     x = torch.rand(1000)
     total, branch = fg.jit(f)(x)

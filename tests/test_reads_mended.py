@@ -16,17 +16,23 @@ import funcgrad as fg
 Y = torch.tensor([0.3, -0.7, 1.2])
 
 SCRIPTS = {
-    # what PyTorch refuses in C++, called by a mode, or Python does in C: as in eager PyTorch, with what was written before
+    # what PyTorch refuses in C++, called by a mode, or Python does in C: as in eager PyTorch, with what was written
+    # before
     "a tensor is no number": ("n = 0\ndef f(x):\n    global n\n    n += 1\n    return x * int(x)", "call(); call()"),
     "a number of a tensor after a read": (
         "d = {}\ndef f(x):\n    d[bool((x > 0).any())] = x * 2\n    return x * int(d.get(True))",
         "call(); call()",
     ),
-    "an object without a length": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * len(torch.float32)", "call(); call()"),
-    "a root of a negative number": ("w = torch.zeros(())\nk = -1.0\ndef f(x):\n    w.add_(1)\n    return x * math.sqrt(k)", "call(); k = -4.0; call()"),
-    "a mask of another shape": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x[torch.zeros(2) > 1]", "call(); call()"),
-    "an unknown keyword": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return torch.ones_like(x, none=1)", "call(); call()"),
-    "an index that was read": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * x[int((x > 0).sum()) + 1]", "call(); call()"),
+    "an object without a length": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * len(torch.float32)",
+    "call(); call()"),
+    "a root of a negative number": ("w = torch.zeros(())\nk = -1.0\ndef f(x):\n    w.add_(1)\n    return x * "
+                                    "math.sqrt(k)", "call(); k = -4.0; call()"),
+    "a mask of another shape": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x[torch.zeros(2) > 1]",
+    "call(); call()"),
+    "an unknown keyword": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return torch.ones_like(x, none=1)",
+    "call(); call()"),
+    "an index that was read": ("w = torch.zeros(())\ndef f(x):\n    w.add_(1)\n    return x * x[int((x > 0).sum()) + "
+                               "1]", "call(); call()"),
 }  # fmt: skip
 
 
@@ -60,7 +66,10 @@ def test_names_of_arguments_are_no_names_of_python(backend):
         return (x * (3 if round(x.sum().item(), 1) else 2)).to(torch.bool)
 
     space = {"m": math}
-    exec("def f(math, bool):\n    return math * m.sqrt(math.sum().item() + 10) * (3 if math.sum().item() else 2) + bool", space)
+    exec(
+        "def f(math, bool):\n    return math * m.sqrt(math.sum().item() + 10) * (3 if math.sum().item() else 2) + bool",
+        space,
+    )
     for f, arguments in ((of_modules, (Y,)), (space["f"], (Y,)), (of_types, ())):
         compiled = fg.jit(f, backend=backend)
         for k in (1.0, 2.0, 3.0):
@@ -96,7 +105,8 @@ def test_what_backward_reads_of_an_argument_is_read_when_it_runs():
 
 NORMS = {
     "BatchNorm": (lambda: torch.nn.BatchNorm1d(3), (4, 3)), "LayerNorm": (lambda: torch.nn.LayerNorm(3), (4, 3)),
-    "InstanceNorm": (lambda: torch.nn.InstanceNorm1d(3), (4, 3, 5)), "GroupNorm": (lambda: torch.nn.GroupNorm(1, 3), (4, 3, 5)),
+    "InstanceNorm": (lambda: torch.nn.InstanceNorm1d(3), (4, 3, 5)),
+    "GroupNorm": (lambda: torch.nn.GroupNorm(1, 3), (4, 3, 5)),
 }  # fmt: skip
 
 
@@ -147,7 +157,8 @@ def test_the_whole_part_of_a_number_is_a_path_not_the_number():
 
 @pytest.mark.filterwarnings("error::funcgrad.ReadsWarning")
 def test_a_number_that_kernels_round_otherwise_takes_two_programs():
-    """The program for a number that a kernel read was made for what eager PyTorch rounds it to: it fitted no call, fifteen times."""
+    """The program for a number that a kernel read was made for what eager PyTorch rounds it to: it fitted no call,
+    fifteen times."""
     f = lambda x: x * {0.3: 2.0}.get(x.sum().item() * 0.1, 1.5) + len(str(x.sum().item()))  # noqa: E731
     compiled = fg.jit(f)
     for seed in range(4):

@@ -1,4 +1,5 @@
-"""Sizes and strides changed in place under ``no_grad``: autograd does not hear of it, and goes on as it does in eager PyTorch."""
+"""Sizes and strides changed in place under ``no_grad``: autograd does not hear of it, and goes on as it does in
+eager PyTorch."""
 
 import pytest
 import torch
@@ -15,7 +16,12 @@ def restride(name, *args):
     return change
 
 
-transpose, column, row, squeeze = restride("t_"), restride("unsqueeze_", -1), restride("unsqueeze_", 0), restride("squeeze_")
+transpose, column, row, squeeze = (
+    restride("t_"),
+    restride("unsqueeze_", -1),
+    restride("unsqueeze_", 0),
+    restride("squeeze_"),
+)
 WEIGHTS = torch.arange(6.0).view(3, 2) + 1
 
 
@@ -183,19 +189,31 @@ CASES = {
     "after a write through a view": (after_a_write_through_a_view, lambda: (leaf() * 2, torch.ones(3))),
     "before a write": (before_a_write, lambda: (torch.ones(4), torch.ones(3, requires_grad=True))),
     "before a write to a view": (before_a_write, lambda: (torch.ones(4)[1:], torch.ones(3, requires_grad=True))),
-    "before a write to another": (before_a_write_to_another, lambda: (lambda b: (b.view(2, 4).unbind(0)[1], b[2:6]))(base())),
+    "before a write to another": (
+        before_a_write_to_another,
+        lambda: (lambda b: (b.view(2, 4).unbind(0)[1], b[2:6]))(base()),
+    ),
     "of a part": (of_a_part, lambda: (torch.ones(4, requires_grad=True) * 2, torch.ones(2))),
     "of a view taken under no_grad": (of_a_hidden_view, lambda: (base().view(4, 2).t(), torch.ones(2))),
     "a look of before, under no_grad": (a_look_of_before, lambda: (base().view(4, 2), torch.ones(()))),
-    "a part of a look of before under no_grad": (a_part_of_a_look_of_before, lambda: (base().view(4, 2), torch.ones(()))),
+    "a part of a look of before under no_grad": (
+        a_part_of_a_look_of_before,
+        lambda: (base().view(4, 2), torch.ones(())),
+    ),
     "a look of before, forbidden": (a_look_of_before_that_is_forbidden, lambda: (base().view(4, 2), torch.ones(()))),
     "a look of before a write, under no_grad": (
         a_look_of_before_a_write,
         lambda: (base().view(4, 2) * 1, torch.ones((), requires_grad=True)),
     ),
-    "seen by backward": (seen_by_backward, lambda: (torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))),
+    "seen by backward": (
+        seen_by_backward,
+        lambda: (torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)),
+    ),
     "forbidden, then used": (used_then, lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2))),
-    "forbidden, then used under no_grad": (torch.no_grad()(used_then), lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2))),
+    "forbidden, then used under no_grad": (
+        torch.no_grad()(used_then),
+        lambda: (base().view(2, 4).unbind(0)[1], torch.ones(2)),
+    ),
 }
 
 
@@ -255,7 +273,8 @@ def of_what_a_view_of_a_result_computes(x):
 
 
 FORGOTTEN = [
-    of_what_was_computed, of_a_leaf_used_before, of_a_result, of_a_result_and_back, of_what_a_function_reads, of_a_view_of_a_result,
+    of_what_was_computed, of_a_leaf_used_before, of_a_result, of_a_result_and_back, of_what_a_function_reads,
+    of_a_view_of_a_result,
     of_what_a_view_of_a_result_computes,
 ]  # fmt: skip
 
@@ -272,7 +291,9 @@ def test_what_autograd_would_forget_is_refused(f):
     assert x.shape == (2, 3)
 
 
-@pytest.mark.parametrize("view", [lambda b: b[2:6], lambda b: b[::2], lambda b: b.view(2, 4)[:, 1:3], lambda b: b.view(2, 4).t()])
+@pytest.mark.parametrize(
+    "view", [lambda b: b[2:6], lambda b: b[::2], lambda b: b.view(2, 4)[:, 1:3], lambda b: b.view(2, 4).t()]
+)
 def test_a_look_at_all_of_an_input_is_known_as_one_after_a_write(view):
     """Also where the input begins further on in its memory."""
 
@@ -362,7 +383,10 @@ def test_a_view_that_required_grad_and_changes_its_sizes_is_refused():
 
 
 def test_a_leaf_is_returned_with_its_gradient():
-    case, compiled = Case(lambda: (torch.ones(3), torch.ones(3)), returns_a_leaf_with_a_gradient), fg.jit(returns_a_leaf_with_a_gradient)
+    case, compiled = (
+        Case(lambda: (torch.ones(3), torch.ones(3)), returns_a_leaf_with_a_gradient),
+        fg.jit(returns_a_leaf_with_a_gradient),
+    )
     for _ in range(2):
         assert difference(run(case, lambda f: f), found := run(case, lambda f: compiled)) is None
         assert found.error is None, found.error

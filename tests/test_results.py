@@ -1,4 +1,5 @@
-"""Leaves of a result that are no tensors: what hides a tensor, or is made anew by each call, is refused by name; the rest is as it was."""
+"""Leaves of a result that are no tensors: what hides a tensor, or is made anew by each call, is refused by name; the
+rest is as it was."""
 
 import collections
 import functools
@@ -55,7 +56,9 @@ HIDING = {
 
 
 @pytest.mark.parametrize("where", HIDING)
-@pytest.mark.parametrize("transform", [fg.jit, lambda f: fg.value_and_grad_compiled(lambda x: ((x * x).sum(), f(x)), has_aux=True)])
+@pytest.mark.parametrize(
+    "transform", [fg.jit, lambda f: fg.value_and_grad_compiled(lambda x: ((x * x).sum(), f(x)), has_aux=True)]
+)
 def test_a_tensor_hidden_in_a_result_is_named(transform, where):
     with pytest.raises(fg.ResultError, match=r"result|context") as caught:
         transform(HIDING[where])(X)
@@ -74,7 +77,9 @@ def test_the_class_to_register_is_named_and_registering_it_helps():
     torch.testing.assert_close(compiled(X).h, X * 2)
 
 
-@pytest.mark.parametrize("make", [lambda: Box(3), set, lambda: {1, 2}, lambda: bytearray(b"a"), object, lambda: iter([1])])
+@pytest.mark.parametrize(
+    "make", [lambda: Box(3), set, lambda: {1, 2}, lambda: bytearray(b"a"), object, lambda: iter([1])]
+)
 def test_a_new_object_is_not_returned_by_two_calls(make):
     with pytest.raises(fg.ResultError, match="a new one from each call"):
         fg.jit(lambda x: (x * 2, make()))(X)

@@ -1,4 +1,5 @@
-"""Functions that write to what derivatives need: of second order, and where the caller writes between forward and backward."""
+"""Functions that write to what derivatives need: of second order, and where the caller writes between forward and
+backward."""
 
 import pytest
 import torch
@@ -109,7 +110,9 @@ def hooked(x, y):
     return z.sin()
 
 
-@pytest.mark.parametrize("f", [Product.apply, lambda x, y: Product.apply(x.sin(), y) * x, hooked], ids=["product", "of sin", "hooked"])
+@pytest.mark.parametrize(
+    "f", [Product.apply, lambda x, y: Product.apply(x.sin(), y) * x, hooked], ids=["product", "of sin", "hooked"]
+)
 @pytest.mark.parametrize("backend", ["c", "aten"])
 def test_what_backward_reads_of_the_inputs_is_there_for_the_second_derivative(f, backend):
     results = []
@@ -180,7 +183,11 @@ BETWEEN = {
     "buffer left alone": (lambda x, b: (b.mul_(2), x * b)[1], with_buffer, nothing),
     "buffer through data": (lambda x, b: (b.data.mul_(2), x * b)[1], with_buffer, write_second),
     "part of a buffer": (lambda x, b: (b[1:].mul_(2), x[:2] * b[:2])[1], with_buffer, write_second),
-    "what was copied into a buffer": (lambda x, b: (lambda z: (b.copy_(z), x * z)[1])(x.detach() * 2), with_buffer, write_second),
+    "what was copied into a buffer": (
+        lambda x, b: (lambda z: (b.copy_(z), x * z)[1])(x.detach() * 2),
+        with_buffer,
+        write_second,
+    ),
     "unrelated": (unrelated, with_buffer, write_second),
     "overlap": (lambda x, y: (x.mul_(2), x * x + y.sum())[1], overlapping, write_first),
     "overlap left alone": (lambda x, y: (x.mul_(2), x * x + y.sum())[1], overlapping, nothing),
@@ -246,7 +253,9 @@ def derivatives(f, x, *args):
     return first, torch.autograd.grad((first * 2).sum(), x, allow_unused=True)[0]
 
 
-@pytest.mark.parametrize("f", [torch.abs, torch.relu, lambda x: x.abs() * 3 + x.sign(), lambda x: torch.linalg.vector_norm(x, 1) * x])
+@pytest.mark.parametrize(
+    "f", [torch.abs, torch.relu, lambda x: x.abs() * 3 + x.sign(), lambda x: torch.linalg.vector_norm(x, 1) * x]
+)
 def test_a_derivative_that_is_zero_everywhere(f):
     """PyTorch's is a tensor without memory."""
     x = torch.tensor([[-1.0, 0.5, 2.0], [3.0, -0.2, 0.0]])

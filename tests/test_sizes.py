@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from funcgrad.symbolic.sizes import Size, Sizes, hint
 
 _SIZES = st.integers(2, 40)
-_STEPS = st.lists(st.tuples(st.sampled_from("+ - * // % < <= == max".split()), st.integers(0, 9), st.integers(0, 9)), max_size=8)
+_STEPS = st.lists(
+    st.tuples(st.sampled_from("+ - * // % < <= == max".split()), st.integers(0, 9), st.integers(0, 9)), max_size=8
+)
 
 
 def run(start: list[Any], steps: list[tuple[str, int, int]]) -> tuple[list[Any], list[bool]]:
@@ -43,7 +45,9 @@ def run(start: list[Any], steps: list[tuple[str, int, int]]) -> tuple[list[Any],
 
 
 @given(st.lists(_SIZES, min_size=2, max_size=2), st.lists(_SIZES, min_size=2, max_size=2), _STEPS)
-def test_a_program_on_sizes_is_right_wherever_its_guards_hold(hints: list[int], others: list[int], steps: list[Any]) -> None:
+def test_a_program_on_sizes_is_right_wherever_its_guards_hold(
+    hints: list[int], others: list[int], steps: list[Any]
+) -> None:
     sizes = Sizes()
     found, said = run([sizes.symbol(f"s{i}", n) for i, n in enumerate(hints)], steps)
     for now in (hints, others):
@@ -54,7 +58,8 @@ def test_a_program_on_sizes_is_right_wherever_its_guards_hold(hints: list[int], 
         expected, answers = run(now, steps)
         assert said == answers
         assert [eval(repr(n), {}, values) for n in found] == expected
-        c = [str(n).replace("/", "//").replace("size_", "") for n in found]  # C's division, as none of these is negative
+        # C's division, as none of these is negative
+        c = [str(n).replace("/", "//").replace("size_", "") for n in found]
         assert [eval(text, {}, values) for text, n in zip(c, expected, strict=True)] == expected
 
 

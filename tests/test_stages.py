@@ -81,7 +81,9 @@ def test_every_stage_prints_and_draws(program):
         assert "http" not in html.replace("http://www.w3.org/2000/svg", ""), f"{name} needs the network"
         for tag in ("table", "div", "details", "svg", "section", "tr", "td"):
             assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), (name, tag)
-    assert all(word in str(program) for word in ("facts", "joint", "partition", "kernels", "schedule", "call", "compile time"))
+    assert all(
+        word in str(program) for word in ("facts", "joint", "partition", "kernels", "schedule", "call", "compile time")
+    )
 
 
 def test_the_page_of_a_transformer_block_is_small_and_opens_on_a_summary(of_a_block):
@@ -135,7 +137,9 @@ def test_the_prelude_is_shown_once_and_folded(of_a_block):
 def test_wide_drawings_scroll(program):
     html = program.joint._repr_html_()
     assert '<div class="s"><svg' in html
-    assert re.search(r"\.funcgrad \.s{[^}]*overflow:auto", html) and re.search(r"\.funcgrad svg{[^}]*max-width:none", html)
+    assert re.search(r"\.funcgrad \.s{[^}]*overflow:auto", html) and re.search(
+        r"\.funcgrad svg{[^}]*max-width:none", html
+    )
 
 
 def test_kernels_show_formulas_whole():
@@ -295,7 +299,9 @@ def run(code, **environment):
     import os
 
     env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=env, check=True)
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=env, check=True
+    )
 
 
 def test_a_slow_compilation_shows_progress_and_a_quick_one_does_not():
@@ -325,7 +331,10 @@ def test_the_log_shows_kernels_and_then_rewrites():
     at = {level: run(code, FUNCGRAD_LOG=level).stderr for level in "345"}
     assert "kernel0: rows" not in at["3"] and "kernel0: rows" in at["4"]
     assert "is rewritten" not in at["4"]
-    assert re.search(r"joint is rewritten: normalised\n  [-+] \w+ = ", at["5"]) and "  + sub_tensor = aten.sub.Tensor(" in at["5"]
+    assert (
+        re.search(r"joint is rewritten: normalised\n  [-+] \w+ = ", at["5"])
+        and "  + sub_tensor = aten.sub.Tensor(" in at["5"]
+    )
     assert re.search(r"joint is rewritten: sums\n  [-+] \w+ = ", at["5"])
 
 

@@ -1,7 +1,8 @@
-"""Python state: what a function reads besides tensors is guarded, what it writes happens on each call; eager PyTorch is the oracle.
+"""Python state: what a function reads besides tensors is guarded, what it writes happens on each call; eager PyTorch is
+the oracle.
 
-Each case is the source of a small world with a function ``f``, and statements that change the world from outside. Two copies of the
-world go through the same: in one ``f`` is compiled. After each call all that can be seen must be equal.
+Each case is the source of a small world with a function ``f``, and statements that change the world from outside. Two
+copies of the world go through the same: in one ``f`` is compiled. After each call all that can be seen must be equal.
 """
 
 import collections
@@ -74,7 +75,10 @@ READS = {
     "a base class's method": ("c = Child()\ndef f(x): return c.scaled(x)", "Config.scaled = lambda self, x: x * 7"),
     "a method that super finds": ("c = Child()\ndef f(x): return c.scaled(x)", "c.lr = 7.0"),
     "a property": ("c = Config()\ndef f(x): return x * c.half", "c.lr = 7.0"),
-    "a property is exchanged": ("c = Config()\ndef f(x): return x * c.half", "Config.half = property(lambda self: 9.0)"),
+    "a property is exchanged": (
+        "c = Config()\ndef f(x): return x * c.half",
+        "Config.half = property(lambda self: 9.0)",
+    ),
     "slots": ("c = Slots()\ndef f(x): return x * c.lr", "c.lr = 3.0"),
     "an empty slot": ("c = Slots()\ndef f(x): return x * getattr(c, 'name', 2.0)", "c.name = 3.0"),
     "getattr": ("c = Config()\nname = 'lr'\ndef f(x): return x * getattr(c, name)", "name = 'temp'"),
@@ -82,63 +86,128 @@ READS = {
     "vars": ("c = Config()\ndef f(x): return x * vars(c)['lr']", "c.lr = 3.0"),
     "__dict__": ("c = Config()\ndef f(x): return x * len(c.__dict__)", "c.more = 1"),
     "an enum": ("mode = Mode.FAST\ndef f(x): return x * 2 if mode is Mode.FAST else x", "mode = Mode.SLOW"),
-    "an enum in an attribute": ("c = Config(); c.mode = Mode.FAST\ndef f(x): return x * c.mode.value", "c.mode = Mode.SLOW"),
+    "an enum in an attribute": (
+        "c = Config(); c.mode = Mode.FAST\ndef f(x): return x * c.mode.value",
+        "c.mode = Mode.SLOW",
+    ),
     "a dataclass": ("d = Data()\ndef f(x): return x * d.lr", "d.lr = 3.0"),
     "asdict": ("d = Data()\ndef f(x): return x * dataclasses.asdict(d)['lr']", "d.lr = 3.0"),
-    "a closure": ("def make():\n    k = 2.0\n    def put(v):\n        nonlocal k; k = v\n    return (lambda x: x * k), put\nf, put = make()", "put(3.0)"),
+    "a closure": (
+        "def make():\n    k = 2.0\n    def put(v):\n        nonlocal k; k = v\n    return (lambda x: x * k), put\nf, "
+        "put = make()",
+        "put(3.0)",
+    ),
     "a default": ("def f(x, k=2.0): return x * k", "f_.__defaults__ = (3.0,)"),
     "a keyword default": ("def f(x, *, k=2.0): return x * k", "f_.__kwdefaults__['k'] = 3.0"),
     "a partial": ("p = functools.partial(lambda x, k: x * k, k=2.0)\ndef f(x): return p(x)", "p.keywords['k'] = 3.0"),
-    "a function in a dict": ("table = {'act': torch.sin}\ndef f(x): return table['act'](x)", "table['act'] = torch.cos"),
+    "a function in a dict": (
+        "table = {'act': torch.sin}\ndef f(x): return table['act'](x)",
+        "table['act'] = torch.cos",
+    ),
     "a function in a list": ("fs = [lambda x: x + 1]\ndef f(x): return fs[0](x)", "fs[0] = lambda x: x + 2"),
-    "functions in turn": ("fs = [torch.sin]\ndef f(x):\n    for g in fs: x = g(x)\n    return x", "fs.append(torch.cos)"),
+    "functions in turn": (
+        "fs = [torch.sin]\ndef f(x):\n    for g in fs: x = g(x)\n    return x",
+        "fs.append(torch.cos)",
+    ),
     "another function": ("def g(x): return x + 1\ndef f(x): return g(x)", "def g(x): return x + 2"),
     "what another function reads": ("k = 2.0\ndef g(x): return x * k\ndef f(x): return g(x)", "k = 3.0"),
     "a callable object": ("g = Callable()\ndef f(x): return g(x)", "g.k = 5.0"),
-    "a callable object without a hash": ("@dataclasses.dataclass\nclass G:\n    k: float = 2.0\n    def __call__(self, x): return x * self.k\ng = G()\ndef f(x): return g(x)", "g.k = 5.0"),
+    "a callable object without a hash": (
+        "@dataclasses.dataclass\nclass G:\n    k: float = 2.0\n    def __call__(self, x): return x * self.k\ng = "
+        "G()\ndef f(x): return g(x)",
+        "g.k = 5.0",
+    ),
     "a callable class": ("g = Callable()\ndef f(x): return g(x)", "Callable.k = 5.0"),
     "__getitem__": ("c = Indexed()\ndef f(x): return x * c['k']", "c.own['k'] = 5.0"),
     "__len__": ("c = Indexed()\ndef f(x): return x * len(c)", "c.own['m'] = 5.0"),
     "__getattr__": ("c = Fallback()\ndef f(x): return x * c.k", "c.own['k'] = 5.0"),
     "a namespace": ("c = types.SimpleNamespace(lr=2.0)\ndef f(x): return x * c.lr", "c.lr = 3.0"),
-    "a namedtuple": ("P = collections.namedtuple('P', 'a b')\np = P(1.0, 2.0)\ndef f(x): return x * p.a", "p = P(3.0, 2.0)"),
+    "a namedtuple": (
+        "P = collections.namedtuple('P', 'a b')\np = P(1.0, 2.0)\ndef f(x): return x * p.a",
+        "p = P(3.0, 2.0)",
+    ),
     "a set": ("s = {1, 2}\ndef f(x): return x * len(s)", "s.add(3)"),
     "a deque": ("d = collections.deque([1.0, 2.0])\ndef f(x): return x * d[0]", "d.rotate(1)"),
     "an OrderedDict": ("d = collections.OrderedDict(a=2.0)\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
     "a defaultdict": ("d = collections.defaultdict(lambda: 2.0)\nd['a']\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
     "a UserDict": ("d = collections.UserDict(a=2.0)\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
     "a ChainMap": ("d = collections.ChainMap({}, {'a': 2.0})\ndef f(x): return x * d['a']", "d['a'] = 3.0"),
-    "a mapping proxy": ("own = {'a': 2.0}\nd = types.MappingProxyType(own)\ndef f(x): return x * d['a']", "own['a'] = 3.0"),
+    "a mapping proxy": (
+        "own = {'a': 2.0}\nd = types.MappingProxyType(own)\ndef f(x): return x * d['a']",
+        "own['a'] = 3.0",
+    ),
     "an array": ("a = np.array([2.0, 3.0])\ndef f(x): return x * float(a[0])", "a[0] = 5.0"),
     "an array's shape": ("a = np.zeros(2)\ndef f(x): return x * len(a)", "a = np.zeros(3)"),
-    "an environment variable": ("def f(x): return x * float(os.environ.get('FUNCGRAD_TEST_K', 2.0))", "os.environ['FUNCGRAD_TEST_K'] = '5.0'"),
-    "getenv": ("def f(x): return x * float(os.getenv('FUNCGRAD_TEST_K') or 2.0)", "os.environ['FUNCGRAD_TEST_K'] = '5.0'"),
+    "an environment variable": (
+        "def f(x): return x * float(os.environ.get('FUNCGRAD_TEST_K', 2.0))",
+        "os.environ['FUNCGRAD_TEST_K'] = '5.0'",
+    ),
+    "getenv": (
+        "def f(x): return x * float(os.getenv('FUNCGRAD_TEST_K') or 2.0)",
+        "os.environ['FUNCGRAD_TEST_K'] = '5.0'",
+    ),
     "a context variable": ("v = contextvars.ContextVar('v', default=2.0)\ndef f(x): return x * v.get()", "v.set(3.0)"),
     "a library's global": ("lib = LIBRARY\ndef f(x): return x * lib.scale", "lib.scale = lib.scale + 1"),
     "a library's function": ("lib = LIBRARY\ndef f(x): return lib.helper(x)", "lib.scale = lib.scale + 1"),
     "a library's table": ("lib = LIBRARY\ndef f(x): return x * lib.table['a']", "lib.table['a'] += 1"),
     "a tensor among numbers": ("v = [torch.ones(3), 2.0]\ndef f(x): return x * v[0] * v[1]", "v[0] = torch.zeros(3)"),
     "a number among tensors": ("v = [torch.ones(3), 2.0]\ndef f(x): return x * v[0] * v[1]", "v[1] = 5.0"),
-    "tensors in turn": ("v = [torch.ones(3)]\ndef f(x):\n    for t in v: x = x + t\n    return x", "v.append(torch.ones(3))"),
-    "a tensor for None": ("c = Config(); c.bias = None\ndef f(x): return x if c.bias is None else x + c.bias", "c.bias = torch.ones(3)"),
-    "None for a tensor": ("c = Config(); c.bias = torch.ones(3)\ndef f(x): return x if c.bias is None else x + c.bias", "c.bias = None"),
+    "tensors in turn": (
+        "v = [torch.ones(3)]\ndef f(x):\n    for t in v: x = x + t\n    return x",
+        "v.append(torch.ones(3))",
+    ),
+    "a tensor for None": (
+        "c = Config(); c.bias = None\ndef f(x): return x if c.bias is None else x + c.bias",
+        "c.bias = torch.ones(3)",
+    ),
+    "None for a tensor": (
+        "c = Config(); c.bias = torch.ones(3)\ndef f(x): return x if c.bias is None else x + c.bias",
+        "c.bias = None",
+    ),
     "a module's attribute": ("m = nn.Linear(3, 3); m.k = 2.0\ndef f(x): return m(x) * m.k", "m.k = 3.0"),
     "a module's mode": ("m = nn.BatchNorm1d(3)\ndef f(x): return m(torch.stack([x, x + 1]))", "m.eval()"),
     "a module's child": ("m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())\ndef f(x): return m(x)", "m[1] = nn.Tanh()"),
-    "a module's children": ("m = nn.ModuleList([nn.Linear(3, 3)])\ndef f(x):\n    for l in m: x = l(x)\n    return x", "m.append(nn.Tanh())"),
+    "a module's children": (
+        "m = nn.ModuleList([nn.Linear(3, 3)])\ndef f(x):\n    for l in m: x = l(x)\n    return x",
+        "m.append(nn.Tanh())",
+    ),
     "a module's weight": ("m = nn.Linear(3, 3)\ndef f(x): return m(x)", "m.weight = nn.Parameter(torch.ones(3, 3))"),
-    "a tied weight": ("a = nn.Linear(3, 3); b = nn.Linear(3, 3); b.weight = a.weight\ndef f(x): return b(a(x))", "b.weight = nn.Parameter(torch.ones(3, 3))"),
+    "a tied weight": (
+        "a = nn.Linear(3, 3); b = nn.Linear(3, 3); b.weight = a.weight\ndef f(x): return b(a(x))",
+        "b.weight = nn.Parameter(torch.ones(3, 3))",
+    ),
     "a hook": ("m = nn.Linear(3, 3)\ndef f(x): return m(x)", "m.register_forward_hook(lambda m, a, out: out + 1)"),
     "a forward of its own": ("m = nn.Linear(3, 3)\ndef f(x): return m(x)", "m.forward = lambda x: x + 1"),
     "a class of another kind": ("m = nn.ReLU()\ndef f(x): return m(x)", "m.__class__ = nn.Tanh"),
-    "a lru_cache": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ndef f(x): return x * g()", "k = 3.0; g.cache_clear()"),
-    "a cached property": ("class P:\n    k = 2.0\n    @functools.cached_property\n    def v(self): return self.k\np = P()\ndef f(x): return x * p.v", "del p.v; p.k = 3.0"),
-    "a staticmethod": ("class P:\n    k = 2.0\n    @staticmethod\n    def g(x): return x * P.k\ndef f(x): return P.g(x)", "P.k = 3.0"),
-    "a classmethod": ("class P:\n    k = 2.0\n    @classmethod\n    def g(cls, x): return x * cls.k\ndef f(x): return P().g(x)", "P.k = 3.0"),
+    "a lru_cache": (
+        "k = 2.0\n@functools.lru_cache\ndef g(): return k\ndef f(x): return x * g()",
+        "k = 3.0; g.cache_clear()",
+    ),
+    "a cached property": (
+        "class P:\n    k = 2.0\n    @functools.cached_property\n    def v(self): return self.k\np = P()\ndef f(x): "
+        "return x * p.v",
+        "del p.v; p.k = 3.0",
+    ),
+    "a staticmethod": (
+        "class P:\n    k = 2.0\n    @staticmethod\n    def g(x): return x * P.k\ndef f(x): return P.g(x)",
+        "P.k = 3.0",
+    ),
+    "a classmethod": (
+        "class P:\n    k = 2.0\n    @classmethod\n    def g(cls, x): return x * cls.k\ndef f(x): return P().g(x)",
+        "P.k = 3.0",
+    ),
     "a metaclass": ("class M(type):\n    k = 2.0\nclass P(metaclass=M): pass\ndef f(x): return x * P.k", "M.k = 3.0"),
     "a function's attribute": ("def g(x): return x * g.k\ng.k = 2.0\ndef f(x): return g(x)", "g.k = 3.0"),
-    "a wrapped function": ("k = 2.0\ndef twice(g):\n    @functools.wraps(g)\n    def h(x): return g(g(x))\n    return h\n@twice\ndef f(x): return x * k", "k = 3.0"),
-    "a custom function": ("k = 2.0\nclass F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x * k\n    @staticmethod\n    def backward(ctx, g): return g * k\ndef f(x): return F.apply(x)", "k = 3.0"),
+    "a wrapped function": (
+        "k = 2.0\ndef twice(g):\n    @functools.wraps(g)\n    def h(x): return g(g(x))\n    return h\n@twice\ndef "
+        "f(x): return x * k",
+        "k = 3.0",
+    ),
+    "a custom function": (
+        "k = 2.0\nclass F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): return x * k\n    "
+        "@staticmethod\n    def backward(ctx, g): return g * k\ndef f(x): return F.apply(x)",
+        "k = 3.0",
+    ),
     "isinstance": ("c = Config()\ndef f(x): return x * 2 if isinstance(c, Child) else x", "c = Child()"),
     "a float that is nan": ("k = float('nan')\ndef f(x): return x * 2 if k != k else x", "k = 1.0"),
     "minus zero": ("k = 0.0\ndef f(x): return x / k", "k = -0.0"),
@@ -147,12 +216,27 @@ READS = {
     "unpacking": ("v = [1.0, 2.0]\ndef f(x):\n    a, b = v\n    return x * a + b", "v[0] = 5.0"),
     "a slice": ("v = [1.0, 2.0, 3.0]\ndef f(x): return x * sum(v[1:])", "v[2] = 5.0"),
     "an object in an object": ("c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr", "c.own.lr = 3.0"),
-    "the code of a function": ("def g(x): return x + 1\ndef h(x): return x + 2\ndef f(x): return g(x)", "g.__code__ = h.__code__"),
+    "the code of a function": (
+        "def g(x): return x + 1\ndef h(x): return x + 2\ndef f(x): return g(x)",
+        "g.__code__ = h.__code__",
+    ),
     "code of its own": ("def h(x): return x + 2\ndef f(x): return x + 1", "f_.__code__ = h.__code__"),
-    "the code of a method": ("c = Config()\ndef h(self, x): return x + 2\ndef f(x): return c.scaled(x)", "Config.scaled.__code__ = h.__code__"),
-    "a list that holds itself": ("v = [torch.ones(3), 2.0]\nv.append(v)\ndef f(x): return x * v[0] * v[2][2][1]", "v[1] = 5.0"),
-    "a tensor of a list that holds itself": ("v = [torch.ones(3)]\nv.append(v)\ndef f(x): return x * v[1][1][0]", "v[0] = torch.zeros(3)"),
-    "an object for an object": ("c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr", "c.own = Config(); c.own.lr = 3.0"),
+    "the code of a method": (
+        "c = Config()\ndef h(self, x): return x + 2\ndef f(x): return c.scaled(x)",
+        "Config.scaled.__code__ = h.__code__",
+    ),
+    "a list that holds itself": (
+        "v = [torch.ones(3), 2.0]\nv.append(v)\ndef f(x): return x * v[0] * v[2][2][1]",
+        "v[1] = 5.0",
+    ),
+    "a tensor of a list that holds itself": (
+        "v = [torch.ones(3)]\nv.append(v)\ndef f(x): return x * v[1][1][0]",
+        "v[0] = torch.zeros(3)",
+    ),
+    "an object for an object": (
+        "c = Config(); c.own = Config()\ndef f(x): return x * c.own.lr",
+        "c.own = Config(); c.own.lr = 3.0",
+    ),
 }
 
 WRITES = {
@@ -163,7 +247,8 @@ WRITES = {
     "type(self) counts": "c = Config()\ndef f(x):\n    type(c).temp += 1\n    return x * 2",
     "a global counter": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return x * 2",
     "a counter in a dict": "d = {'n': 0, 'k': 2}\ndef f(x):\n    d['n'] += 1\n    return x * d['k']",
-    "a cell": "def make():\n    n = 0\n    def f(x):\n        nonlocal n\n        n += 1\n        return x * 2\n    return f, lambda: n\nf, n = make()",
+    "a cell": "def make():\n    n = 0\n    def f(x):\n        nonlocal n\n        n += 1\n        return x * 2\n    "
+    "return f, lambda: n\nf, n = make()",
     "a log": "log = []\ndef f(x):\n    log.append('call')\n    return x * 2",
     "a log of what is read": "log = []; k = 2.0\ndef f(x):\n    log.append(k)\n    return x * k",
     "a log that is read": "log = []\ndef f(x):\n    log.append(1)\n    return x * len(log)",
@@ -179,40 +264,62 @@ WRITES = {
     "the last result is returned": "c = Config(); c.last = None\ndef f(x):\n    c.last = x * 2\n    return c.last",
     "a view of the result": "c = Config(); c.last = None\ndef f(x):\n    y = x * 2\n    c.last = y[1:]\n    return y",
     "the argument": "c = Config(); c.last = None\ndef f(x):\n    c.last = x\n    return x * 2",
-    "a state that goes on": "c = Config(); c.h = torch.zeros(3)\ndef f(x):\n    c.h = torch.tanh(c.h + x)\n    return c.h * 2",
-    "a pair of states": "c = Config(); c.s = (torch.zeros(3), torch.zeros(3))\ndef f(x):\n    h, s = c.s\n    c.s = (h + x, s * 2 + h)\n    return h * 1",
+    "a state that goes on": "c = Config(); c.h = torch.zeros(3)\ndef f(x):\n    c.h = torch.tanh(c.h + x)\n    return "
+    "c.h * 2",
+    "a pair of states": "c = Config(); c.s = (torch.zeros(3), torch.zeros(3))\ndef f(x):\n    h, s = c.s\n    c.s = "
+    "(h + x, s * 2 + h)\n    return h * 1",
     "a dict of tensors": "c = Config(); c.cache = {}\ndef f(x):\n    c.cache['k'] = x * 2\n    return x + 1",
     "a list of tensors": "log = []\ndef f(x):\n    log.append(x.sum())\n    return x * 2",
-    "a lazy tensor": "c = Config(); c.mask = None\ndef f(x):\n    if c.mask is None: c.mask = torch.ones(3)\n    return x * c.mask",
+    "a lazy tensor": "c = Config(); c.mask = None\ndef f(x):\n    if c.mask is None: c.mask = torch.ones(3)\n    "
+    "return x * c.mask",
     "a slot": "c = Slots()\ndef f(x):\n    c.name = 'b'\n    return x * c.lr",
-    "a module's attribute": "m = nn.Linear(3, 3); m.calls = 0; m.last = None\ndef f(x):\n    m.calls += 1\n    m.last = m(x)\n    return m.last.sum()",
-    "a module's buffer": "m = nn.Module(); m.register_buffer('b', torch.zeros(3))\ndef f(x):\n    m.b = m.b + x\n    return m.b * 1",
+    "a module's attribute": "m = nn.Linear(3, 3); m.calls = 0; m.last = None\ndef f(x):\n    m.calls += 1\n    m.last "
+    "= m(x)\n    return m.last.sum()",
+    "a module's buffer": "m = nn.Module(); m.register_buffer('b', torch.zeros(3))\ndef f(x):\n    m.b = m.b + x\n    "
+    "return m.b * 1",
     "a mode": "m = nn.Dropout(); m.train()\ndef f(x):\n    m.eval()\n    return m(x)",
-    "two names": "c = Config(); d = Config(); c.k = 0; d.k = 0\ndef f(x):\n    c.k, d.k = c.k + 1, d.k + 2\n    return x * 2",
-    "a property's setter": "class P:\n    def __init__(self): self.raw = 1\n    @property\n    def k(self): return self.raw\n    @k.setter\n    def k(self, v): self.raw = v * 2\np = P()\ndef f(x):\n    p.k = 3\n    return x * p.k",
+    "two names": "c = Config(); d = Config(); c.k = 0; d.k = 0\ndef f(x):\n    c.k, d.k = c.k + 1, d.k + 2\n    "
+    "return x * 2",
+    "a property's setter": "class P:\n    def __init__(self): self.raw = 1\n    @property\n    def k(self): return "
+    "self.raw\n    @k.setter\n    def k(self, v): self.raw = v * 2\np = P()\ndef f(x):\n    "
+    "p.k = 3\n    return x * p.k",
     "nested containers": "c = Config()\ndef f(x):\n    c.made = {'a': [1, 2], 'b': (3,)}\n    return x * 2",
     "an array in place": "a = np.zeros(3)\ndef f(x):\n    a[0] += 1\n    return x * 2",
     "an environment variable": "def f(x):\n    os.environ['FUNCGRAD_TEST_K'] = '5'\n    return x * 2",
-    "a context variable": "v = contextvars.ContextVar('v', default=2.0)\ndef f(x):\n    v.set(v.get() + 1)\n    return x * v.get()",
-    "another tensor": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h = c.w\n    return x * 2",
+    "a context variable": "v = contextvars.ContextVar('v', default=2.0)\ndef f(x):\n    v.set(v.get() + 1)\n    "
+    "return x * v.get()",
+    "another tensor": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h = c.w\n    return "
+    "x * 2",
     "a global tensor": "h = torch.zeros(3); c = Config(); c.h = None\ndef f(x):\n    c.h = h\n    return x * 2",
-    "a pair with another tensor": "c = Config(); c.h = torch.zeros(3)\ndef f(x):\n    c.both = [c.h, x * 2]\n    return x * 3",
-    "an item that is another tensor": "h = torch.zeros(3); d = {'v': [torch.ones(3), torch.ones(3) * 2]}\ndef f(x):\n    d['v'][0] = h\n    return x * 2",
-    "a list of tensors that is counted": "v = [1.5, 2]\ndef f(x):\n    y = x * len([*v])\n    v.append(y.sum())\n    return y",
-    "two that change places": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h, c.w = c.w, c.h\n    return x * 2",
-    "another tensor that is read": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h = c.w\n    return x * c.h",
-    "read by another name": "c = Config()\ndef f(x):\n    c.last = x * 2\n    return vars(c)['last'] + getattr(c, 'last')",
+    "a pair with another tensor": "c = Config(); c.h = torch.zeros(3)\ndef f(x):\n    c.both = [c.h, x * 2]\n    "
+    "return x * 3",
+    "an item that is another tensor": "h = torch.zeros(3); d = {'v': [torch.ones(3), torch.ones(3) * 2]}\ndef f(x):\n "
+    "   d['v'][0] = h\n    return x * 2",
+    "a list of tensors that is counted": "v = [1.5, 2]\ndef f(x):\n    y = x * len([*v])\n    v.append(y.sum())\n    "
+    "return y",
+    "two that change places": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h, c.w = "
+    "c.w, c.h\n    return x * 2",
+    "another tensor that is read": "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h = "
+    "c.w\n    return x * c.h",
+    "read by another name": "c = Config()\ndef f(x):\n    c.last = x * 2\n    return vars(c)['last'] + getattr(c, "
+    "'last')",
     "a parameter": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(torch.ones(3))\n    return x * 2",
-    "a parameter of a value": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(x.detach() * 2)\n    return x * 2",
-    "a parameter without gradient": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(x.detach() * 2, requires_grad=False)\n    return x * m.extra",
-    "a list of parameters": "m = nn.ParameterList()\ndef f(x):\n    if len(m) < 2: m.append(nn.Parameter(torch.ones(3) * 3))\n    return x * 2",
+    "a parameter of a value": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(x.detach() * 2)\n    return x * "
+    "2",
+    "a parameter without gradient": "m = nn.Module()\ndef f(x):\n    m.extra = nn.Parameter(x.detach() * 2, "
+    "requires_grad=False)\n    return x * m.extra",
+    "a list of parameters": "m = nn.ParameterList()\ndef f(x):\n    if len(m) < 2: "
+    "m.append(nn.Parameter(torch.ones(3) * 3))\n    return x * 2",
     "a parameter in a dict": "d = {}\ndef f(x):\n    d['p'] = nn.Parameter(torch.ones(3))\n    return x * 2",
     "a step in ten": "c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n % 2 == 0: return x * 2\n    return x",
 }
 
 
 def world(source):
-    space = {name: importlib.import_module(name) for name in ("collections", "contextvars", "dataclasses", "enum", "functools", "os", "torch", "types")}
+    space = {
+        name: importlib.import_module(name)
+        for name in ("collections", "contextvars", "dataclasses", "enum", "functools", "os", "torch", "types")
+    }
     space["np"] = np
     space["LIBRARY"] = types.ModuleType("library_of_test_state")
     exec("scale = 2.0\ntable = {'a': 1.0}\ndef helper(x):\n    return x * scale\n", vars(space["LIBRARY"]))
@@ -242,7 +349,11 @@ def seen(value, known=None):
         return "again", known[id(value)]
     known[id(value)] = len(known)
     slots = {k: getattr(value, k) for k in getattr(type(value), "__slots__", ()) if hasattr(value, k)}
-    own = slots or (getattr(value, "__dict__", {}) if type(value).__module__ in ("world_of_test_state",) or isinstance(value, torch.nn.Module) else {})
+    own = slots or (
+        getattr(value, "__dict__", {})
+        if type(value).__module__ in ("world_of_test_state",) or isinstance(value, torch.nn.Module)
+        else {}
+    )
     return type(value).__name__, [(k, seen(v, known)) for k, v in own.items()]
 
 
@@ -283,7 +394,8 @@ def test_a_change_of_what_is_read_is_noticed_and_nothing_else(case, transform):
     source, change = READS[case]
     compiled, eager = TRANSFORMS[transform]
     ours, theirs = world(source), world(source)
-    c, f, detached = compiled(ours["f"]), eager(theirs["f"]), transform == "grad"  # parameters of modules give it a history
+    # parameters of modules give it a history
+    c, f, detached = compiled(ours["f"]), eager(theirs["f"]), transform == "grad"
     for _ in range(2):  # at the second call what is made lazily is there
         assert outcome(c, X, detached) == outcome(f, X, detached)
     before = c.cache_info().misses
@@ -308,7 +420,18 @@ def test_what_is_written_is_written_on_each_call(case):
         assert all_of(ours) == all_of(theirs), i
 
 
-@pytest.mark.parametrize("case", ["a counter", "a global counter", "a counter in a dict", "a cell", "a log", "a class's counter", "a counter of the class"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a counter",
+        "a global counter",
+        "a counter in a dict",
+        "a cell",
+        "a log",
+        "a class's counter",
+        "a counter of the class",
+    ],
+)
 def test_what_only_counts_or_logs_compiles_once(case):
     c = fg.jit(world(WRITES[case])["f"], backend="aten")
     for _ in range(4):
@@ -316,7 +439,9 @@ def test_what_only_counts_or_logs_compiles_once(case):
     assert c.cache_info().misses == 1
 
 
-@pytest.mark.parametrize("statement", ["import imported_inside\n    k = imported_inside.k", "from imported_inside import k"])
+@pytest.mark.parametrize(
+    "statement", ["import imported_inside\n    k = imported_inside.k", "from imported_inside import k"]
+)
 def test_another_module_under_the_name_that_is_imported_inside(statement, monkeypatch):
     space = {}
     exec(f"def f(x):\n    {statement}\n    return x * k", space)
@@ -383,7 +508,9 @@ f = Lazy()
 def test_a_parameter_that_is_made_and_used_is_refused_and_made_without_grad(transform):
     ours, theirs = world(LAZY), world(LAZY)
     c, f = TRANSFORMS[transform][0](ours["f"]), TRANSFORMS[transform][1](theirs["f"])
-    with pytest.raises(fg.MutationError, match=r"the function stores a parameter that it makes, or another leaf \(stored\(.*w\)\)"):
+    with pytest.raises(
+        fg.MutationError, match=r"the function stores a parameter that it makes, or another leaf \(stored\(.*w\)\)"
+    ):
         c(X)
     assert ours["f"].w is None
     with torch.no_grad():  # as the error says
@@ -549,7 +676,8 @@ def test_a_compiled_method_watches_its_object():
 
 
 def test_a_program_is_found_again_that_also_met_its_argument_elsewhere():
-    """A list holds a tensor that is passed, too: asked for its program, the function compiled anew, and learned nothing of its numbers."""
+    """A list holds a tensor that is passed, too: asked for its program, the function compiled anew, and learned
+    nothing of its numbers."""
     x = torch.ones(3)
     kept = [x, 1.0]
     f = fg.jit(lambda x, v: x * v * sum(isinstance(k, float) for k in kept), backend="aten")
@@ -610,20 +738,31 @@ def f(x):
     return y.sin() * g
 """
     ours, theirs = world(source), world(source)
-    c = fg.jit(ours["f"], backend=backend) if transform == "jit" else fg.grad_compiled(lambda x: ours["f"](x).sum(), backend=backend)
+    c = (
+        fg.jit(ours["f"], backend=backend)
+        if transform == "jit"
+        else fg.grad_compiled(lambda x: ours["f"](x).sum(), backend=backend)
+    )
     f = TRANSFORMS[transform][1](theirs["f"])
     for i in range(9):
         torch.testing.assert_close(c(X), f(X), rtol=1e-5, atol=1e-5, equal_nan=True)
         assert all_of(ours)[1][-7:] == all_of(theirs)[1][-7:] and ours["c"].lr == theirs["c"].lr
         if i > 1:
             for space in (ours, theirs):
-                space["c"].nested["a"]["b"], space["c"].slots.lr, space["g"] = i * 0.5, float(i), -0.0 if i == 4 else i + 0.5
+                space["c"].nested["a"]["b"], space["c"].slots.lr, space["g"] = (
+                    i * 0.5,
+                    float(i),
+                    -0.0 if i == 4 else i + 0.5,
+                )
                 space["put"](float("inf") if i == 5 else 1.0 + i)
                 space["c"].lr = 200.0 if i == 6 else space["c"].lr
     assert c.cache_info().misses <= 5
 
 
-@pytest.mark.parametrize("read", ["sum(v)", "v[0] + v[1]", "math.exp(v[0])", "float(f'{v[0]:.1f}')", "max(v)", "len([k for k in v if k > 1])"])
+@pytest.mark.parametrize(
+    "read",
+    ["sum(v)", "v[0] + v[1]", "math.exp(v[0])", "float(f'{v[0]:.1f}')", "max(v)", "len([k for k in v if k > 1])"],
+)
 def test_floats_in_a_list_are_never_stale(read):
     space = world(f"import math\nv = [1.0, 2.0]\ndef f(x): return x * ({read})")
     c = fg.jit(space["f"], backend="aten")
@@ -645,7 +784,9 @@ def test_a_second_derivative_has_the_number_of_its_forward_pass():
 
 
 def test_a_container_is_known_by_its_last_name():
-    space = world("hub = {'c': Config()}\ndef f(x): return hub['f'](x)\nhub['f'] = lambda x: x * hub['c'].nested['a']['b']")
+    space = world(
+        "hub = {'c': Config()}\ndef f(x): return hub['f'](x)\nhub['f'] = lambda x: x * hub['c'].nested['a']['b']"
+    )
     c = fg.jit(space["f"], backend="aten")
     for value in (2.0, 3.0, 4.0, 4.0, 5.0):
         space["hub"]["c"].nested["a"]["b"] = value

@@ -1,6 +1,7 @@
 """Python state that no hook hears of, or that is read after it was written: eager PyTorch is the oracle, step by step.
 
-Each case is the source of a small world with a function ``f``, and a script: ``call()`` calls it, other lines change the world.
+Each case is the source of a small world with a function ``f``, and a script: ``call()`` calls it, other lines change
+the world.
 """
 
 import importlib
@@ -17,7 +18,8 @@ import funcgrad as fg
 SCRIPTS = {
     # read after it was written, by what no hook hears of
     "a counter of the class that is read": (
-        "class T:\n    n = 0\n    def __enter__(self): type(self).n += 1; return self\n    def __exit__(self, *_): pass\n"
+        "class T:\n    n = 0\n    def __enter__(self): type(self).n += 1; return self\n    def __exit__(self, *_): "
+        "pass\n"
         "t = T()\ndef f(x):\n    with t as own: return x * own.n",
         "call(); call(); call()",
     ),
@@ -26,22 +28,31 @@ SCRIPTS = {
         "call(); call(); call()",
     ),
     "a first attempt on a class": (
-        "class C: pass\ndef f(x):\n    try: v = C.attempts\n    except AttributeError: v = 2\n    C.attempts = v + 1\n    return x * v",
+        "class C: pass\ndef f(x):\n    try: v = C.attempts\n    except AttributeError: v = 2\n    C.attempts = v + "
+        "1\n    return x * v",
         "call(); call(); call()",
     ),
     "a first attempt on a function": (
-        "def g(x): return x\ndef f(x):\n    try: v = g.attempts\n    except AttributeError: v = 2\n    g.attempts = v + 1\n    return x * v",
+        "def g(x): return x\ndef f(x):\n    try: v = g.attempts\n    except AttributeError: v = 2\n    g.attempts = v "
+        "+ 1\n    return x * v",
         "call(); call(); call()",
     ),
     # what was taken for a counter or a log, and is stored
-    "an item of a list counts": ("v = [1.5, 2]\ndef f(x):\n    v[0] += 1\n    return x * 2", "call(); call(); v[0] = 7; call()"),
-    "an item of a list counts, and the last is read": ("v = [1.5]\ndef f(x):\n    v[0] += 1\n    return x * v[-1]", "call(); call()"),
-    "a bool in a dict counts": ("d = {'n': True}\ndef f(x):\n    d['n'] += 1\n    return x * 2", "call(); call(); d['n'] = 7; call()"),
+    "an item of a list counts": ("v = [1.5, 2]\ndef f(x):\n    v[0] += 1\n    return x * 2",
+    "call(); call(); v[0] = 7; call()"),
+    "an item of a list counts, and the last is read": ("v = [1.5]\ndef f(x):\n    v[0] += 1\n    return x * v[-1]",
+    "call(); call()"),
+    "a bool in a dict counts": ("d = {'n': True}\ndef f(x):\n    d['n'] += 1\n    return x * 2",
+    "call(); call(); d['n'] = 7; call()"),
     "a text in a dict grows": ("d = {'n': 'a'}\ndef f(x):\n    d['n'] += 'b'\n    return x * 2", "call(); call()"),
-    "a full deque": ("d = collections.deque([1, 2], maxlen=2)\ndef f(x):\n    d.append(3)\n    return x * 2", "call(); d.append(4); call()"),
-    "a deque grows to the left": ("d = collections.deque([1])\ndef f(x):\n    d.appendleft(3)\n    return x * 2", "call(); call(); call()"),
-    "a log that begins with what is read": ("v = [2.0]\ndef f(x):\n    v.append(1)\n    return x * v[0]", "call(); call(); call()"),
-    "a list gets what it holds": ("v = [Config()]\ndef f(x):\n    v.append(v[0])\n    return x * 2", "call(); call(); call()"),
+    "a full deque": ("d = collections.deque([1, 2], maxlen=2)\ndef f(x):\n    d.append(3)\n    return x * 2",
+    "call(); d.append(4); call()"),
+    "a deque grows to the left": ("d = collections.deque([1])\ndef f(x):\n    d.appendleft(3)\n    return x * 2",
+    "call(); call(); call()"),
+    "a log that begins with what is read": ("v = [2.0]\ndef f(x):\n    v.append(1)\n    return x * v[0]",
+    "call(); call(); call()"),
+    "a list gets what it holds": ("v = [Config()]\ndef f(x):\n    v.append(v[0])\n    return x * 2",
+    "call(); call(); call()"),
     "an argument of a partial counts": (
         "p = functools.partial(lambda x, by: x * by, by=1.5)\ndef f(x):\n    p.keywords['by'] += 1\n    return p(x)",
         "call(); call()",
@@ -50,51 +61,84 @@ SCRIPTS = {
         "def g(x, *, by=1.5): return x * by\ndef f(x):\n    g.__kwdefaults__['by'] += 1\n    return g(x)",
         "call(); call()",
     ),
-    "a counter that is inf": ("c = Config(); c.n = 0.5\ndef f(x):\n    c.n += 1\n    return x * 2", "call(); c.n = float('inf'); call(); c.n = 3; call()"),
-    "a counter that begins at inf": ("c = Config(); c.n = float('inf')\ndef f(x):\n    c.n += 1\n    return x * 2", "call(); c.n = 0.5; call()"),
-    "a sum of tenths": ("c = Config(); c.n = 0.3\ndef f(x):\n    c.n += 0.1\n    return x * 2", "[call() for _ in range(9)]"),
-    "two tenths at once": ("c = Config(); c.n = 0.3\ndef f(x):\n    for _ in range(2): c.n += 0.1\n    return x * 2", "[call() for _ in range(9)]"),
+    "a counter that is inf": ("c = Config(); c.n = 0.5\ndef f(x):\n    c.n += 1\n    return x * 2",
+    "call(); c.n = float('inf'); call(); c.n = 3; call()"),
+    "a counter that begins at inf": ("c = Config(); c.n = float('inf')\ndef f(x):\n    c.n += 1\n    return x * 2",
+    "call(); c.n = 0.5; call()"),
+    "a sum of tenths": ("c = Config(); c.n = 0.3\ndef f(x):\n    c.n += 0.1\n    return x * 2",
+    "[call() for _ in range(9)]"),
+    "two tenths at once": ("c = Config(); c.n = 0.3\ndef f(x):\n    for _ in range(2): c.n += 0.1\n    return x * 2",
+    "[call() for _ in range(9)]"),
     # written, and left as it was
-    "a slot is set to what it was": ("c = Slots()\ndef f(x):\n    c.lr = 0.5\n    return x * 2", "call(); c.lr = 9.0; call()"),
+    "a slot is set to what it was": ("c = Slots()\ndef f(x):\n    c.lr = 0.5\n    return x * 2",
+    "call(); c.lr = 9.0; call()"),
     "an environment variable is set to what it was": (
         "os.environ['FUNCGRAD_TEST_K'] = '3'\ndef f(x):\n    os.environ['FUNCGRAD_TEST_K'] = '3'\n    return x * 2",
         "call(); os.environ['FUNCGRAD_TEST_K'] = '4'; call(); made = os.environ['FUNCGRAD_TEST_K']",
     ),
     # places that were not looked at
-    "an object becomes one of another class": ("c = Child()\ndef f(x): return c.scaled(x)", "call(); c.__class__ = Config; call()"),
-    "the class of an object is asked for": ("c = Child()\ndef f(x): return x * len(type(c).__mro__)", "call(); c.__class__ = Config; call()"),
-    "the code of a function": ("def g(x): return x.sin()\ndef h(x): return x.cos()\ndef f(x): return g(x)", "call(); g.__code__ = h.__code__; call()"),
-    "keyword defaults of a function": ("def g(x, *, by=1.5): return x * by\ndef f(x): return g(x)", "call(); g.__kwdefaults__ = {'by': 3.0}; call()"),
+    "an object becomes one of another class": ("c = Child()\ndef f(x): return c.scaled(x)",
+    "call(); c.__class__ = Config; call()"),
+    "the class of an object is asked for": ("c = Child()\ndef f(x): return x * len(type(c).__mro__)",
+    "call(); c.__class__ = Config; call()"),
+    "the code of a function": ("def g(x): return x.sin()\ndef h(x): return x.cos()\ndef f(x): return g(x)",
+    "call(); g.__code__ = h.__code__; call()"),
+    "keyword defaults of a function": ("def g(x, *, by=1.5): return x * by\ndef f(x): return g(x)",
+    "call(); g.__kwdefaults__ = {'by': 3.0}; call()"),
     "__getattr__ lacks what comes later": (
-        "class A:\n    def __init__(self): self.data = {}\n    def __getattr__(self, name):\n        try: return self.__dict__['data'][name]\n"
-        "        except KeyError: raise AttributeError(name) from None\na = A()\ndef f(x): return x * 2 if hasattr(a, 'k') else x",
+        "class A:\n    def __init__(self): self.data = {}\n    def __getattr__(self, name):\n        try: return "
+        "self.__dict__['data'][name]\n"
+        "        except KeyError: raise AttributeError(name) from None\na = A()\ndef f(x): return x * 2 if hasattr(a, "
+        "'k') else x",
         "call(); a.data['k'] = 1; call()",
     ),
-    "a list of a class that grows": ("class B: names = ['p']\ndef f(x):\n    if len(B.names) < 3: B.names.append(1)\n    return x * len(B.names)", "call(); call(); call()"),
-    "tensors in a list of a class": ("class B: seen = []\ndef f(x):\n    B.seen.append(x * 2)\n    return x * 3", "call(); call(); seen = [*B.seen]"),
-    "an object of a class": ("class B: own = Config()\ndef f(x): return x * B.own.lr", "call(); B.own.lr = 5.0; call()"),
-    "a namespace of a class": ("class B: own = types.SimpleNamespace(lr=1.0)\ndef f(x):\n    B.own.lr += 1\n    return x * B.own.lr", "call(); call()"),
-    "a module by name": ("sys.modules['funcgrad_test_k'] = LIBRARY\ndef f(x): return x * sys.modules['funcgrad_test_k'].scale", "call(); LIBRARY.scale = 9.0; call()"),
-    "threading.local": ("t = threading.local(); t.k = 1.5\ndef f(x):\n    y = x * t.k\n    t.k = 3.0\n    return y", "call(); call(); t.k = 7.0; call()"),
-    "a class of threading.local": ("class L(threading.local): k = 1.5\nt = L()\ndef f(x): return x * t.k", "call(); t.k = 3.0; call(); del t.k; call()"),
+    "a list of a class that grows": ("class B: names = ['p']\ndef f(x):\n    if len(B.names) < 3: B.names.append(1)\n "
+                                     "   return x * len(B.names)", "call(); call(); call()"),
+    "tensors in a list of a class": ("class B: seen = []\ndef f(x):\n    B.seen.append(x * 2)\n    return x * 3",
+    "call(); call(); seen = [*B.seen]"),
+    "an object of a class": ("class B: own = Config()\ndef f(x): return x * B.own.lr",
+    "call(); B.own.lr = 5.0; call()"),
+    "a namespace of a class": ("class B: own = types.SimpleNamespace(lr=1.0)\ndef f(x):\n    B.own.lr += 1\n    "
+                               "return x * B.own.lr", "call(); call()"),
+    "a module by name": ("sys.modules['funcgrad_test_k'] = LIBRARY\ndef f(x): return x * "
+                         "sys.modules['funcgrad_test_k'].scale", "call(); LIBRARY.scale = 9.0; call()"),
+    "threading.local": ("t = threading.local(); t.k = 1.5\ndef f(x):\n    y = x * t.k\n    t.k = 3.0\n    return y",
+    "call(); call(); t.k = 7.0; call()"),
+    "a class of threading.local": ("class L(threading.local): k = 1.5\nt = L()\ndef f(x): return x * t.k",
+    "call(); t.k = 3.0; call(); del t.k; call()"),
     "a context variable is not set": (
         "v = contextvars.ContextVar('v', default=1.5)\ndef f(x):\n    y = x * v.get(2)\n    v.set(3)\n    return y",
         "call(); call(); v.set(1.5); call()",
     ),
-    "a name that is imported": ("LIBRARY.k = 1.5; sys.modules['funcgrad_test_k'] = lib = LIBRARY\ndef f(x):\n    lib.k += 1\n    from funcgrad_test_k import k\n    return x * k", "call(); call()"),
-    "vars of a module whose parameter was read": ("m = nn.Linear(3, 3); m.k = 2.0\ndef f(x):\n    y = x + m.bias\n    return y * dict(vars(m).items())['k']", "call(); m.k = 3.0; call()"),
-    "a counter that asdict reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    return x * sum(v for v in dataclasses.asdict(d).values() if v != 'a')", "call(); call()"),
-    "a counter that attrgetter reads": ("import operator\nc = Config()\ndef f(x):\n    c.lr += 1\n    return x * operator.attrgetter('lr')(c)", "call(); call()"),
-    "a counter that a pattern reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    match d:\n        case Data(lr=1.5): return x * 2\n        case Data(2.5): return x * 3\n    return x", "call(); call(); call()"),
-    "__missing__ of an own dict": ("class D(dict):\n    def __missing__(self, key): return 2.5\nd = D(k=1.5)\ndef f(x):\n    y = x * d['zz']\n    d['zz'] = 3\n    return y", "call(); call(); del d['zz']; call()"),
-    "an item of a defaultdict is gone": ("d = collections.defaultdict(lambda: 2.0, k=1.5)\ndef f(x): return x * d['k']", "call(); del d['k']; n = len(d); call()"),
-    "the attributes of an object are another dict": ("c = Config()\ndef f(x): return x * c.lr", "call(); c.__dict__ = dict(c.__dict__, lr=7.0); call(); c.lr = 8.0; call()"),
-    "an enum is stored again": ("c = types.SimpleNamespace(m=Mode.FAST)\ndef f(x):\n    c.m = Mode.SLOW\n    return x * 2", "call(); call(); c.m = 1; call()"),
-    "a decorated function gets an attribute": ("@contextlib.contextmanager\ndef h(x):\n    h.k = 4\n    yield x\ndef f(x):\n    with h(x) as y: return y * 2", "call(); h.k = 5; call()"),
-    "a logger's level": ("import logging\nlog = logging.getLogger('funcgrad.test.k'); log.setLevel(40)\ndef f(x): return x * (2 if log.isEnabledFor(20) else 3)", "call(); log.setLevel(10); call()"),
-    "a new dict, and all attributes": ("m = nn.Module()\ndef f(x):\n    m.named = {'y': x * 2}\n    return x * len(vars(m))", "call(); call(); n = m.named['y']"),
+    "a name that is imported": ("LIBRARY.k = 1.5; sys.modules['funcgrad_test_k'] = lib = LIBRARY\ndef f(x):\n    "
+                                "lib.k += 1\n    from funcgrad_test_k import k\n    return x * k", "call(); call()"),
+    "vars of a module whose parameter was read": ("m = nn.Linear(3, 3); m.k = 2.0\ndef f(x):\n    y = x + m.bias\n    "
+                                                  "return y * dict(vars(m).items())['k']", "call(); m.k = 3.0; call()"),
+    "a counter that asdict reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    return x * sum(v for v in "
+                                    "dataclasses.asdict(d).values() if v != 'a')", "call(); call()"),
+    "a counter that attrgetter reads": ("import operator\nc = Config()\ndef f(x):\n    c.lr += 1\n    return x * "
+                                        "operator.attrgetter('lr')(c)", "call(); call()"),
+    "a counter that a pattern reads": ("d = Data()\ndef f(x):\n    d.lr += 1\n    match d:\n        case "
+                                       "Data(lr=1.5): return x * 2\n        case Data(2.5): return x * 3\n    return "
+                                       "x", "call(); call(); call()"),
+    "__missing__ of an own dict": ("class D(dict):\n    def __missing__(self, key): return 2.5\nd = D(k=1.5)\ndef "
+                                   "f(x):\n    y = x * d['zz']\n    d['zz'] = 3\n    return y", "call(); call(); del "
+                                                                                                "d['zz']; call()"),
+    "an item of a defaultdict is gone": ("d = collections.defaultdict(lambda: 2.0, k=1.5)\ndef f(x): return x * d['k']",
+    "call(); del d['k']; n = len(d); call()"),
+    "the attributes of an object are another dict": ("c = Config()\ndef f(x): return x * c.lr",
+    "call(); c.__dict__ = dict(c.__dict__, lr=7.0); call(); c.lr = 8.0; call()"),
+    "an enum is stored again": ("c = types.SimpleNamespace(m=Mode.FAST)\ndef f(x):\n    c.m = Mode.SLOW\n    return x "
+                                "* 2", "call(); call(); c.m = 1; call()"),
+    "a decorated function gets an attribute": ("@contextlib.contextmanager\ndef h(x):\n    h.k = 4\n    yield x\ndef "
+                                               "f(x):\n    with h(x) as y: return y * 2", "call(); h.k = 5; call()"),
+    "a logger's level": ("import logging\nlog = logging.getLogger('funcgrad.test.k'); log.setLevel(40)\ndef f(x): "
+                         "return x * (2 if log.isEnabledFor(20) else 3)", "call(); log.setLevel(10); call()"),
+    "a new dict, and all attributes": ("m = nn.Module()\ndef f(x):\n    m.named = {'y': x * 2}\n    return x * "
+                                       "len(vars(m))", "call(); call(); n = m.named['y']"),
     "a new module, which is called": (
-        "m = nn.Module()\ndef f(x):\n    m.bn = nn.BatchNorm1d(3, affine=False)\n    return m.bn(torch.stack([x, x * 2]))",
+        "m = nn.Module()\ndef f(x):\n    m.bn = nn.BatchNorm1d(3, affine=False)\n    return m.bn(torch.stack([x, x * "
+        "2]))",
         "call(); mean = m.bn.running_mean; call(); again = m.bn.running_mean",
     ),
     "what a distribution computes when asked": (
@@ -102,92 +146,150 @@ SCRIPTS = {
         "call(); call(); p = d.probs; d.probs = torch.ones(3); call()",
     ),
     "the bases of a class": (
-        "class A:\n    def g(self, x): return x\nclass L(A):\n    def g(self, x): return super().g(x) + 1\nclass R(A):\n    def g(self, x): return super().g(x) * 2\n"
+        "class A:\n    def g(self, x): return x\nclass L(A):\n    def g(self, x): return super().g(x) + 1\nclass "
+        "R(A):\n    def g(self, x): return super().g(x) * 2\n"
         "class M(L, R): pass\nm = M()\ndef f(x): return L.g(m, x)",
         "call(); M.__bases__ = (R, L); call()",
     ),
     # read where no hook hears of it
     "object.__getattribute__": (
-        "class H: j = 1.5\nh = H(); h.a = 1.5\ndef f(x): return x * object.__getattribute__(h, 'a') * object.__getattribute__(h, 'j')",
+        "class H: j = 1.5\nh = H(); h.a = 1.5\ndef f(x): return x * object.__getattribute__(h, 'a') * "
+        "object.__getattribute__(h, 'j')",
         "call(); h.a = 2.5; call(); h.j = 3.0; call(); del h.j; H.j = 7.0; call()",
     ),
-    "object.__getattribute__ of a slot": ("c = Slots()\ndef f(x): return x * object.__getattribute__(c, 'lr')", "call(); c.lr = 9.0; call()"),
-    "object.__getattribute__ of what is counted": ("c = Config()\ndef f(x):\n    c.lr += 1\n    return x * object.__getattribute__(c, 'lr')", "call(); call()"),
+    "object.__getattribute__ of a slot": ("c = Slots()\ndef f(x): return x * object.__getattribute__(c, 'lr')",
+    "call(); c.lr = 9.0; call()"),
+    "object.__getattribute__ of what is counted": ("c = Config()\ndef f(x):\n    c.lr += 1\n    return x * "
+                                                   "object.__getattribute__(c, 'lr')", "call(); call()"),
     "object.__getattribute__ of what comes later": (
-        "c = Config()\ndef f(x):\n    try: return x * object.__getattribute__(c, 'later')\n    except AttributeError: return x",
+        "c = Config()\ndef f(x):\n    try: return x * object.__getattribute__(c, 'later')\n    except AttributeError: "
+        "return x",
         "call(); c.later = 5; call()",
     ),
-    "inspect.getattr_static": ("import inspect\nc = Config()\ndef f(x): return x * inspect.getattr_static(c, 'lr')", "call(); c.lr = 2.5; call()"),
+    "inspect.getattr_static": ("import inspect\nc = Config()\ndef f(x): return x * inspect.getattr_static(c, 'lr')",
+    "call(); c.lr = 2.5; call()"),
     # stored where it was
-    "a tensor is left in an attribute": ("c = Config()\ndef f(x):\n    c.last = x\n    return x * 2", "c.last = X; call(); c.last = None; call()"),
-    "a tensor is left in an attribute of a module": ("m = nn.Module()\ndef f(x):\n    m.last = x\n    return x * 2", "m.last = X; call(); m.last = None; call()"),
-    "a captured tensor is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * 2", "c.last = W; call(); c.last = None; call(); c.last is W"),
-    "a captured tensor that is read is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * W", "c.last = W; call(); c.last = None; call()"),
-    "a list of tensors is left": ("c = Config(); W = [torch.ones(3)]\ndef f(x):\n    c.last = W\n    return x * 2", "c.last = W; call(); c.last = [torch.ones(3)]; call(); same = c.last is W"),
-    "setattr leaves a tensor": ("c = Config()\ndef f(x):\n    setattr(c, 'last', x)\n    return x * 2", "c.last = X; call(); c.last = None; call()"),
-    "setattr leaves a number": ("c = Config()\ndef f(x):\n    setattr(c, 'lr', 3)\n    return x * 2", "c.lr = 3; call(); c.lr = 4; call()"),
-    "object.__setattr__ leaves a number": ("c = Config()\ndef f(x):\n    object.__setattr__(c, 'lr', 3)\n    return x * 2", "c.lr = 3; call(); c.lr = 4; call()"),
+    "a tensor is left in an attribute": ("c = Config()\ndef f(x):\n    c.last = x\n    return x * 2",
+    "c.last = X; call(); c.last = None; call()"),
+    "a tensor is left in an attribute of a module": ("m = nn.Module()\ndef f(x):\n    m.last = x\n    return x * 2",
+    "m.last = X; call(); m.last = None; call()"),
+    "a captured tensor is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    return x * 2",
+    "c.last = W; call(); c.last = None; call(); c.last is W"),
+    "a captured tensor that is read is left": ("c = Config(); W = torch.ones(3)\ndef f(x):\n    c.last = W\n    "
+                                               "return x * W", "c.last = W; call(); c.last = None; call()"),
+    "a list of tensors is left": ("c = Config(); W = [torch.ones(3)]\ndef f(x):\n    c.last = W\n    return x * 2",
+    "c.last = W; call(); c.last = [torch.ones(3)]; call(); same = c.last is W"),
+    "setattr leaves a tensor": ("c = Config()\ndef f(x):\n    setattr(c, 'last', x)\n    return x * 2",
+    "c.last = X; call(); c.last = None; call()"),
+    "setattr leaves a number": ("c = Config()\ndef f(x):\n    setattr(c, 'lr', 3)\n    return x * 2",
+    "c.lr = 3; call(); c.lr = 4; call()"),
+    "object.__setattr__ leaves a number": ("c = Config()\ndef f(x):\n    object.__setattr__(c, 'lr', 3)\n    return x "
+                                           "* 2", "c.lr = 3; call(); c.lr = 4; call()"),
     "a child that is new is trained": (
         "m = nn.Sequential(nn.Linear(3, 3))\ndef f(x):\n    m.train(not m.training)\n    return x * 2",
         "call(); m[0] = nn.Linear(3, 3); call(); call(); call(); mode = m[0].training",
     ),
     # counted, and gone
-    "a counter of the class is gone": ("class C: a = 1\ndef f(x):\n    C.a += 1\n    return x * 2", "call(); del C.a; call()"),
-    "a counter goes on from that of the class": ("class C: a = 1\nc = C(); c.a = 3\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
-    "a counter is gone": ("c = types.SimpleNamespace(a=3)\ndef f(x):\n    c.a += 1\n    return x * 2", "call(); del c.a; call()"),
-    "a counter in a global is gone": ("n = 1\ndef f(x):\n    global n\n    n += 1\n    return x * 2", "call(); del n; call()"),
+    "a counter of the class is gone": ("class C: a = 1\ndef f(x):\n    C.a += 1\n    return x * 2",
+    "call(); del C.a; call()"),
+    "a counter goes on from that of the class": ("class C: a = 1\nc = C(); c.a = 3\ndef f(x):\n    c.a += 1\n    "
+                                                 "return x * 2", "call(); del c.a; call()"),
+    "a counter is gone": ("c = types.SimpleNamespace(a=3)\ndef f(x):\n    c.a += 1\n    return x * 2",
+    "call(); del c.a; call()"),
+    "a counter in a global is gone": ("n = 1\ndef f(x):\n    global n\n    n += 1\n    return x * 2",
+    "call(); del n; call()"),
     "a function is given other attributes": (
-        "def g(): pass\ng.n = 1\ndef f(x):\n    g.n += 1\n    return x * 2", "call(); g.__dict__ = dict(g.__dict__); call(); n = g.n"
+        "def g(): pass\ng.n = 1\ndef f(x):\n    g.n += 1\n    return x * 2",
+        "call(); g.__dict__ = dict(g.__dict__); call(); n = g.n"
     ),
-    "a set gets a tensor": ("s = {'a'}\ndef f(x):\n    s.add(x * 2)\n    return x * 2", "call(); call(); n = len(s); s = None"),
+    "a set gets a tensor": ("s = {'a'}\ndef f(x):\n    s.add(x * 2)\n    return x * 2",
+    "call(); call(); n = len(s); s = None"),
     # what shows a value that is gone
     "the repr of what was read raises": (
-        "import attrs\n@attrs.define\nclass D: a: float = 1.5\nd = D()\ndef f(x): return x * 2 if hasattr(d, 'extra') else x",
+        "import attrs\n@attrs.define\nclass D: a: float = 1.5\nd = D()\ndef f(x): return x * 2 if hasattr(d, 'extra') "
+        "else x",
         "del d.a; call(); d = D(0.5); call()",
     ),
     # in which order
-    "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    return x * 2", "call(); names = list(vars(C))"),
-    "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    return x * next(iter(d.values()))", "call(); call(); call()"),
-    "an item is made anew": ("d = {'k': torch.ones(3), 'j': 2}\ndef f(x):\n    d['k'] = d.pop('k')\n    return x * d['k']", "call(); call(); d['n'] = 3; call()"),
-    "a counter moves": ("d = {'k': 1, 'j': 2}\ndef f(x):\n    d['j'] += 1\n    k = d.pop('k')\n    d['k'] = k + 1\n    return x * 2", "call(); call(); call()"),
+    "attributes of a class in their order": ("class C: pass\ndef f(x):\n    C.z, C.a, C.m, C.b = 1, 2, 3, 4\n    "
+                                             "return x * 2", "call(); names = list(vars(C))"),
+    "an item moves to the end": ("d = collections.OrderedDict(k=1.5, j=2)\ndef f(x):\n    d.move_to_end('k')\n    "
+                                 "return x * next(iter(d.values()))", "call(); call(); call()"),
+    "an item is made anew": ("d = {'k': torch.ones(3), 'j': 2}\ndef f(x):\n    d['k'] = d.pop('k')\n    return x * "
+                             "d['k']", "call(); call(); d['n'] = 3; call()"),
+    "a counter moves": ("d = {'k': 1, 'j': 2}\ndef f(x):\n    d['j'] += 1\n    k = d.pop('k')\n    d['k'] = k + 1\n   "
+                        " return x * 2", "call(); call(); call()"),
     # what functools.lru_cache keeps
-    "what is kept is changed": ("@functools.cache\ndef g(): return [1.5]\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
-    "what is kept was there": ("@functools.lru_cache\ndef g(k=1): return [1.5]\ng()\ndef f(x): return x * g()[0]", "call(); call(); g()[0] = 5; call()"),
-    "an object is kept": ("@functools.cache\ndef g(): return Config()\ndef f(x): return x * g().lr", "call(); call(); g().lr = 5; call()"),
+    "what is kept is changed": ("@functools.cache\ndef g(): return [1.5]\ndef f(x): return x * g()[0]",
+    "call(); call(); g()[0] = 5; call()"),
+    "what is kept was there": ("@functools.lru_cache\ndef g(k=1): return [1.5]\ng()\ndef f(x): return x * g()[0]",
+    "call(); call(); g()[0] = 5; call()"),
+    "an object is kept": ("@functools.cache\ndef g(): return Config()\ndef f(x): return x * g().lr",
+    "call(); call(); g().lr = 5; call()"),
     # what a tuple holds, and what a call returns
-    "a number in a tuple beside a tensor": ("d = {'p': (torch.ones(3), 2)}\ndef f(x):\n    d['p'] = (x * 2, d['p'][1] + 1)\n    return x * d['p'][1]", "call(); call(); call(); call()"),
+    "a number in a tuple beside a tensor": ("d = {'p': (torch.ones(3), 2)}\ndef f(x):\n    d['p'] = (x * 2, d['p'][1] "
+                                            "+ 1)\n    return x * d['p'][1]", "call(); call(); call(); call()"),
     "the type of an attribute of what a call returns": (
         "c = Config()\ndef own(): return c\ndef f(x): return x * (2 if type(own().lr) is float else 3)",
         "call(); c.lr = 2.5; call(); c.lr = 3.5; call()",
     ),
     # one object that was written to
-    "a tensor that is written to is the object it was": ("c = Config(); c.w = c.h = torch.ones(3)\ndef f(x):\n    c.w += 1\n    return x * (2 if c.w is c.h else 3)", "call(); call(); w = c.w; h = c.h"),
-    "a tensor that is as it shall be is the object it was": ("W = torch.ones(3)\ndef f(x): return x * (2 if W.contiguous() is W.to(W.dtype) is W else 3)", "call(); call()"),
-    "a tensor becomes the one it is compared with": ("c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x): return x * c.h + (2 if c.h is c.w else 3)", "call(); h = c.h; c.h = c.w; call(); c.h = h; call()"),
-    "a tensor becomes the one in a list": ("c = Config(); c.h = torch.zeros(3); k = [torch.ones(3), torch.zeros(3)]\ndef f(x): return x + c.h * (2 if any(t is c.h for t in k) else 3)", "call(); c.h = k[0]; call(); k[0] = torch.ones(3); call()"),
+    "a tensor that is written to is the object it was": ("c = Config(); c.w = c.h = torch.ones(3)\ndef f(x):\n    c.w "
+                                                         "+= 1\n    return x * (2 if c.w is c.h else 3)",
+                                                         "call(); call(); w = c.w; h = c.h"),
+    "a tensor that is as it shall be is the object it was": ("W = torch.ones(3)\ndef f(x): return x * (2 if "
+                                                             "W.contiguous() is W.to(W.dtype) is W else 3)",
+                                                             "call(); call()"),
+    "a tensor becomes the one it is compared with": ("c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef "
+                                                     "f(x): return x * c.h + (2 if c.h is c.w else 3)", "call(); h = "
+                                                                                                        "c.h; c.h = "
+                                                                                                        "c.w; call(); "
+                                                                                                        "c.h = h; call()"),
+    "a tensor becomes the one in a list": ("c = Config(); c.h = torch.zeros(3); k = [torch.ones(3), "
+                                           "torch.zeros(3)]\ndef f(x): return x + c.h * (2 if any(t is c.h for t in "
+                                           "k) else 3)", "call(); c.h = k[0]; call(); k[0] = torch.ones(3); call()"),
     "a tensor that is written to becomes the one it is compared with": (
-        "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h.add_(1)\n    return x + (2 if c.h is c.w else 3)",
+        "c = Config(); c.h = torch.zeros(3); c.w = torch.ones(3)\ndef f(x):\n    c.h.add_(1)\n    return x + (2 if "
+        "c.h is c.w else 3)",
         "call(); c.h = c.w; call(); w = c.w; h = c.h",
     ),
     # named by globals()
     "globals() reads": ("S = 2.0\ndef f(x): return x * globals()['S']", "call(); S = 3.0; call(); del S; call()"),
-    "globals() writes": ("S = 2.0\ndef f(x):\n    globals()['S'] = 5\n    globals()['made'] = x * 2\n    return x * 2", "call(); S = 2.0; call(); del S; call()"),
-    "globals() counts": ("S = 2.0\ndef f(x):\n    globals()['S'] += 1\n    return x * S", "call(); call(); call(); call()"),
+    "globals() writes": ("S = 2.0\ndef f(x):\n    globals()['S'] = 5\n    globals()['made'] = x * 2\n    return x * 2",
+    "call(); S = 2.0; call(); del S; call()"),
+    "globals() counts": ("S = 2.0\ndef f(x):\n    globals()['S'] += 1\n    return x * S",
+    "call(); call(); call(); call()"),
     # what is written before an exception
-    "an exception after a counter": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n > 1: raise ValueError('again')\n    return x * 2", "call(); call(); call()"),
-    "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: 2.0}[len(log)]", "call(); call(); call()"),
-    "an exception after a write to a tensor": ("W = torch.ones(3); k = 2\ndef f(x):\n    W.add_(x)\n    assert k == 2, 'another k'\n    return x * W", "call(); k = 3; call(); k = 2; call()"),
-    "an exception of PyTorch's": ("W = torch.ones(3); n = [3]\ndef f(x):\n    W.add_(x); n[0] += 1\n    return W.view(n[0])", "call(); call()"),
-    "an exception of an attribute that lacks": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    return x * c.later", "call(); call(); c.later = 2; call()"),
-    "an exception of a draw": ("k = 2\ndef f(x):\n    r = torch.rand(3)\n    if k > 2: raise ValueError('no')\n    return x * r", "call(); k = 3; call(); k = 2; call()"),
+    "an exception after a counter": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    if c.n > 1: raise "
+                                     "ValueError('again')\n    return x * 2", "call(); call(); call()"),
+    "an exception after a log of tensors": ("log = []\ndef f(x):\n    log.append(x * 2)\n    return x * {1: "
+                                            "2.0}[len(log)]", "call(); call(); call()"),
+    "an exception after a write to a tensor": ("W = torch.ones(3); k = 2\ndef f(x):\n    W.add_(x)\n    assert k == "
+                                               "2, 'another k'\n    return x * W", "call(); k = 3; call(); k = 2; "
+                                                                                   "call()"),
+    "an exception of PyTorch's": ("W = torch.ones(3); n = [3]\ndef f(x):\n    W.add_(x); n[0] += 1\n    return "
+                                  "W.view(n[0])", "call(); call()"),
+    "an exception of an attribute that lacks": ("c = Config(); c.n = 0\ndef f(x):\n    c.n += 1\n    return x * "
+                                                "c.later", "call(); call(); c.later = 2; call()"),
+    "an exception of a draw": ("k = 2\ndef f(x):\n    r = torch.rand(3)\n    if k > 2: raise ValueError('no')\n    "
+                               "return x * r", "call(); k = 3; call(); k = 2; call()"),
     # a counter that is read by a name which no code mentions as an attribute
     **{
-        f"a counter of {what} that is read by {how}": (f"import operator\n{made}KEY = 'n'\nget = operator.attrgetter('n')\ndef f(x):\n    o.n += 1\n    {read}", "call(); call(); call()")
-        for what, made in {"a class": "class o: n = 0\n", "a namespace": "o = types.SimpleNamespace(n=0)\n", "a function": "def o(): pass\no.n = 0\n", "a module": "o = types.ModuleType('o')\no.n = 0\n"}.items()
-        for how, read in {"an attrgetter": "return x * operator.attrgetter('n')(o)", "an attrgetter of before": "return x * get(o)", "a pattern": "match o:\n        case object(n=v): return x * v", "a name in a global": "return x * getattr(o, KEY)"}.items()
+        f"a counter of {what} that is read by {how}": (f"import operator\n{made}KEY = 'n'\nget = "
+                                                       "operator.attrgetter('n')\ndef f(x):\n    o.n += 1\n    "
+                                                       f"{read}", "call(); call(); call()")
+        for what,
+        made in {"a class": "class o: n = 0\n", "a namespace": "o = types.SimpleNamespace(n=0)\n",
+        "a function": "def o(): pass\no.n = 0\n", "a module": "o = types.ModuleType('o')\no.n = 0\n"}.items()
+        for how,
+        read in {"an attrgetter": "return x * operator.attrgetter('n')(o)",
+        "an attrgetter of before": "return x * get(o)", "a pattern": "match o:\n        case object(n=v): return x * v",
+        "a name in a global": "return x * getattr(o, KEY)"}.items()
     },
-    "an exception in a cached function": ("n = 0\n@functools.cache\ndef g(k):\n    global n\n    n += 1\n    return 2\ndef f(x):\n    g(1)\n    raise KeyError(n)", "call(); call(); g(1)"),
-    "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x * g()", "call(); g.cache_clear(); call()"),
+    "an exception in a cached function": ("n = 0\n@functools.cache\ndef g(k):\n    global n\n    n += 1\n    return "
+                                          "2\ndef f(x):\n    g(1)\n    raise KeyError(n)", "call(); call(); g(1)"),
+    "what is kept is forgotten": ("k = 2.0\n@functools.lru_cache\ndef g(): return k\ng(); k = 3.0\ndef f(x): return x "
+                                  "* g()", "call(); g.cache_clear(); call()"),
 }  # fmt: skip
 
 
@@ -211,27 +313,44 @@ def surroundings(monkeypatch):
 SPECIAL_METHODS = {
     "__init__": "class Q:\n    def __init__(self): self.k = S\ndef f(x): return x * Q().k",
     "__init__ of a base": "class B:\n    def __init__(self): self.k = S\nclass Q(B): pass\ndef f(x): return x * Q().k",
-    "__init__ of a class in a list": "class Q:\n    def __init__(self): self.k = S\nqs = [Q]\ndef f(x): return x * qs[0]().k",
+    "__init__ of a class in a list": "class Q:\n    def __init__(self): self.k = S\nqs = [Q]\ndef f(x): return x * "
+                                     "qs[0]().k",
     "__init__ of a type": "class Q:\n    def __init__(self): self.k = S\nq = Q()\ndef f(x): return x * type(q)().k",
-    "__init__ by a classmethod": "class Q:\n    def __init__(self): self.k = S\n    @classmethod\n    def make(cls): return cls()\nclass R(Q): pass\ndef f(x): return x * R.make().k",
-    "__init__ of a module": "class Q(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.k = S\n    def forward(self, x): return x * self.k\ndef f(x): return Q()(x)",
-    "__init__ of an exception": "class Q(Exception):\n    def __init__(self): self.k = S\ndef f(x):\n    try: raise Q()\n    except Q as e: return x * e.k",
+    "__init__ by a classmethod": "class Q:\n    def __init__(self): self.k = S\n    @classmethod\n    def make(cls): "
+                                 "return cls()\nclass R(Q): pass\ndef f(x): return x * R.make().k",
+    "__init__ of a module": "class Q(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.k "
+                            "= S\n    def forward(self, x): return x * self.k\ndef f(x): return Q()(x)",
+    "__init__ of an exception": "class Q(Exception):\n    def __init__(self): self.k = S\ndef f(x):\n    try: raise "
+                                "Q()\n    except Q as e: return x * e.k",
     "__new__": "class Q:\n    def __new__(cls): q = object.__new__(cls); q.k = S; return q\ndef f(x): return x * Q().k",
-    "__post_init__": "@dataclasses.dataclass\nclass Q:\n    k: float = 1.0\n    def __post_init__(self): self.k = S\ndef f(x): return x * Q().k",
-    "a default factory": "@dataclasses.dataclass\nclass Q:\n    k: float = dataclasses.field(default_factory=lambda: S)\ndef f(x): return x * Q().k",
+    "__post_init__": "@dataclasses.dataclass\nclass Q:\n    k: float = 1.0\n    def __post_init__(self): self.k = "
+                     "S\ndef f(x): return x * Q().k",
+    "a default factory": "@dataclasses.dataclass\nclass Q:\n    k: float = dataclasses.field(default_factory=lambda: "
+                         "S)\ndef f(x): return x * Q().k",
     "__call__ of a new object": "class Q:\n    def __call__(self, x): return x * S\ndef f(x): return Q()(x)",
     "__add__ of a new object": "class Q:\n    def __add__(self, x): return x + S\ndef f(x): return Q() + x",
-    "__enter__ of a new object": "class Q:\n    def __enter__(self): return S\n    def __exit__(self, *_): pass\ndef f(x):\n    with Q() as k: return x * k",
-    "__iter__ of a new object": "class Q:\n    def __iter__(self): return iter([S])\ndef f(x):\n    for k in Q(): x = x * k\n    return x",
-    "__getattribute__": "class Q:\n    k = 1.0\n    def __getattribute__(self, n):\n        v = object.__getattribute__(self, n)\n        return v * S if n == 'k' else v\nq = Q()\ndef f(x): return x * q.k",
-    "__setattr__": "class Q:\n    def __setattr__(self, n, v): object.__setattr__(self, n, v * S)\nq = Q()\ndef f(x):\n    q.k = 1.0\n    return x * q.k",
-    "__getstate__": "import copy\nclass Q:\n    k = 1.0\n    def __getstate__(self): return {'k': S}\nq = Q()\ndef f(x): return x * copy.copy(q).k",
+    "__enter__ of a new object": "class Q:\n    def __enter__(self): return S\n    def __exit__(self, *_): pass\ndef "
+                                 "f(x):\n    with Q() as k: return x * k",
+    "__iter__ of a new object": "class Q:\n    def __iter__(self): return iter([S])\ndef f(x):\n    for k in Q(): x = "
+                                "x * k\n    return x",
+    "__getattribute__": "class Q:\n    k = 1.0\n    def __getattribute__(self, n):\n        v = "
+                        "object.__getattribute__(self, n)\n        return v * S if n == 'k' else v\nq = Q()\ndef "
+                        "f(x): return x * q.k",
+    "__setattr__": "class Q:\n    def __setattr__(self, n, v): object.__setattr__(self, n, v * S)\nq = Q()\ndef "
+                   "f(x):\n    q.k = 1.0\n    return x * q.k",
+    "__getstate__": "import copy\nclass Q:\n    k = 1.0\n    def __getstate__(self): return {'k': S}\nq = Q()\ndef "
+                    "f(x): return x * copy.copy(q).k",
     "__class_getitem__": "class Q:\n    def __class_getitem__(cls, i): return S\ndef f(x): return x * Q[0]",
-    "__init_subclass__": "class Q:\n    def __init_subclass__(cls): cls.k = S\ndef f(x):\n    class R(Q): pass\n    return x * R.k",
-    "__set_name__": "class D:\n    def __set_name__(self, o, n): setattr(o, 'j', S)\ndef f(x):\n    class Q: k = D()\n    return x * Q.j",
-    "__getattr__ of a metaclass": "class M(type):\n    def __getattr__(cls, n): return S\nclass Q(metaclass=M): pass\ndef f(x): return x * Q.zz",
-    "__call__ of a metaclass": "class M(type):\n    def __call__(cls): return S\nclass Q(metaclass=M): pass\ndef f(x): return x * Q()",
-    "__len__ of a metaclass": "class M(type):\n    def __len__(cls): return int(S)\nclass Q(metaclass=M): pass\ndef f(x): return x * len(Q)",
+    "__init_subclass__": "class Q:\n    def __init_subclass__(cls): cls.k = S\ndef f(x):\n    class R(Q): pass\n    "
+                         "return x * R.k",
+    "__set_name__": "class D:\n    def __set_name__(self, o, n): setattr(o, 'j', S)\ndef f(x):\n    class Q: k = "
+                    "D()\n    return x * Q.j",
+    "__getattr__ of a metaclass": "class M(type):\n    def __getattr__(cls, n): return S\nclass Q(metaclass=M): "
+                                  "pass\ndef f(x): return x * Q.zz",
+    "__call__ of a metaclass": "class M(type):\n    def __call__(cls): return S\nclass Q(metaclass=M): pass\ndef "
+                               "f(x): return x * Q()",
+    "__len__ of a metaclass": "class M(type):\n    def __len__(cls): return int(S)\nclass Q(metaclass=M): pass\ndef "
+                              "f(x): return x * len(Q)",
 }  # fmt: skip
 """Special methods that read a global."""
 SCRIPTS |= {
@@ -251,7 +370,8 @@ SCRIPTS |= {
 )
 def test_a_class_that_is_only_looked_at_makes_no_objects(use):
     space = world(
-        "import itertools\nids = itertools.count()\nclass Q:\n    k = 2\n    def __init__(self): self.id, self.scale = next(ids), S\n"
+        "import itertools\nids = itertools.count()\nclass Q:\n    k = 2\n    def __init__(self): self.id, self.scale "
+        "= next(ids), S\n"
         f"S = 2.0\ndef f(x): return x * (2 if {use} else 3)"
     )
     compiled = fg.jit(space["f"], backend="aten")
@@ -261,7 +381,9 @@ def test_a_class_that_is_only_looked_at_makes_no_objects(use):
 
 
 def test_what_a_constructor_assigns_is_not_read_of_other_objects():
-    space = world("class Q:\n    def __init__(self): self.n, self.k = 0, 2\nq = Q()\ndef f(x): return x * (Q().k + q.k)")
+    space = world(
+        "class Q:\n    def __init__(self): self.n, self.k = 0, 2\nq = Q()\ndef f(x): return x * (Q().k + q.k)"
+    )
     compiled = fg.jit(space["f"], backend="aten")
     for space["q"].n in range(3):
         assert torch.equal(compiled(X), X * 4)
@@ -281,7 +403,10 @@ def test_a_script_does_what_it_does_in_eager(case):
     "source, want",
     [
         ("@functools.cache\ndef g(): return [1.5]\ndef f(x):\n    g().append(2)\n    return x * len(g())", [2, 3]),
-        ("n = 1\n@functools.cache\ndef g():\n    global n\n    n += 1\n    return 2\ndef f(x): return x * g() * n", [4, 4]),
+        (
+            "n = 1\n@functools.cache\ndef g():\n    global n\n    n += 1\n    return 2\ndef f(x): return x * g() * n",
+            [4, 4],
+        ),
     ],
 )
 def test_what_a_cache_does_in_one_call_alone_is_refused(source, want):
@@ -341,8 +466,10 @@ def test_a_store_into_a_container_that_was_given_is_refused(statement):
         "d = {'i': it}\ndef f(x):\n    for i in d.values(): x = x * next(i)\n    return x",
         "class D: i = it\ndef f(x): return x * next(D.i)",
         "d = Config(); d.c = {'i': it}\ndef f(x): return x * next(d.c['i'])",
-        "d = types.SimpleNamespace(i=it)\ndef g(): return (lambda x: x * next(d.i))\ndef f(x): return g()(x) * len(vars(d))",
-        "d = types.SimpleNamespace(c={'k': types.SimpleNamespace(i=it)})\ndef later(o): return next(o['k'].i)\ndef f(x): return x * later(d.c)",
+        "d = types.SimpleNamespace(i=it)\ndef g(): return (lambda x: x * next(d.i))\ndef f(x): return g()(x) * "
+        "len(vars(d))",
+        "d = types.SimpleNamespace(c={'k': types.SimpleNamespace(i=it)})\ndef later(o): return next(o['k'].i)\ndef "
+        "f(x): return x * later(d.c)",
     ],
 )
 def test_an_iterator_is_refused_before_it_goes_on(source):
@@ -382,7 +509,10 @@ def test_bytes_that_change_are_named():
 @pytest.mark.parametrize(
     "source, words",
     [
-        ("@functools.cache\ndef g(): return 2.0\ndef f(x):\n    g.cache_clear()\n    return x * g()", r"asks for cache_clear\(\)"),
+        (
+            "@functools.cache\ndef g(): return 2.0\ndef f(x):\n    g.cache_clear()\n    return x * g()",
+            r"asks for cache_clear\(\)",
+        ),
         ("class B: pass\ndef f(x): return x * (2 + len(B.__subclasses__()))", r"calls __subclasses__\(\)"),
     ],
 )
@@ -418,7 +548,8 @@ def test_a_dict_with_a_get_of_its_own():
 
 
 def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
-    """Environments lie on top of one another: what a package asks for by name is not guarded class by class, wherever it is installed."""
+    """Environments lie on top of one another: what a package asks for by name is not guarded class by class,
+    wherever it is installed."""
     site = tmp_path / "site-packages"
     site.mkdir()
     asked = ", ".join(f"'name_{i}'" for i in range(50))

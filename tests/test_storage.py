@@ -1,4 +1,5 @@
-"""Other memory: ``x.data = y`` in a compiled function leaves the caller's tensors as eager PyTorch does. And gradients it asks for."""
+"""Other memory: ``x.data = y`` in a compiled function leaves the caller's tensors as eager PyTorch does. And
+gradients it asks for."""
 
 import pytest
 import torch
@@ -90,7 +91,8 @@ def with_a_write_and_a_restride_elsewhere(x, y):
 
 
 CASES = (
-    computed, returned, a_view_of_the_new, a_view_of_the_old, of_another_input, written_through, a_part_of_another, swapped, of_an_output,
+    computed, returned, a_view_of_the_new, a_view_of_the_old, of_another_input, written_through, a_part_of_another,
+    swapped, of_an_output,
     twice, of_other_sizes, shrunk, in_the_function, with_a_write_and_a_restride_elsewhere,
 )  # fmt: skip
 
@@ -124,7 +126,8 @@ def test_as_in_eager(f, backend):
 def test_the_printed_call():
     program = fg.jit(swapped).program(torch.ones(3), torch.ones(3))
     assert [str(e) for layer in program.layers for e in layer.effects] == ["x.data = memory(x)", "y.data = memory(y)"]
-    assert program.call.text.index("memory_y = ") < program.call.text.index("x.data = memory_x")  # both are read before one is set
+    # both are read before one is set
+    assert program.call.text.index("memory_y = ") < program.call.text.index("x.data = memory_x")
     assert "memory(x)" in str(program.facts)
 
 
@@ -283,8 +286,10 @@ def a_result_resized_by_out(x, y):
 
 
 GIVEN = (
-    set_to_an_input, set_to_a_part_of_a_result, set_to_nothing, resized_smaller, resized_and_written, resized_like_another,
-    out_of_other_sizes, out_of_another_dtype, several_outs, out_that_is_transposed, a_result_resized, a_result_resized_by_out,
+    set_to_an_input, set_to_a_part_of_a_result, set_to_nothing, resized_smaller, resized_and_written,
+    resized_like_another,
+    out_of_other_sizes, out_of_another_dtype, several_outs, out_that_is_transposed, a_result_resized,
+    a_result_resized_by_out,
 )  # fmt: skip
 
 
@@ -346,11 +351,23 @@ REFUSED = {
     "a part of a result": (lambda x, y: (x * y)[1:].resize_(5), two, "memory that lies around it"),
     "a used result": (lambda x, y: ((z := x * 2), z * z, setattr(z, "data", y))[1], two_leaves, "after it was used"),
     "resized, given": (lambda x, y: (x.resize_(5), setattr(x, "data", y)), two, "other memory in two ways"),
-    "empty, viewed": (lambda x, y: (x.detach(), x.resize_(2))[0], lambda: (torch.ones(0), torch.ones(3)), "memory that lies around it"),
-    "viewed, out=": (lambda x, y: (x.view(-1), torch.mul(y, 2, out=x))[0], lambda: (torch.ones(0), torch.ones(3)), "lies around it"),
+    "empty, viewed": (
+        lambda x, y: (x.detach(), x.resize_(2))[0],
+        lambda: (torch.ones(0), torch.ones(3)),
+        "memory that lies around it",
+    ),
+    "viewed, out=": (
+        lambda x, y: (x.view(-1), torch.mul(y, 2, out=x))[0],
+        lambda: (torch.ones(0), torch.ones(3)),
+        "lies around it",
+    ),
     "transposed": (lambda x, y: torch.mul(y.repeat(2).view(2, 3).t(), 2, out=x), two, "to a transposed layout"),
     "twice": (lambda x, y: x.set_(y).resize_(5), two, "resizes other memory that it gave"),
-    "leaf under no_grad": (lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x), two_leaves, "that requires grad other memory"),
+    "leaf under no_grad": (
+        lambda x, y: torch.no_grad()(torch.mul)(y.repeat(2), 2, out=x),
+        two_leaves,
+        "that requires grad other memory",
+    ),
 }
 
 
@@ -421,7 +438,11 @@ def test_a_product_is_added_to_what_it_is_written_to(name):
 
 def test_a_product_written_to_its_factor_is_refused():
     x, a = torch.randn(3, 3), torch.randn(3, 3)
-    for f in (lambda x: torch.addmm(x, x, a, out=x), lambda x: torch.mm(x, a, out=x), lambda x: torch.addmm(a, x, a, out=x)):
+    for f in (
+        lambda x: torch.addmm(x, x, a, out=x),
+        lambda x: torch.mm(x, a, out=x),
+        lambda x: torch.addmm(a, x, a, out=x),
+    ):
         with pytest.raises(fg.MutationError, match="writes to memory it reads elsewhere"):
             fg.jit(f)(x)
 
@@ -435,7 +456,8 @@ def test_a_product_written_to_its_factor_is_refused():
     ],
 )
 def test_a_write_that_reads_what_it_overwrites_elsewhere_is_refused(f):
-    """Eager PyTorch raises where it sees that at once; else the result depends on the order in which it happens to go."""
+    """Eager PyTorch raises where it sees that at once; else the result depends on the order in which it happens to
+    go."""
     x = torch.arange(8.0)
     with pytest.raises(fg.MutationError, match="writes to memory it reads elsewhere"):
         fg.jit(f)(x)
@@ -529,7 +551,8 @@ def set_again(x, y):
 
 
 GIVEN = [
-    set_to_itself, data_set_to_itself, a_result_without_a_derivative, a_constant_without_a_derivative, without_its_history_under_no_grad,
+    set_to_itself, data_set_to_itself, a_result_without_a_derivative, a_constant_without_a_derivative,
+    without_its_history_under_no_grad,
     beside_what_is_differentiated, used_in_what_is_differentiated, a_view_is_set, set_again,
 ]  # fmt: skip
 
@@ -578,7 +601,9 @@ def written_elsewhere(x, y):
 
 @pytest.mark.parametrize("f", [used_before, kept_by_a_custom_function, written_elsewhere])
 def test_other_memory_of_what_backward_reads_is_refused(f):
-    with pytest.raises(fg.MutationError, match=r"its result is differentiated|after it was used, and goes back|in a backward pass"):
+    with pytest.raises(
+        fg.MutationError, match=r"its result is differentiated|after it was used, and goes back|in a backward pass"
+    ):
         fg.jit(f)(leaf(), torch.ones(3))
 
 
@@ -666,8 +691,10 @@ def a_view_is_used(w, x):
 
 
 RESULTS = (
-    of_other_sizes_and_returned, of_other_sizes_and_read, of_other_sizes_under_no_grad, of_another_dtype, a_result_of_other_sizes, a_result,
-    a_result_that_is_written_to, a_result_that_backward_reads, a_result_that_backward_reads_and_is_written_to, what_another_one_used,
+    of_other_sizes_and_returned, of_other_sizes_and_read, of_other_sizes_under_no_grad, of_another_dtype,
+    a_result_of_other_sizes, a_result,
+    a_result_that_is_written_to, a_result_that_backward_reads, a_result_that_backward_reads_and_is_written_to,
+    what_another_one_used,
     a_view_is_used,
 )  # fmt: skip
 
@@ -794,8 +821,11 @@ def a_history_through_a_view(w, x):
     return z, v
 
 
-@pytest.mark.parametrize("f", [the_base_then_a_view, a_view_then_the_base, a_view_of_what_was_written, a_history_through_a_view])
+@pytest.mark.parametrize(
+    "f", [the_base_then_a_view, a_view_then_the_base, a_view_of_what_was_written, a_history_through_a_view]
+)
 def test_a_history_is_not_found_again_in_memory_that_was_given(f):
-    """Eager PyTorch finds the history of a view again when that is written to: by how the view lies in memory, which it has no more."""
+    """Eager PyTorch finds the history of a view again when that is written to: by how the view lies in memory, which
+    it has no more."""
     with pytest.raises(fg.MutationError, match="to a view of it, or to what it is a view of"):
         fg.jit(f)(leaf(), torch.ones(3))

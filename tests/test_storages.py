@@ -1,4 +1,5 @@
-"""Storages and memory of traced tensors: what is known of them, and what is refused by name; operators called by their names."""
+"""Storages and memory of traced tensors: what is known of them, and what is refused by name; operators called by
+their names."""
 
 import copy
 import io
@@ -149,22 +150,47 @@ def test_polygamma_in_place_has_a_gradient():
 
 def _views():
     """Each view operator of PyTorch's with the arguments it cannot do without."""
-    known = {"dim0": 0, "dim1": 1, "dim2": 1, "dim": 0, "index": 1, "chunks": 1, "split_size": 1, "sections": 1, "dimension": 0}
+    known = {
+        "dim0": 0,
+        "dim1": 1,
+        "dim2": 1,
+        "dim": 0,
+        "index": 1,
+        "chunks": 1,
+        "split_size": 1,
+        "sections": 1,
+        "dimension": 0,
+    }
     known |= {"size": 1, "step": 1, "axis0": 0, "axis1": 1, "source": 0, "destination": 1, "dtype": torch.int32}
-    shapes = {"view": [6], "expand": [2, 3], "permute": [1, 0], "unflatten": [1, 2], "as_strided": [2, 2], "reshape": [6]}
+    shapes = {
+        "view": [6],
+        "expand": [2, 3],
+        "permute": [1, 0],
+        "unflatten": [1, 2],
+        "as_strided": [2, 2],
+        "reshape": [6],
+    }
     for name in sorted(dir(aten)):
         packet = getattr(aten, name)
         for overload in packet.overloads() if hasattr(packet, "overloads") else ():
             op = getattr(packet, overload)
             first, *rest = op._schema.arguments or [None]
-            if first is None or first.alias_info is None or first.alias_info.is_write or name.startswith("_") or "slice_inverse" in name:
+            if (
+                first is None
+                or first.alias_info is None
+                or first.alias_info.is_write
+                or name.startswith("_")
+                or "slice_inverse" in name
+            ):
                 continue
             if not any(r.alias_info for r in op._schema.returns):
                 continue
             args = []
             for a in (a for a in rest if not a.has_default_value()):
                 kind = re.sub(r"SymInt", "int", str(a.type))
-                args.append({"List[int]": shapes.get(name, [0] if "dim" in a.name else [1])}.get(kind, known.get(a.name)))
+                args.append(
+                    {"List[int]": shapes.get(name, [0] if "dim" in a.name else [1])}.get(kind, known.get(a.name))
+                )
             if name == "as_strided":
                 args[1] = [1, 1]
             if None not in args:

@@ -16,7 +16,11 @@ from funcgrad.cache.store import Store, digest
 from funcgrad.partition.partition import fingerprint, partition
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
+    )
+)
 def test_round_trip(tmp_path_factory, value):
     store = Store(tmp_path_factory.mktemp("cache") / "deep" / "folder")
     assert store.get("name") is None
@@ -87,7 +91,9 @@ print(grads.tolist(), "scipy.sparse" in sys.modules)
 def test_a_second_process_reuses_the_partition(tmp_path):
     def run():
         env = {**os.environ, "FUNCGRAD_CACHE_DIR": str(tmp_path / "cache")}
-        return subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, check=True).stdout
+        return subprocess.run(
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env, check=True
+        ).stdout
 
     first, second = run(), run()
     assert first.split("]")[0] == second.split("]")[0]

@@ -215,7 +215,9 @@ def test_a_tracked_write_to_an_input_that_overlaps_itself_is_refused_by_name(loo
 
 @pytest.mark.parametrize("write", [torch.Tensor.masked_fill_, torch.Tensor.index_fill_, torch.Tensor.cumsum_])
 def test_what_is_written_to_in_place_lies_as_it_lay(write):
-    args = {"masked_fill_": (torch.tensor(True), 1.0), "index_fill_": (0, torch.tensor([0]), 1.0), "cumsum_": (0,)}[write.__name__]
+    args = {"masked_fill_": (torch.tensor(True), 1.0), "index_fill_": (0, torch.tensor([0]), 1.0), "cumsum_": (0,)}[
+        write.__name__
+    ]
     assert_like_eager(lambda x: (write(x * 1, *args),), lambda: (torch.arange(6.0).view(2, 3).t(),))
 
 

@@ -1,4 +1,5 @@
-"""Wrapper subclasses as inputs, captured tensors and outputs: eager PyTorch is the oracle. The ids are those of ``docs/mechanisms.md``."""
+"""Wrapper subclasses as inputs, captured tensors and outputs: eager PyTorch is the oracle. The ids are those of
+``docs/mechanisms.md``."""
 
 import weakref
 
@@ -54,7 +55,11 @@ def shows(call, make, backward=True):
     inputs = [t * 1 if isinstance(t, torch.Tensor) and getattr(t, "computed", False) else t for t in inputs]
     out = call(*inputs)
     outs = [out] if isinstance(out, torch.Tensor) else list(out)
-    stages = [seen(outs), seen(list(inputs)), [[(a is b, getattr(b, "_base", None) is a) for a in inputs] for b in outs]]
+    stages = [
+        seen(outs),
+        seen(list(inputs)),
+        [[(a is b, getattr(b, "_base", None) is a) for a in inputs] for b in outs],
+    ]
     tensors = [i for t in (*outs, *inputs) if isinstance(t, torch.Tensor) for i in inner_tensors(t)]
     stages.append([[a.untyped_storage()._cdata == b.untyped_storage()._cdata for a in tensors] for b in tensors])
     tracked = [o for o in outs if isinstance(o, torch.Tensor) and o.requires_grad]
@@ -157,7 +162,11 @@ def test_gradients_of_a_subclass_are_subclasses(transform):  # S0-6
     grads = torch.autograd.grad(value, leaves)
     for _ in range(2):
         result = compiled(params, x)
-        found = result[{fg.value_and_grad_compiled: 1, fg.grad_and_value_compiled: 0}[transform]] if type(result) is tuple else result
+        found = (
+            result[{fg.value_and_grad_compiled: 1, fg.grad_and_value_compiled: 0}[transform]]
+            if type(result) is tuple
+            else result
+        )
         assert rounded(seen([found["w"], found["b"]])) == rounded(seen(list(grads)))
         assert type(found["w"]) is TwoTensor
     assert compiled.cache_info().misses == 1
@@ -277,7 +286,9 @@ def write_to_an_inner_tensor(x):
 )
 def test_writes_to_a_subclass(f, kinds, make):
     for kind in kinds:
-        assert_like_eager(f, lambda: [computed(make(2, 3, grad=True)) if kind == "computed" else make(2, 3, grad=kind == "leaf")])
+        assert_like_eager(
+            f, lambda: [computed(make(2, 3, grad=True)) if kind == "computed" else make(2, 3, grad=kind == "leaf")]
+        )
 
 
 def test_a_write_to_an_inner_tensor():
@@ -326,7 +337,10 @@ class Count(torch.autograd.Function):
 def test_a_buffer_written_to_in_forward_and_in_backward(x):
     compiled = assert_like_eager(lambda x, b: Count.apply(x, b), lambda: [x(3, grad=True), two(3)])
     program = compiled.program(x(3, grad=True), two(3))
-    assert Final(InnerTensor(Arg("buffer" if "buffer" in program.key.paths else "b"), "a"), "backward") in program.joint.signature.outs
+    assert (
+        Final(InnerTensor(Arg("buffer" if "buffer" in program.key.paths else "b"), "a"), "backward")
+        in program.joint.signature.outs
+    )
 
 
 def test_a_buffer_written_to_between_forward_and_backward():
@@ -476,7 +490,11 @@ def training(call, mesh):
         return DTensor.from_local(value, mesh, [placement], run_check=False).detach()
 
     torch.manual_seed(0)
-    w, b, x = make(torch.randn(3, 3), Shard(0)).requires_grad_(), make(torch.zeros(3, 3), Replicate()), make(torch.randn(3, 3), Shard(1))
+    w, b, x = (
+        make(torch.randn(3, 3), Shard(0)).requires_grad_(),
+        make(torch.zeros(3, 3), Replicate()),
+        make(torch.randn(3, 3), Shard(1)),
+    )
     for _ in range(3):
         out = call(w, b, x)
         out.sum().backward()
@@ -492,7 +510,9 @@ def test_a_buffer_that_is_a_dtensor_in_a_training_step(mesh):  # S1-11
     compiled = fg.jit(f)
     ours, theirs = tree_leaves(training(compiled, mesh)), tree_leaves(training(f, mesh))
     assert [x for x in ours if not isinstance(x, float)] == [x for x in theirs if not isinstance(x, float)]
-    assert [x for x in ours if isinstance(x, float)] == pytest.approx([x for x in theirs if isinstance(x, float)], rel=1e-4, abs=1e-5)
+    assert [x for x in ours if isinstance(x, float)] == pytest.approx(
+        [x for x in theirs if isinstance(x, float)], rel=1e-4, abs=1e-5
+    )
     assert compiled.cache_info().misses == 1
 
 
@@ -519,7 +539,9 @@ class Scaled(torch.Tensor):
 
     @staticmethod
     def __new__(cls, elem, scale):
-        return torch.Tensor._make_wrapper_subclass(cls, elem.shape, strides=elem.stride(), dtype=elem.dtype, device=elem.device)
+        return torch.Tensor._make_wrapper_subclass(
+            cls, elem.shape, strides=elem.stride(), dtype=elem.dtype, device=elem.device
+        )
 
     def __init__(self, elem, scale):
         self.elem, self.scale = elem, scale
@@ -560,7 +582,9 @@ def test_programs_differ_by_type_metadata_and_inner_tensors():
     compiled = fg.jit(lambda x: x * x)
     assert misses(two(3)) == 1
     assert misses(TwoTensor(torch.ones(3), torch.ones(3))) == 0
-    assert "requires_grad" in compiled.explain_miss(TwoTensor(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)))
+    assert "requires_grad" in compiled.explain_miss(
+        TwoTensor(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))
+    )
     shared = torch.ones(3)
     assert "aliasing" in compiled.explain_miss(TwoTensor(shared, shared))
     assert misses(nested(3)) == 1
@@ -582,7 +606,8 @@ class Empty(Scaled):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(Uncomparable, "is not equal to itself"), (Vague, "cannot be compared"), (Empty, "names no inner tensor")]
+    ("kind", "said"),
+    [(Uncomparable, "is not equal to itself"), (Vague, "cannot be compared"), (Empty, "names no inner tensor")],
 )
 def test_a_protocol_that_does_not_hold_is_refused(kind, said):
     with pytest.raises(fg.UnsupportedTensorError, match=said) as raised:
@@ -694,7 +719,8 @@ def test_a_transform_over_a_subclass_inside(f):
 
 
 def test_a_gradient_where_one_of_two_results_is_used():
-    """Incoming gradients of what is not used are zeros of their kind: the gradient of a plain tensor may be of that kind, too."""
+    """Incoming gradients of what is not used are zeros of their kind: the gradient of a plain tensor may be of that
+    kind, too."""
     w = torch.ones(3, requires_grad=True)
     _, other = fg.jit(lambda x, w: (x * w, w * 2))(two(3), w)
     other.sum().backward()

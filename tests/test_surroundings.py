@@ -1,4 +1,5 @@
-"""What a function keeps outside of its arguments: counters, caches, modules, gradients; what is carried out, and what is refused."""
+"""What a function keeps outside of its arguments: counters, caches, modules, gradients; what is carried out, and
+what is refused."""
 
 import threading
 
@@ -83,7 +84,12 @@ def test_a_refused_store_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize(
-    "f", [lambda x, d: d.update(h=d["h"] + x) or x * 1, lambda x, d: d.pop("h") * x, lambda x, d: d.setdefault("new", x * 2) * 1]
+    "f",
+    [
+        lambda x, d: d.update(h=d["h"] + x) or x * 1,
+        lambda x, d: d.pop("h") * x,
+        lambda x, d: d.setdefault("new", x * 2) * 1,
+    ],
 )
 def test_a_store_into_a_container_that_was_given_is_refused(f):
     d = {"h": torch.ones(2)}
@@ -123,7 +129,9 @@ def test_a_gradient_penalty_through_a_module(middle):
         return [x.grad, *(p.grad for p in m.parameters())]
 
     for found, expected in zip(penalty(fg.jit), penalty(lambda m: m), strict=True):
-        torch.testing.assert_close(found, torch.zeros_like(found) if expected is None and found is not None else expected)
+        torch.testing.assert_close(
+            found, torch.zeros_like(found) if expected is None and found is not None else expected
+        )
 
 
 def test_writes_from_several_threads_are_all_there():

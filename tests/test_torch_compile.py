@@ -1,4 +1,5 @@
-"""Beside ``torch.compile``: its graphs compiled by funcgrad, and compiled functions that it meets. The oracle is eager PyTorch."""
+"""Beside ``torch.compile``: its graphs compiled by funcgrad, and compiled functions that it meets. The oracle is
+eager PyTorch."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_training_a_model(name):
 
 
 def test_a_program_serves_many_sizes(monkeypatch):
-    """As many graphs as torch.compile makes of its own accord, and of the one with symbols two programs: with a size, and with a symbol."""
+    """As many graphs as torch.compile makes of its own accord, and of the one with symbols two programs: with a
+    size, and with a symbol."""
 
     def f(x):
         return x.view(x.shape[0] * 2, -1).softmax(0) * x.shape[0]

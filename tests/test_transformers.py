@@ -1,4 +1,5 @@
-"""torch's transformer modules equal eager PyTorch in each mode: their fast paths compute something else where there are masks."""
+"""torch's transformer modules equal eager PyTorch in each mode: their fast paths compute something else where there
+are masks."""
 
 import itertools
 
@@ -13,7 +14,13 @@ SOURCE = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
 LAST = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
 FIRST = torch.tensor([[1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 0]]).bool()
 ALL = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
-PADDINGS = {"none": None, "last": LAST, "first": FIRST, "all": ALL, "float": torch.zeros(3, 5).masked_fill(LAST, float("-inf"))}
+PADDINGS = {
+    "none": None,
+    "last": LAST,
+    "first": FIRST,
+    "all": ALL,
+    "float": torch.zeros(3, 5).masked_fill(LAST, float("-inf")),
+}
 CAUSAL = torch.triu(torch.full((5, 5), float("-inf")), 1)
 BIAS = torch.linspace(-1, 1, 25).reshape(5, 5)
 MASKS = {"none": None, "causal": CAUSAL, "bias": BIAS}
@@ -21,7 +28,8 @@ MASKS = {"none": None, "causal": CAUSAL, "bias": BIAS}
 
 MODES = list(itertools.product([True, False], [True, False]))
 FAST = (False, False)
-"""In eval mode without gradients there are the fast paths: what holds of all masks there is asked of a few where there is one path."""
+"""In eval mode without gradients there are the fast paths: what holds of all masks there is asked of a few where
+there is one path."""
 
 
 def compared(function, *args, **kwargs):
@@ -55,12 +63,16 @@ def test_encoder(train, grad, norm_first, padding):
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_one_program_for_masks_that_take_either_path(norm):
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, norm=nn.LayerNorm(8) if norm else None)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, norm=nn.LayerNorm(8) if norm else None
+    )
     compiled = fg.jit(encoder.eval())
     with torch.no_grad():
         for padding in (LAST, FIRST, ALL):
             expected = encoder(SOURCE, src_key_padding_mask=padding)
-            torch.testing.assert_close(compiled(SOURCE, src_key_padding_mask=padding), expected, equal_nan=True, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                compiled(SOURCE, src_key_padding_mask=padding), expected, equal_nan=True, rtol=1e-4, atol=1e-5
+            )
     assert compiled.cache_info().currsize == 1
 
 
@@ -80,7 +92,13 @@ def test_attention(train, grad, padding):
             if padding == "none" or mask is None or mask.dtype == torch.bool:
                 compared(
                     lambda x, mask=mask, weights=weights, average=average: attention(
-                        x, x, x, key_padding_mask=PADDINGS[padding], attn_mask=mask, need_weights=weights, average_attn_weights=average
+                        x,
+                        x,
+                        x,
+                        key_padding_mask=PADDINGS[padding],
+                        attn_mask=mask,
+                        need_weights=weights,
+                        average_attn_weights=average,
                     ),
                     SOURCE,
                 )

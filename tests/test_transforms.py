@@ -79,7 +79,10 @@ def test_jacobians(x):
         same(fg.jacrev_compiled(f, argnums, **OPTIONS)(x, w), wanted)
         same(fg.jacrev_compiled(f, argnums, chunk_size=2, **OPTIONS)(x, w), wanted)
         same(fg.jacfwd_compiled(f, argnums, **OPTIONS)(x, w), wanted)
-    same(fg.jacrev_compiled(lambda x: (vector(x), x), has_aux=True, **OPTIONS)(x), func.jacrev(lambda x: (vector(x), x), has_aux=True)(x))
+    same(
+        fg.jacrev_compiled(lambda x: (vector(x), x), has_aux=True, **OPTIONS)(x),
+        func.jacrev(lambda x: (vector(x), x), has_aux=True)(x),
+    )
 
 
 def test_hessian(x):
@@ -89,7 +92,8 @@ def test_hessian(x):
         return x.tanh().sum()
 
     graph = fg.hessian_compiled(f, **OPTIONS).program(x).joint.graph
-    assert [n.target for n in graph.fx.nodes].count(torch.ops.aten.tanh.default) == 1  # one forward pass, whatever is taken of it
+    # one forward pass, whatever is taken of it
+    assert [n.target for n in graph.fx.nodes].count(torch.ops.aten.tanh.default) == 1
 
 
 def test_jvp_compiled(x):
@@ -171,7 +175,8 @@ def made_of(compiled):
         programs = one._cache.programs
         found += [one] * bool(programs)
         pending += one._derived.values()
-        kernels = [getattr(k := p.call.names["kernel"], "args", (k,))[0] for p in programs]  # at a level, what calls it there is around it
+        # at a level, what calls it there is around it
+        kernels = [getattr(k := p.call.names["kernel"], "args", (k,))[0] for p in programs]
         pending += [k for k in kernels if isinstance(k, type(compiled))]
     return found
 
@@ -389,8 +394,16 @@ def test_batch_norm_in_training_under_grad():
 
 def test_autograd_through_transforms(x):
     leaf = x.clone().requires_grad_()
-    for make in (lambda f: func.grad(lambda x: f(x).sum()), func.jacrev, func.jacfwd, lambda f: lambda x: func.vmap(f)(x.expand(2, 5))):
-        same(torch.autograd.grad(make(jit(vector))(leaf).sum(), leaf), torch.autograd.grad(make(vector)(leaf).sum(), leaf))
+    for make in (
+        lambda f: func.grad(lambda x: f(x).sum()),
+        func.jacrev,
+        func.jacfwd,
+        lambda f: lambda x: func.vmap(f)(x.expand(2, 5)),
+    ):
+        same(
+            torch.autograd.grad(make(jit(vector))(leaf).sum(), leaf),
+            torch.autograd.grad(make(vector)(leaf).sum(), leaf),
+        )
 
 
 def test_dual_tensors(x):
@@ -551,7 +564,8 @@ OF_WHAT_IT_CLOSES_OVER = {
     "jacrev": lambda x: func.jacrev(lambda w: w @ x)(MATRIX),
     "jacfwd": lambda x: func.jacfwd(lambda w: w @ x)(MATRIX),
     "hessian": lambda x: func.hessian(lambda w: (w @ x).sin().sum())(MATRIX),
-    "module": lambda x: func.grad(lambda p: func.functional_call(LAYER, p, (x,)).square().sum())(dict(LAYER.named_parameters())),
+    "module": lambda x: func.grad(lambda p: func.functional_call(LAYER, p,
+    (x,)).square().sum())(dict(LAYER.named_parameters())),
     "in a loop": lambda x: torch._higher_order_ops.map(lambda row: func.grad(lambda w: (w @ row).square().sum())(MATRIX), x.expand(2, 3)),
 }  # fmt: skip
 

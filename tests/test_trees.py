@@ -36,7 +36,10 @@ class Registered:
         self.items, self.label = items, label
 
 
-pytree.register_pytree_node(Registered, lambda r: (r.items, r.label), lambda items, label: Registered(list(items), label))
+pytree.register_pytree_node(
+    Registered, lambda r: (r.items, r.label), lambda items, label: Registered(list(items), label)
+)
+
 
 class Mapping(dict):
     """Its attributes are part of it; its constructor, and what it does to items, are its own."""

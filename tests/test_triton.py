@@ -1,6 +1,8 @@
-"""The Triton backend: interpreted, its kernels compute what eager PyTorch computes; and they compile for a GPU that need not be there.
+"""The Triton backend: interpreted, its kernels compute what eager PyTorch computes; and they compile for a GPU that
+need not be there.
 
-``conftest.py`` has Triton interpret kernels. Sizes are small; the limits from which kernels take another form are made small, too.
+``conftest.py`` has Triton interpret kernels. Sizes are small; the limits from which kernels take another form are made
+small, too.
 """
 
 import os
@@ -74,7 +76,11 @@ def limit(monkeypatch, limits):
         monkeypatch.setattr(triton_language if name == "WIDE_FROM" else triton, name, value)
 
 
-EVERY_FORM = [(name, limits) for name in ("softmax and layer norm", "column totals", "words") for limits in ("many tiles", "both", "wide")]
+EVERY_FORM = [
+    (name, limits)
+    for name in ("softmax and layer norm", "column totals", "words")
+    for limits in ("many tiles", "both", "wide")
+]
 
 
 @pytest.mark.parametrize(("name", "limits"), [*((name, "as they are") for name in GRADIENTS), *EVERY_FORM])
@@ -97,7 +103,9 @@ def test_the_forms_of_kernels(monkeypatch):
     assert "for " not in check_gradient(f, *args)
     limit(monkeypatch, "both")
     text = check_gradient(f, *args)
-    assert "for block in range(tl.program_id(0)," in text and "for step in range(" in text and "tl.debug_barrier()" in text
+    assert (
+        "for block in range(tl.program_id(0)," in text and "for step in range(" in text and "tl.debug_barrier()" in text
+    )
     strips = check(lambda x: ((x * x).sum(0), x.cos().amin(0)), *args, rtol=1e-4, atol=1e-4)
     assert "c0 = tl.program_id(0) * 8 + " in strips and "for block in range(tl.program_id(1)," in strips
     limit(monkeypatch, "wide")
@@ -105,7 +113,12 @@ def test_the_forms_of_kernels(monkeypatch):
 
 
 @settings(max_examples=8)
-@given(st.integers(1, 12), st.integers(1, 12), st.sampled_from(list(LIMITS)), st.sampled_from([*FLOATS[:2], torch.int64, torch.int8]))
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from(list(LIMITS)),
+    st.sampled_from([*FLOATS[:2], torch.int64, torch.int8]),
+)
 def test_reductions_of_any_size(rows, columns, limits, dtype):
     def f(x):
         along = [[x.sum(d), x.amax(d), x.amin(d), (x > 0).any(d), (x > -1).all(d)] for d in (0, 1)]
@@ -117,7 +130,12 @@ def test_reductions_of_any_size(rows, columns, limits, dtype):
 
 
 @settings(max_examples=6)
-@given(st.integers(1, 12), st.integers(1, 12), st.sampled_from(["as they are", "both"]), st.sampled_from([*FLOATS, torch.int64]))
+@given(
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from(["as they are", "both"]),
+    st.sampled_from([*FLOATS, torch.int64]),
+)
 def test_scans_and_places_of_any_size(rows, columns, limits, dtype):
     def f(x):
         along = [[x.cumsum(d), x.cummax(d), x.cummin(d).indices, x.max(d), x.argmin(d)] for d in (0, 1)]
@@ -194,7 +212,8 @@ def test_whole_numbers_and_truths():
     def f(a, b, t):
         return (
             a * b - a, -a, ~a, a & b, a.abs(), a.sign(), torch.maximum(a, b), a.clamp(-5, 100), a < b, t & (a > 3), ~t,
-            t.logical_xor(a > b), torch.where(t, a, b), a.sum(), t.any(), (t < ~t), a.to(torch.uint8), t.to(torch.float32), t.sum(0),
+            t.logical_xor(a > b), torch.where(t, a, b), a.sum(), t.any(), (t < ~t), a.to(torch.uint8),
+            t.to(torch.float32), t.sum(0),
             a.float().to(torch.int16),
         )  # fmt: skip
 
@@ -291,7 +310,9 @@ OURS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("op", [*(getattr(aten, n).default for n in OURS), aten.remainder.Tensor, aten.maximum.default], ids=str)
+@pytest.mark.parametrize(
+    "op", [*(getattr(aten, n).default for n in OURS), aten.remainder.Tensor, aten.maximum.default], ids=str
+)
 def test_special_values(op):
     for call in specials(op, torch.float32, database=False):
         ours, theirs = fg.jit(op, backend="triton")(*call[0], **call[1]), op(*call[0], **call[1])
@@ -315,7 +336,10 @@ def test_python_for_a_cuda_device():
     text = backend.emit(backend.schedule(kernels))[0].text
     assert [isinstance(s, Kernel) for s in kernels.steps] == [True, False, True]
     assert "empty_strided((40, 40), (40, 1), dtype=float32, device=cuda_0)" in text
-    assert "joint_launch0(x, full((), scale.item(), dtype=float32, device=cuda_0), full((), n, dtype=float64, device=cuda_0), " in text
+    assert (
+        "joint_launch0(x, full((), scale.item(), dtype=float32, device=cuda_0), full((), n, dtype=float64, "
+        "device=cuda_0), " in text
+    )
     assert "data_ptr" not in text and ".to(" not in text
 
 
@@ -331,7 +355,8 @@ class Scaled(torch.autograd.Function):
 
 
 def test_numbers_of_the_cpu_in_a_captured_backward_pass():  # S3-55
-    """Kernels are given them on the device, without a wait; the caller's Python has what it saved. Graphs of the CPU are as they were."""
+    """Kernels are given them on the device, without a wait; the caller's Python has what it saved. Graphs of the CPU
+    are as they were."""
 
     def graph():
         reset()
@@ -348,7 +373,10 @@ def test_numbers_of_the_cpu_in_a_captured_backward_pass():  # S3-55
         return backend.emit(schedule)[0].text
 
     text = printed(moved_to_cuda(graph()))
-    assert "backward0_launch0(full((), inputs_0.item(), dtype=float32, device=cuda_0), inputs_1, full((), inputs_2.item(), " in text
+    assert (
+        "backward0_launch0(full((), inputs_0.item(), dtype=float32, device=cuda_0), inputs_1, full((), "
+        "inputs_2.item(), " in text
+    )
     assert re.search(r"_ScaledBackward\(hooks, packed, [\d, ]*inputs_2, div\)", text) and text.count("full(") == 2
     assert ".item()" not in printed(graph()) and "full(" not in printed(graph())
 
@@ -356,7 +384,9 @@ def test_numbers_of_the_cpu_in_a_captured_backward_pass():  # S3-55
 def test_an_index_that_is_wrong_on_a_cuda_device():
     """There PyTorch's own check would end all work of the process: the calls that may be wrong are named."""
     graph = on_cuda(lambda x, i: x.sin()[i], torch.eye(3), torch.tensor([1]))
-    with pytest.raises(IndexError, match=r"an index is out of bounds, in one of\n  aten.index.Tensor\(sin, \[i\]\) test_triton.py:"):
+    with pytest.raises(
+        IndexError, match=r"an index is out of bounds, in one of\n  aten.index.Tensor\(sin, \[i\]\) test_triton.py:"
+    ):
         wrong_index(graph, None, None)
 
 
@@ -382,9 +412,12 @@ COMPILE = Path(__file__).with_name("triton_for_gpu.py")
 
 
 def test_kernels_compile_for_a_gpu():
-    """Triton compiles for a GPU that is not there; in a process that does not interpret, and imports no kernels before it prints some."""
+    """Triton compiles for a GPU that is not there; in a process that does not interpret, and imports no kernels
+    before it prints some."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, COMPILE], capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, COMPILE], capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "all compiled"
 

@@ -1,4 +1,5 @@
-"""The functions kernels in C are made of, over all single-precision numbers (one in a thousand): as near as ``c_math.py`` says."""
+"""The functions kernels in C are made of, over all single-precision numbers (one in a thousand): as near as
+``c_math.py`` says."""
 
 from __future__ import annotations
 

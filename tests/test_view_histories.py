@@ -1,5 +1,5 @@
-"""What autograd makes of views: histories that a write makes anew, that a backward pass frees, or that come with a base which is told to
-require grad. Eager PyTorch is the oracle."""
+"""What autograd makes of views: histories that a write makes anew, that a backward pass frees, or that come with a
+base which is told to require grad. Eager PyTorch is the oracle."""
 
 import pytest
 import torch
@@ -104,7 +104,8 @@ def a_pass_and_another_memory(x, y):
 
 
 PASSES = (
-    a_pass_after_a_write, a_pass_that_keeps_the_graph, a_pass_before_a_write, a_gradient_set_after_a_write, a_gradient_through_a_write,
+    a_pass_after_a_write, a_pass_that_keeps_the_graph, a_pass_before_a_write, a_gradient_set_after_a_write,
+    a_gradient_through_a_write,
     a_gradient_up_to_a_write, a_pass_after_a_write_and_a_restride, a_pass_and_another_memory,
 )  # fmt: skip
 
@@ -176,7 +177,9 @@ def an_input_written_after_a_part_of_it(x, y):
 
 
 @pytest.mark.parametrize("make", [plain_view, no_view])
-@pytest.mark.parametrize("f", [written_after_a_part_of_it, restrided_under_no_grad, an_input_written_after_a_part_of_it])
+@pytest.mark.parametrize(
+    "f", [written_after_a_part_of_it, restrided_under_no_grad, an_input_written_after_a_part_of_it]
+)
 def test_what_was_restrided_is_written_to(f, make):
     require_like_eager(make, f)
 
@@ -236,7 +239,8 @@ def switched_on_between_views(x, y):
 @pytest.mark.parametrize(
     "f",
     [
-        told_though_its_base_has_a_history, told_after_a_use, switched_off_after_a_write_to_a_view, made_and_switched_off,
+        told_though_its_base_has_a_history, told_after_a_use, switched_off_after_a_write_to_a_view,
+        made_and_switched_off,
         switched_on_after_a_write, switched_on_between_views,
     ],
 )  # fmt: skip
@@ -292,7 +296,9 @@ def a_view_switched_on(x, view):
 
 
 @pytest.mark.filterwarnings(FILTERS)
-@pytest.mark.parametrize("f", [used, used_before_and_after, differentiated, given_a_gradient, looked_at, a_view_switched_on])
+@pytest.mark.parametrize(
+    "f", [used, used_before_and_after, differentiated, given_a_gradient, looked_at, a_view_switched_on]
+)
 def test_a_view_requires_grad_when_its_base_does(f):
     require_like_eager(base_and_view, f)
 

@@ -1,4 +1,5 @@
-"""What tests of transforms over compiled functions share. Where the backend is not what is tested, it is the quickest one to compile."""
+"""What tests of transforms over compiled functions share. Where the backend is not what is tested, it is the
+quickest one to compile."""
 
 import torch
 from torch.utils._pytree import tree_leaves

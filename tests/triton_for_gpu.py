@@ -1,4 +1,5 @@
-"""Compiles kernels of every form for an H100 that need not be there: ``python tests/triton_for_gpu.py``, without TRITON_INTERPRET."""
+"""Compiles kernels of every form for an H100 that need not be there: ``python tests/triton_for_gpu.py``, without
+TRITON_INTERPRET."""
 
 import sys
 from pathlib import Path
@@ -20,15 +21,18 @@ from funcgrad.memory.steps import Launch
 from funcgrad.source import compile_module
 
 NAMES = {
-    torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64", torch.int32: "i32",
+    torch.float32: "fp32", torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int64: "i64",
+    torch.int32: "i32",
     torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
 }  # fmt: skip
 
 
 def every_operation(x, w, half, truth):
     return (
-        x.tan() + x.erf() * x.sigmoid(), x.remainder(0.7), (w % 5).abs(), x.amax(0), truth.any(1), (half * half).exp().sum(0), half.amin(1),
-        torch.where(truth, x, -0.0).round(), ~w, w.to(torch.uint8), x.double().pow(2.3).sum(), x.prod(1), w.sum(0), truth < ~truth,
+        x.tan() + x.erf() * x.sigmoid(), x.remainder(0.7), (w % 5).abs(), x.amax(0), truth.any(1),
+        (half * half).exp().sum(0), half.amin(1),
+        torch.where(truth, x, -0.0).round(), ~w, w.to(torch.uint8), x.double().pow(2.3).sum(), x.prod(1), w.sum(0),
+        truth < ~truth,
     )  # fmt: skip
 
 

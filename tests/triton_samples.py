@@ -42,7 +42,11 @@ def words(p, i, y):
 
 
 GRADIENTS = {
-    "softmax and layer norm": (softmax_and_layer_norm, {"x": randn(3, 20), "w": randn(20), "b": randn(20)}, randn(3, 20)),
+    "softmax and layer norm": (
+        softmax_and_layer_norm,
+        {"x": randn(3, 20), "w": randn(20), "b": randn(20)},
+        randn(3, 20),
+    ),
     "pairwise": (pairwise, randn(9, 3)),
     "chain": (chain, randn(70)),
     "guarded": (guarded, randn(3, 7)),
@@ -58,11 +62,25 @@ GRADIENTS = {
 
 def lookups(x, i, j):
     found = x[i].sin().sum(1), x[:, j], x[i[j], j] * 2, x[i[j] - 6], x.T[:, i, None].amax(0), x[i[:1]], x[-1, j]
-    return *found, x.gather(1, i[:, None] % 5), x.take(i * 4), F.embedding(j, x).exp(), torch.cat([x, x * 2])[i + 6], torch.arange(9)[j - 5]
+    return (
+        *found,
+        x.gather(1, i[:, None] % 5),
+        x.take(i * 4),
+        F.embedding(j, x).exp(),
+        torch.cat([x, x * 2])[i + 6],
+        torch.arange(9)[j - 5],
+    )
 
 
 def scans(x):
-    forth = x.sin().cumsum(1).exp() * x, x.cumsum(0), x.cumprod(1), x.cummax(1), x.cummin(0), torch.ones_like(x).cumsum(1)
+    forth = (
+        x.sin().cumsum(1).exp() * x,
+        x.cumsum(0),
+        x.cumprod(1),
+        x.cummax(1),
+        x.cummin(0),
+        torch.ones_like(x).cumsum(1),
+    )
     return *forth, x.flip(1).cumsum(1).flip(1).sum(1), (x - x.amax(1, True)).cumsum(1).amax(1), x.cumsum(1).cumsum(1)
 
 

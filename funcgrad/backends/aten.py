@@ -20,7 +20,18 @@ from torch import Tensor, fx
 
 from ..errors import GraphError
 from ..graph_primitives import Opaque, Sized, SizeRead, scalar, size
-from ..graphs import Graph, is_expanded, is_getitem, is_random, storages, target_text, tensors_in, type_text, value_of, where_of
+from ..graphs import (
+    Graph,
+    is_expanded,
+    is_getitem,
+    is_random,
+    storages,
+    target_text,
+    tensors_in,
+    type_text,
+    value_of,
+    where_of,
+)
 from ..lifetimes import Lifetimes
 from ..memory.schedule import Kernels, Schedule
 from ..memory.steps import Call, Extern, Free, Step
@@ -102,7 +113,10 @@ def _can_write_into(dying: fx.Node, node: fx.Node, sharers: dict[int, list[fx.No
     before, after = value_of(dying), value_of(node)
     if not isinstance(before, Tensor) or not isinstance(after, Tensor) or _look(before) != _look(after):
         return False
-    if list(node.all_input_nodes).count(dying) != 1 or sum(a is dying for a in (*node.args, *node.kwargs.values())) != 1:
+    if (
+        list(node.all_input_nodes).count(dying) != 1
+        or sum(a is dying for a in (*node.args, *node.kwargs.values())) != 1
+    ):
         return False
     if is_expanded(before) or any(_may_return(user) for user in dying.users):
         return False
@@ -113,7 +127,8 @@ def _can_write_into(dying: fx.Node, node: fx.Node, sharers: dict[int, list[fx.No
 
 
 def _may_return(user: fx.Node) -> bool:
-    """Whether a call may hold on to what it is given, or return it: the caller's Python, and operators that are not torch's own."""
+    """Whether a call may hold on to what it is given, or return it: the caller's Python, and operators that are not
+    torch's own."""
     return isinstance(user.target, Opaque) or (is_operator(user.target) and not is_torchs_own(user.target))
 
 
@@ -122,8 +137,10 @@ def _look(t: Tensor) -> tuple[Any, ...]:
 
 
 _POINTWISE = frozenset(
-    "abs acos add addcdiv addcmul asin atan atan2 ceil clamp clamp_max clamp_min cos cosh div erf erfc exp exp2 expm1 floor fmod "
-    "hardtanh leaky_relu lerp log log10 log1p log2 masked_fill mul neg pow reciprocal relu remainder round rsqrt sigmoid sign silu "
+    "abs acos add addcdiv addcmul asin atan atan2 ceil clamp clamp_max clamp_min cos cosh div erf erfc exp exp2 expm1 "
+    "floor fmod "
+    "hardtanh leaky_relu lerp log log10 log1p log2 masked_fill mul neg pow reciprocal relu remainder round rsqrt "
+    "sigmoid sign silu "
     "sin sinh sqrt sub tan tanh tril triu trunc xlogy threshold".split()
 )
 """Ops whose in-place form computes element by element, so that reading and writing one place is safe."""
@@ -159,7 +176,11 @@ class Printer:
         names = [n.name for n in graph.placeholders]
         if not graph.is_boxed:
             return [f"def {graph.name}({', '.join(names)}):", f'    """{_escape(str(graph.signature))}"""']
-        box = next(name for name in itertools.chain(["values"], map("values_{}".format, itertools.count())) if name not in self._taken)
+        box = next(
+            name
+            for name in itertools.chain(["values"], map("values_{}".format, itertools.count()))
+            if name not in self._taken
+        )
         takes = [f"    {', '.join(names)}, = {box}"] if names else []
         return [f"def {graph.name}({box}):", f'    """{_escape(str(graph.signature))}"""', *takes, f"    {box}.clear()"]
 
@@ -172,19 +193,27 @@ class Printer:
         call = self.argument(node.args[0]) if step.same else self.call(node, step.into, step.whole)
         lines = [f"    {node.name} = {call}  # {type_text(node.meta.get('val'))}{_from(node)}"]
         if isinstance(node.target, SizeRead):
-            lines += self._size_read(node, node.target.read, {node.target.symbol: node.name}, self.argument(node.args[1]))
+            lines += self._size_read(
+                node, node.target.read, {node.target.symbol: node.name}, self.argument(node.args[1])
+            )
         if isinstance(node.target, Sized) and node.target.symbols:
             several = isinstance(value_of(node), (list, tuple))
-            named = {symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols}
+            named = {
+                symbol: f"{node.name}{f'[{i}]' if several else ''}.shape[{d}]" for symbol, i, d in node.target.symbols
+            }
             lines += self._size_read(node, node.target.read, named, node.name)
         return lines if step.into is None else [*lines, f"    {step.into.name} = None"]
 
     def _size_read(self, node: fx.Node, read: int, named: Mapping[str, str], found: str) -> list[str]:
-        """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``: what it read."""
+        """Lines that name sizes which Python read, and check what the program takes for granted of them; ``found``:
+        what it read."""
         self._read |= named
         known = list(dict.fromkeys([*self._inputs[0], *self._read]))
         check = self.name("on_path", SizesOnPath(sizes_around(node), read, tuple(known)))
-        return [*(f"    {symbol} = {place}" for symbol, place in named.items()), f"    {check}({found}, {', '.join(known)})"]
+        return [
+            *(f"    {symbol} = {place}" for symbol, place in named.items()),
+            f"    {check}({found}, {', '.join(known)})",
+        ]
 
     @property
     def reads_sizes(self) -> bool:
@@ -199,7 +228,11 @@ class Printer:
     def sizes(self, lines: Sequence[str]) -> list[str]:
         """Lines that give symbolic sizes the names by which others know them."""
         known, symbols = self._inputs
-        named = symbols & set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines))) if symbols else set()
+        named = (
+            symbols & set(re.findall(r"[A-Za-z_]\w*", "\n".join(line.partition("  # ")[0] for line in lines)))
+            if symbols
+            else set()
+        )
         if not self._taken.isdisjoint(symbols):
             raise SizeError(f"symbols are called like other values: {', '.join(sorted(self._taken & symbols))}")
         if not named <= known.keys() | self._read.keys():
@@ -216,13 +249,23 @@ class Printer:
         found += [(node.meta["val"], node.name) for node in inputs if is_size(node.meta.get("val"))]
         symbols = {symbol for n in self._graph.fx.nodes for symbol in _symbols(n)}
         known = {name: place for n, place in reversed(found) if (name := symbol_name(n)) is not None}
-        known |= {name: place for name, place in solved([(plain(n), place) for n, place in found]).items() if name not in known}
+        known |= {
+            name: place
+            for name, place in solved([(plain(n), place) for n, place in found]).items()
+            if name not in known
+        }
         return known, symbols
 
     def name(self, like: str, value: Any) -> str:
-        """A name for an object, that neither a variable of the program, nor another object, nor Python has: expressions call ``bool``."""
+        """A name for an object, that neither a variable of the program, nor another object, nor Python has:
+        expressions call ``bool``."""
         name = re.sub(r"\W+", "_", like)
-        while name in self._taken or hasattr(builtins, name) or not name.isidentifier() or self._names.get(name, value) is not value:
+        while (
+            name in self._taken
+            or hasattr(builtins, name)
+            or not name.isidentifier()
+            or self._names.get(name, value) is not value
+        ):
             name = f"_{name}"
         self._names[name] = value
         return name
@@ -236,7 +279,10 @@ class Printer:
             return f"{self.argument(node.args[0])}[{node.args[1]}]"
         if isinstance(node.target, Opaque):
             texts = [self.argument(a) for a in node.args]
-            args = [f"{text}.clone()" if i in node.target.writes and text not in whole else text for i, text in enumerate(texts)]
+            args = [
+                f"{text}.clone()" if i in node.target.writes and text not in whole else text
+                for i, text in enumerate(texts)
+            ]
             return f"{self.name(node.target.name, node.target.in_place)}({', '.join(args)})"
         op = node.target if into is None else in_place_form(node.target)
         name = self.name(target_text(op), direct(op))
@@ -254,7 +300,11 @@ class Printer:
 
     def argument(self, value: Any) -> str:
         if isinstance(value, fx.Node):
-            return self.name(str(value.target), self._constants[str(value.target)]) if value.op == "get_attr" else value.name
+            return (
+                self.name(str(value.target), self._constants[str(value.target)])
+                if value.op == "get_attr"
+                else value.name
+            )
         if isinstance(value, (list, tuple)):
             inside = ", ".join(map(self.argument, value))
             return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' if len(value) == 1 else ''})"

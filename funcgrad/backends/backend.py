@@ -1,5 +1,5 @@
-"""What every backend takes and gives: a Graph becomes Kernels, a Schedule, Sources (the first is the function that is called), and a
-function of tensors."""
+"""What every backend takes and gives: a Graph becomes Kernels, a Schedule, Sources (the first is the function that
+is called), and a function of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Runnable = Callable[..., Sequence[Any]]
 
 
 def compiled_bodies(backend: Backend, names: Mapping[str, Any]) -> dict[str, Any]:
-    """What printed Python refers to by name: bodies of control flow as functions that the same backend has compiled, each once."""
+    """What printed Python refers to by name: bodies of control flow as functions that the same backend has compiled,
+    each once."""
     return {
         name: backend.build(backend.emit(backend.schedule(backend.lower(value)))) if isinstance(value, Graph) else value
         for name, value in names.items()

@@ -1,7 +1,8 @@
-"""C source to functions: compiled by the system's compiler, kept on disk by what it was made from, loaded into this process.
+"""C source to functions: compiled by the system's compiler, kept on disk by what it was made from, loaded into this
+process.
 
-The library is linked against the OpenMP runtime that torch brought along: two of them in one process would fight for the cores,
-and ``torch.set_num_threads`` would govern one only.
+The library is linked against the OpenMP runtime that torch brought along: two of them in one process would fight for
+the cores, and ``torch.set_num_threads`` would govern one only.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from ..options import ENVIRONMENT
 from .c_language import HOW
 
 FLAGS = (
-    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-vrp",
+    "-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-tree-vrp",
     "-fopenmp", "-fPIC", "-Werror=implicit-function-declaration",
 )  # fmt: skip
-"""Never -ffast-math: NaN, infinities and signed zeros keep their meaning. No traps and no errno, or nothing would vectorise.
--fno-tree-vrp: with it on, GCC 12 gets the masks of some vectorised conditional loads wrong."""
+"""Never -ffast-math: NaN, infinities and signed zeros keep their meaning. No traps and no errno, or nothing would
+vectorise. -fno-tree-vrp: with it on, GCC 12 gets the masks of some vectorised conditional loads wrong."""
 
 
 @functools.cache
@@ -43,7 +45,9 @@ def compiler() -> str | None:
 @functools.cache
 def _version() -> str:
     """What compiles, for which processor: part of a library's name on disk."""
-    said = subprocess.run([_command(), "-march=native", "-Q", "--help=target", "--version"], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [_command(), "-march=native", "-Q", "--help=target", "--version"], capture_output=True, text=True, check=False
+    )
     return hashlib.sha256((said.stdout + torch.__version__).encode()).hexdigest()
 
 
@@ -73,7 +77,8 @@ def load(sources: Sequence[str]) -> ctypes.CDLL:
         used(library)
     else:
         _make(library, names, sources)
-        if name.startswith("00"):  # one in 256: to look at every file takes longer than to compile one, where there are many
+        # one in 256: to look at every file takes longer than to compile one, where there are many
+        if name.startswith("00"):
             bound(library.parent)
     loaded = ctypes.CDLL(str(library))
     with _lock:
@@ -86,7 +91,8 @@ def _make(library: Path, names: Sequence[str], sources: Sequence[str]) -> None:
             _link([_compile(sources[0], Path(work))], library)
         return
     with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as pool:
-        longest_first = sorted(zip(names, sources, strict=True), key=lambda file: -len(file[1]))  # or one would be left for the end
+        # or one would be left for the end
+        longest_first = sorted(zip(names, sources, strict=True), key=lambda file: -len(file[1]))
         made = {name: pool.submit(_object, name, source) for name, source in longest_first}
     _link([made[name].result() for name in names], library)
 
@@ -134,7 +140,9 @@ def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildError(
-            f"the C compiler failed: {done.stderr[:2000]}", where=" ".join(command[:1]), fix='use backend="aten", and report this'
+            f"the C compiler failed: {done.stderr[:2000]}",
+            where=" ".join(command[:1]),
+            fix='use backend="aten", and report this',
         )
 
 

@@ -1,7 +1,7 @@
 """Kernels as C: loops over rows in parallel, vectorised loops over columns, buffers of the thread for what is kept.
 
-Nothing is reordered but the additions of a sum. Totals over rows are kept by each thread and added up in the order of the threads: on
-as many threads results are the same, bit by bit.
+Nothing is reordered but the additions of a sum. Totals over rows are kept by each thread and added up in the order of
+the threads: on as many threads results are the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _LONG = 2048
 """Columns from which on a row is added up in double precision."""
 
 _SIDE_BY_SIDE, _ROWS = 8192, 8
-"""At most so many elements that all rows read in steps are put side by side before, if there are at least so many rows."""
+"""At most so many elements that all rows read in steps are put side by side before, if there are at least so many
+rows."""
 
 _DEAR = 8
 """What an expensive operation counts for, vectorised."""
 
 PARALLEL_FROM = 200_000
-"""Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy machine for long."""
+"""Operations, some 10 µs of them, below which threads cost more than they save: they wait for one another, on a busy
+machine for long."""
 
 
 _SYMBOL = re.compile(rf"\b{PREFIX}\w+")
@@ -47,10 +49,10 @@ _SYMBOL = re.compile(rf"\b{PREFIX}\w+")
 class Function:
     """A kernel as a C function, ``void k_…(const float* p0, …, float* p3, …)``: what it reads, then what it writes.
 
-    Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is its digest.
-    ``length``: the next argument, where it takes one more; ``sizes``: the last ones, symbols by their names. ``work``: operations, roughly.
-    ``is_cut``: the threads of the region in which it is called share its rows; ``has_threads``: it starts threads of its own; else one
-    thread does it.
+    Kernels that do the same are the same text, whatever the tensors are called: it is compiled once, and the name is
+    its digest. ``length``: the next argument, where it takes one more; ``sizes``: the last ones, symbols by their
+    names. ``work``: operations, roughly. ``is_cut``: the threads of the region in which it is called share its rows;
+    ``has_threads``: it starts threads of its own; else one thread does it.
     """
 
     name: str
@@ -120,12 +122,15 @@ class _Printer:
             lines.append(f"  #pragma omp parallel num_threads(threads) if ({is_worth_threads(self.work)})")
         lines.append("  {")
         freed = [f"free({name});" for name in self._in_arrays.values()] if self._on_heap() else []
-        lines += [f"    {line}" for line in (*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end())]
+        lines += [
+            f"    {line}" for line in (*self._totals.thread(), *arrays, *body, *freed, *self._totals.thread_end())
+        ]
         return [*lines, "  }", *(f"  {line}" for line in self._totals.after()), "}"]
 
     @property
     def length(self) -> int | Size | None:
-        """The number of elements, where it is a parameter: kernels that go over tiles of any number of elements are one function."""
+        """The number of elements, where it is a parameter: kernels that go over tiles of any number of elements are
+        one function."""
         n, tile = self._columns, self._kernel.tile
         return n if tile and (isinstance(n, Size) or n > tile) else None
 
@@ -133,12 +138,16 @@ class _Printer:
     def work(self) -> int | Size:
         """Operations, roughly."""
         found = walk([e.value for stage in self._kernel.stages for e in stage.effects])
-        each = 1 + sum(_DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full)
+        each = 1 + sum(
+            _DEAR if isinstance(e, Op) and e.name in EXPENSIVE else isinstance(e, (Op, Load)) for e in found if e.full
+        )
         return self._rows * self._columns * each
 
     @property
     def _is_parallel(self) -> bool:
-        return may_be_parallel(self.work) and (isinstance(self._rows, Size) or self._rows > 1 or self.length is not None)
+        return may_be_parallel(self.work) and (
+            isinstance(self._rows, Size) or self._rows > 1 or self.length is not None
+        )
 
     # arrays of a thread: elements of a row that a later stage needs, and what is read in steps, side by side
 
@@ -179,7 +188,11 @@ class _Printer:
         if not kernel.rows:
             return ["{", *(f"  {line}" for line in inner), "}"]
         head = [*shared, f"for (int64_t row = 0; row < {self._rows}; ++row) {{"]
-        return [*head, *(f"  {line}" for line in (*decoded(kernel.rows, self._rows), *inner, *self._totals.rows_done())), "}"]
+        return [
+            *head,
+            *(f"  {line}" for line in (*decoded(kernel.rows, self._rows), *inner, *self._totals.rows_done())),
+            "}",
+        ]
 
     def _stages(self) -> list[str]:
         lines: list[str] = []
@@ -193,7 +206,11 @@ class _Printer:
         lines = print_expressions(self._language, row_parts(roots), names, lambda e: not e.full)
         for effect in stage.effects:
             if isinstance(effect, Store) and not effect.full:
-                lines.append(_stored(self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype))
+                lines.append(
+                    _stored(
+                        self._parameters[effect.buffer], index_text(effect.at), names[effect.value], effect.value.dtype
+                    )
+                )
             elif isinstance(effect, Total) and not effect.full:
                 total = self._totals.place(effect)
                 lines.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, names[effect.value])};")
@@ -230,15 +247,23 @@ class _Printer:
             if isinstance(effect, Store):
                 continue
             value, total, how = inside[effect.value], self._totals.place(effect), REDUCTIONS[effect.kind]
-            if not effect.at.terms:  # in a register: no loop over columns is vectorised that adds to one place in memory
+            # in a register: no loop over columns is vectorised that adds to one place in memory
+            if not effect.at.terms:
                 name = f"a{next(self._numbers)}"
-                before.append(f"{self._type_of_row(effect.kind, effect.value.dtype)} {name} = {start(effect.kind, effect.value.dtype)};")
+                before.append(
+                    f"{self._type_of_row(effect.kind, effect.value.dtype)} {name} = "
+                    f"{start(effect.kind, effect.value.dtype)};"
+                )
                 body.append(f"{name} = {how.add.format(name, value)};")
                 clauses.append(f"reduction({how.clause}:{name})")
                 after.append(f"{total} = {how.add.format(total, name)};")
             else:
                 body.append(f"{total} = {how.add.format(total, value)};")
-        return [*before, *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)), *after]
+        return [
+            *before,
+            *self._loops(body, clauses, in_order=any(isinstance(e, Scanned) for e in inside if e not in names)),
+            *after,
+        ]
 
     def _type_of_row(self, kind: str, dtype: torch.dtype) -> str:
         """What C keeps a reduction of a row in; of how many columns there are in a symbolic row nothing is known."""
@@ -253,8 +278,11 @@ class _Printer:
                 lines.append(_stored(buffer, at, names[effect.value], effect.value.dtype))
         return lines
 
-    def _turns(self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: Mapping[Expr, str]) -> list[Expr]:
-        """The angles of a walk whose sines and cosines may be computed fast, and the walk again if one is far from zero."""
+    def _turns(
+        self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: Mapping[Expr, str]
+    ) -> list[Expr]:
+        """The angles of a walk whose sines and cosines may be computed fast, and the walk again if one is far from
+        zero."""
         here = walk(roots, set(known))
         once = bool(stage.reductions) or any(isinstance(e, (Total, Scanned)) for e in (*effects, *here))
         once = once or any(e.buffer in self._kernel.over for e in effects)  # what has been read is gone
@@ -264,7 +292,12 @@ class _Printer:
         return list(dict.fromkeys(found))
 
     def _near_and_far(
-        self, stage: Stage, roots: Sequence[Expr], effects: Sequence[Store | Total], known: dict[Expr, str], turns: Sequence[Expr]
+        self,
+        stage: Stage,
+        roots: Sequence[Expr],
+        effects: Sequence[Store | Total],
+        known: dict[Expr, str],
+        turns: Sequence[Expr],
     ) -> list[str]:
         near, far = dict(known), known
         body = print_expressions(self._language.near(), roots, near, lambda e: True)
@@ -272,7 +305,8 @@ class _Printer:
         again = print_expressions(self._language, roots, far, lambda e: True)
         return [
             "{", "  int far = 0;",
-            *(f"  {line}" for line in self._loops([*body, *self._kept_and_stored(stage, effects, near)], ["reduction(|:far)"], False)),
+            *(f"  {line}" for line in self._loops([*body, *self._kept_and_stored(stage, effects, near)],
+            ["reduction(|:far)"], False)),
             "  if (far) {",
             *(f"    {line}" for line in self._loops([*again, *self._kept_and_stored(stage, effects, far)], [], False)),
             "  }", "}",
@@ -319,7 +353,11 @@ def _read_in_steps(kernel: Kernel) -> list[Load]:
     if kernel.tile or hint(count) > _SIDE_BY_SIDE or hint(math.prod(a.size for a in kernel.rows)) < _ROWS:
         return []
     found = walk([e for stage in kernel.stages for e in computed(stage.effects)])
-    return [e for e in found if isinstance(e, Load) and e.full and not e.guard and not e.found and _is_in_steps(e.at, kernel)]
+    return [
+        e
+        for e in found
+        if isinstance(e, Load) and e.full and not e.guard and not e.found and _is_in_steps(e.at, kernel)
+    ]
 
 
 def _is_in_steps(at: Index, kernel: Kernel) -> bool:

@@ -1,7 +1,8 @@
 """The C files of launches: the kernels, and for each launch a function that runs them one after the other.
 
-Kernels that follow one another and need nothing of one another share the threads: each thread does its part of one, and goes on with
-the next; those too small to be cut go to whoever is free. So an optimiser's step over many leaves of many sizes is one region.
+Kernels that follow one another and need nothing of one another share the threads: each thread does its part of one, and
+goes on with the next; those too small to be cut go to whoever is free. So an optimiser's step over many leaves of many
+sizes is one region.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _Place = tuple[str, int, int]
 
 
 def print_files(launches: Sequence[Launch], at_once: int) -> tuple[list[str], dict[str, tuple[str, ...]]]:
-    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each launch; and for each launch
-    the symbolic sizes it takes, after its buffers."""
+    """The C files of launches: their kernels, ``at_once`` in a file, and with the last ones a function for each
+    launch; and for each launch the symbolic sizes it takes, after its buffers."""
     kernels: dict[str, Function] = {}
     lines: list[str] = []
     sizes: dict[str, tuple[str, ...]] = {}
@@ -39,7 +40,11 @@ def print_files(launches: Sequence[Launch], at_once: int) -> tuple[list[str], di
         sizes[launch.name] = symbols_in(" ".join(needed))
         lines += _launch_function(launch, printed, sizes[launch.name])
     groups = [[f for f in kernels.values() if (f.elements <= _FEW) == is_small] for is_small in (False, True)]
-    files = [(_SMALL if group is groups[1] else "", group[i : i + at_once]) for group in groups for i in range(0, len(group), at_once)]
+    files = [
+        (_SMALL if group is groups[1] else "", group[i : i + at_once])
+        for group in groups
+        for i in range(0, len(group), at_once)
+    ]
     sources = ["\n".join([how + PRELUDE, *(f.text for f in group)]) + "\n" for how, group in files]
     declarations = [f.text[: f.text.index(" {")] + ";" for f in kernels.values() if f not in files[-1][1]]
     return [*sources[:-1], "\n".join([sources[-1], *declarations, *lines]) + "\n"], sizes
@@ -55,7 +60,11 @@ def _launch_function(launch: Launch, printed: Sequence[tuple[Kernel, Function]],
         ]
     )
     arena = launch.arena
-    names |= {b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})" for b in launch.scratch if b.name in arena.offsets}
+    names |= {
+        b.name: f"({STORED[b.dtype]}*)(arena + {arena.offsets[b.name]})"
+        for b in launch.scratch
+        if b.name in arena.offsets
+    }
     names |= {written: names[origin] for written, origin in launch.origins.items()}
     yield f"{'int' if launch.checks else 'void'} {launch.name}({takes}) {{"
     if arena.nbytes and not launch.room:

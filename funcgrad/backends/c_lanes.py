@@ -1,7 +1,8 @@
-"""Kernels whose rows lie side by side in memory while the columns of a row do not, as C: products of matrices, first of all.
+"""Kernels whose rows lie side by side in memory while the columns of a row do not, as C: products of matrices, first of
+all.
 
-Columns are vectorised where neighbours lie together. Here rows are: each goes through its columns in order, in a lane of its own, and
-what they add up stays in registers. A matrix that lies the other way round is turned before.
+Columns are vectorised where neighbours lie together. Here rows are: each goes through its columns in order, in a lane
+of its own, and what they add up stays in registers. A matrix that lies the other way round is turned before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ _TURNED, _ROWS = 1 << 13, 8
 
 def lanes_of(kernel: Kernel) -> int:
     """How many rows are computed side by side; 0 where columns are."""
-    if kernel.tile or not kernel.rows or not kernel.columns or not all(isinstance(a.size, int) for a in (*kernel.rows, *kernel.columns)):
+    if (
+        kernel.tile
+        or not kernel.rows
+        or not kernel.columns
+        or not all(isinstance(a.size, int) for a in (*kernel.rows, *kernel.columns))
+    ):
         return 0
     last, columns = kernel.rows[-1].size, math.prod(a.size for a in kernel.columns)
     lanes = next((n for n in _LANES if last % n == 0), 0)
@@ -36,10 +42,13 @@ def lanes_of(kernel: Kernel) -> int:
 
 
 def _sums_rows(kernel: Kernel) -> bool:
-    """Whether all that is done in a column is to add it up, and all that is written belongs to a row; nothing is read after it is gone."""
+    """Whether all that is done in a column is to add it up, and all that is written belongs to a row; nothing is
+    read after it is gone."""
     effects = [e for stage in kernel.stages for e in stage.effects]
     early = [e for stage in kernel.stages[:-1] for e in stage.effects]
-    plain = all(isinstance(e, Store) and not e.full for e in effects) and not any(stage.keeps for stage in kernel.stages)
+    plain = all(isinstance(e, Store) and not e.full for e in effects) and not any(
+        stage.keeps for stage in kernel.stages
+    )
     reductions = [r for stage in kernel.stages for r in stage.reductions]
     scans = any(isinstance(e, Scanned) for e in walk([r.body for r in reductions]))
     return plain and bool(reductions) and not scans and not (early and kernel.over)
@@ -51,7 +60,11 @@ def _lies_in_lanes(kernel: Kernel) -> bool:
     lane = kernel.rows[-1]
     turned = turned_by(kernel)
     steps = [load.at.coefficient(lane) for load in loads if load not in turned]
-    return bool(turned or 1 in steps) and all(n in (0, 1) for n in steps) and not any(load.found or load.guard for load in loads)
+    return (
+        bool(turned or 1 in steps)
+        and all(n in (0, 1) for n in steps)
+        and not any(load.found or load.guard for load in loads)
+    )
 
 
 def _full_loads(kernel: Kernel) -> list[Load]:
@@ -65,7 +78,9 @@ def turned_by(kernel: Kernel) -> list[Load]:
     size = lane.size * math.prod(a.size for a in kernel.columns)
     if hint(size) > _TURNED or hint(math.prod(a.size for a in others)) < _ROWS:
         return []
-    return [e for e in _full_loads(kernel) if e.at.coefficient(lane) not in (0, 1, None) and others.isdisjoint(e.at.axes)]
+    return [
+        e for e in _full_loads(kernel) if e.at.coefficient(lane) not in (0, 1, None) and others.isdisjoint(e.at.axes)
+    ]
 
 
 def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
@@ -78,7 +93,9 @@ def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
     for axis in kernel.columns:
         column = column * axis.size + at_axis(axis)
     in_lanes = [f"for (int64_t lane = 0; lane < {lanes}; ++lane) {{"]
-    there: dict[Expr, str] = {load: f"{name}[{index_text(column * lane.size + at_axis(lane))}]" for load, name in turned.items()}
+    there: dict[Expr, str] = {
+        load: f"{name}[{index_text(column * lane.size + at_axis(lane))}]" for load, name in turned.items()
+    }
     names: dict[Expr, str] = {}
     body: list[str] = []
     for number, stage in enumerate(kernel.stages):
@@ -91,13 +108,21 @@ def lanes_function(kernel: Kernel, lanes: int, is_shared: bool) -> list[str]:
         copied = [*print_expressions(language, [load], own, lambda e: True)]
         before += _nested([*kernel.columns, lane], [*copied, f"{there[load]} = {own[load]};"])
     rows = math.prod(a.size for a in others) * block.size
-    loop = [*(["#pragma omp for schedule(static) nowait"] if is_shared else []), f"for (int64_t row = 0; row < {rows}; ++row) {{"]
+    loop = [
+        *(["#pragma omp for schedule(static) nowait"] if is_shared else []),
+        f"for (int64_t row = 0; row < {rows}; ++row) {{",
+    ]
     inside = [*decoded([*others, block], rows), *body]
-    return [f"void {{name}}({', '.join(parameters(kernel))}) {{", *_indented([*before, *loop, *_indented(inside), "}"]), "}"]
+    return [
+        f"void {{name}}({', '.join(parameters(kernel))}) {{",
+        *_indented([*before, *loop, *_indented(inside), "}"]),
+        "}",
+    ]
 
 
 def _stage(
-    kernel: Kernel, stage: Stage, number: int, language: C, names: dict[Expr, str], there: dict[Expr, str], counter: list[str],
+    kernel: Kernel, stage: Stage, number: int, language: C, names: dict[Expr, str], there: dict[Expr, str],
+    counter: list[str],
     in_lanes: list[str], lanes: int,
 ) -> list[str]:  # fmt: skip
     lines: list[str] = []
@@ -115,7 +140,9 @@ def _stage(
         inside = dict(names)
         body = print_expressions(language, [e.value for e in stage.effects], inside, lambda e: True)
         for effect in stage.effects:
-            body.append(stored(kernel.names[effect.buffer], index_text(effect.at), inside[effect.value], effect.value.dtype))
+            body.append(
+                stored(kernel.names[effect.buffer], index_text(effect.at), inside[effect.value], effect.value.dtype)
+            )
         lines += ["#pragma omp simd", *in_lanes, *_indented([*counter, *body]), "}"]
     return lines
 

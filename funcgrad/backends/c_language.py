@@ -1,6 +1,7 @@
 """C as a language kernels are printed in: its types, numbers and operations, and the functions they rely on.
 
-NaN, infinities and signed zeros come out as in PyTorch. The vector math is our own (``c_math.py``), or glibc's (at most 4 ulp).
+NaN, infinities and signed zeros come out as in PyTorch. The vector math is our own (``c_math.py``), or glibc's (at most
+4 ulp).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .c_math import MATH
 from .emitter import Operation, index_text
 
 TYPES = {
-    torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float", torch.int64: "int64_t",
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
+    torch.int64: "int64_t",
     torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t", torch.uint8: "uint8_t", torch.bool: "int",
 }  # fmt: skip
 STORED = TYPES | {torch.bool: "uint8_t", torch.bfloat16: "bf16", torch.float16: "_Float16"}
@@ -39,7 +41,8 @@ def _wrapping(template: str) -> Operation:
     """Arithmetic that wraps around where whole numbers overflow: that is undefined in C, but for unsigned ones."""
 
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
-        if dtype not in (torch.int32, torch.int64):  # those that are smaller are computed as int, and cut off where they are assigned
+        # those that are smaller are computed as int, and cut off where they are assigned
+        if dtype not in (torch.int32, torch.int64):
             return template.format(*args)
         kind = TYPES[dtype]
         return f"({kind})({template.format(*(f'(u{kind}){a}' for a in args))})"
@@ -48,8 +51,8 @@ def _wrapping(template: str) -> Operation:
 
 
 def _extreme(sign: str) -> Operation:
-    """The second number, if it is as good (of zeros it stays, as in eager PyTorch's vectors), or NaN. Of several extrema in a row, GCC 12
-    vectorises the comparisons only if a new number is asked."""
+    """The second number, if it is as good (of zeros it stays, as in eager PyTorch's vectors), or NaN. Of several
+    extrema in a row, GCC 12 vectorises the comparisons only if a new number is asked."""
 
     def text(dtype: torch.dtype, args: Sequence[str]) -> str:
         a, b = args
@@ -76,7 +79,9 @@ STACK = 1 << 16
 HOW = "// compile with "
 """How the first line of a file begins that says with which flag, in the place of -O3, it is compiled."""
 
-_VECTOR_1 = "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
+_VECTOR_1 = (
+    "log sin cos tan tanh erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh exp".split()
+)
 _VECTOR_2 = "pow atan2 hypot".split()
 
 _OPERATIONS: Mapping[str, Operation] = {
@@ -90,7 +95,8 @@ _OPERATIONS: Mapping[str, Operation] = {
     "rsqrt": lambda dtype, args: f"1 / sqrt{'' if dtype == torch.float64 else 'f'}({args[0]})",
     **{name: _function(f"mv_{name}") for name in (*_VECTOR_1, *_VECTOR_2)},
     **{name: _function(f"fg_{name}") for name in ("exp", "log1p", "sigmoid", "erf", "erfcx", "remainder")},
-    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")}, "round": _function("rint"),
+    **{name: _function(name) for name in ("floor", "ceil", "trunc", "sqrt", "fmod", "copysign")},
+    "round": _function("rint"),
     "philox0": _philox(0), "philox1": _philox(1),
 }  # fmt: skip
 
@@ -133,9 +139,14 @@ def _prelude() -> str:
         lines.append(f"double {name}(double, double); float {name}f(float, float);")
     lines.append("double fma(double, double, double); float fmaf(float, float, float);")
     for name in _VECTOR_1:  # glibc offers its vector forms under -ffast-math only
-        lines.append(f'SIMD double mv_{name}(double) __asm__("{name}"); SIMD float mv_{name}f(float) __asm__("{name}f");')
+        lines.append(
+            f'SIMD double mv_{name}(double) __asm__("{name}"); SIMD float mv_{name}f(float) __asm__("{name}f");'
+        )
     for name in _VECTOR_2:
-        lines.append(f'SIMD double mv_{name}(double, double) __asm__("{name}"); SIMD float mv_{name}f(float, float) __asm__("{name}f");')
+        lines.append(
+            f'SIMD double mv_{name}(double, double) __asm__("{name}"); SIMD float mv_{name}f(float, float) '
+            f'__asm__("{name}f");'
+        )
     return "\n".join(lines) + MATH + _HELPERS
 
 
@@ -189,7 +200,8 @@ _LONG_STEP = 16
 
 
 class C:
-    """C, as ``emitter.Language``. ``parameters``: what buffers are called; ``column``: the counter of the loops that are vectorised."""
+    """C, as ``emitter.Language``. ``parameters``: what buffers are called; ``column``: the counter of the loops that
+    are vectorised."""
 
     operations: Mapping[str, Operation] = _OPERATIONS
 
@@ -206,7 +218,8 @@ class C:
         return language
 
     def address(self, at: Index) -> str:
-        """Where an element lies. GCC 12 does not vectorise loops that step over a power of two, if it knows: these come as variables."""
+        """Where an element lies. GCC 12 does not vectorise loops that step over a power of two, if it knows: these
+        come as variables."""
         terms = []
         for atom, by in at.terms:
             hidden = atom == self._column and isinstance(by, int) and by >= _LONG_STEP and by.bit_count() == 1

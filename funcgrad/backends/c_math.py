@@ -1,7 +1,7 @@
 """Vector math of the kernels in C, in single precision: inlined, and vectorised with the loops around it.
 
-At most 1.6 ulp, the sigmoid 2.5, erfcx 4.5. NaN, infinities, signed zeros and denormal numbers come out as they should. What is not here
-is glibc's.
+At most 1.6 ulp, the sigmoid 2.5, erfcx 4.5. NaN, infinities, signed zeros and denormal numbers come out as they should.
+What is not here is glibc's.
 """
 
 MATH = r"""

@@ -1,7 +1,7 @@
 """Kernels that scatter, as C: what may write to one place is done in order, by one thread.
 
-Threads share the rows that differ along axes on which elements are put apart; where there are none, the columns: each thread goes over
-all rows, with a range of columns of its own. So results are the same on any number of threads.
+Threads share the rows that differ along axes on which elements are put apart; where there are none, the columns: each
+thread goes over all rows, with a range of columns of its own. So results are the same on any number of threads.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ def scatter_function(kernel: Kernel, parallel_from: int) -> list[str]:
     lines = _loops(ordered, _body(kernel, puts, kernel.names, ("begin", "end") if by_columns else ("0", str(width))))
     if shared:
         head = ["#pragma omp parallel for schedule(static)"] if many and rows > 1 else []
-        lines = [*head, f"for (int64_t row = 0; row < {rows}; ++row) {{", *_indented([*decoded(shared, rows), *lines]), "}"]
+        lines = [
+            *head,
+            f"for (int64_t row = 0; row < {rows}; ++row) {{",
+            *_indented([*decoded(shared, rows), *lines]),
+            "}",
+        ]
     elif by_columns:
         lines = [
             f"#pragma omp parallel num_threads(CLAMP(omp_get_max_threads(), 1, {width // _SHARE}))", "{",
-            f"  const int64_t lines = {-(-width // _LINE)}, thread = omp_get_thread_num(), threads = omp_get_num_threads();",
-            f"  const int64_t begin = lines * thread / threads * {_LINE}, next = lines * (thread + 1) / threads * {_LINE};",
+            f"  const int64_t lines = {-(-width // _LINE)}, thread = omp_get_thread_num(), threads = "
+            "omp_get_num_threads();",
+            f"  const int64_t begin = lines * thread / threads * {_LINE}, next = lines * (thread + 1) / threads * "
+            f"{_LINE};",
             f"  const int64_t end = next < {width} ? next : {width};",
             *_indented(lines), "}",
         ]  # fmt: skip
@@ -48,7 +55,10 @@ def parameters(kernel: Kernel) -> list[str]:
     """The parameters of a kernel's function. No two of them lead to the same memory."""
     names = kernel.names
     written = {names[b.name] for b in kernel.writes}
-    return [f"{'' if names[b.name] in written else 'const '}{STORED[b.dtype]}* restrict {names[b.name]}" for b in kernel.parameters]
+    return [
+        f"{'' if names[b.name] in written else 'const '}{STORED[b.dtype]}* restrict {names[b.name]}"
+        for b in kernel.parameters
+    ]
 
 
 def _body(kernel: Kernel, puts: Sequence[Put], parameters: Mapping[str, str], bounds: tuple[str, str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Totals over rows, as C: each thread adds up its own, and those of the threads are added up in their order.
 
-What a thread adds up to lies as its loops go: where they write every third element, for instance, the first of all threes lie together,
-then the second ones. So it is read and written by whole vectors, whatever the strides of the buffer are.
+What a thread adds up to lies as its loops go: where they write every third element, for instance, the first of all
+threes lie together, then the second ones. So it is read and written by whole vectors, whatever the strides of the
+buffer are.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class Totals:
         if not self._is_parallel or not self:
             return []
         arrays = self._arrays.values()
-        return ["int used = 1;", *(f"{a.type}* s_{a.name} = malloc(threads * {a.padded} * sizeof({a.type}));" for a in arrays)]
+        return [
+            "int used = 1;",
+            *(f"{a.type}* s_{a.name} = malloc(threads * {a.padded} * sizeof({a.type}));" for a in arrays),
+        ]
 
     def thread(self) -> list[str]:
-        """Lines with which a thread begins. There may be fewer threads than were asked for: the others have no totals."""
+        """Lines with which a thread begins. There may be fewer threads than were asked for: the others have no
+        totals."""
         lines = []
         if self._is_parallel and self:
             lines = ["const int thread = omp_get_thread_num();", "if (thread == 0) used = omp_get_num_threads();"]
@@ -101,8 +106,8 @@ class Totals:
 class _Array:
     """What a thread adds up for a buffer, of which every ``step``-th element lies together.
 
-    ``is_blocked``: many rows are added to many numbers of single precision, in blocks. ``type``: what C keeps the thread's in: such sums,
-    and those of all columns, in double precision, as there may be millions of terms.
+    ``is_blocked``: many rows are added to many numbers of single precision, in blocks. ``type``: what C keeps the
+    thread's in: such sums, and those of all columns, in double precision, as there may be millions of terms.
     """
 
     name: str
@@ -157,7 +162,8 @@ def _array(kernel: Kernel, buffer: str, totals: Sequence[Total], many_rows: bool
 
 
 def _step(kernel: Kernel, totals: Sequence[Total], size: int | Size) -> int:
-    """How far the loop over columns goes in the buffer with each turn, if all elements of a turn lie in the same places of so many."""
+    """How far the loop over columns goes in the buffer with each turn, if all elements of a turn lie in the same
+    places of so many."""
     if not kernel.columns or not all(total.full for total in totals):
         return 1
     step, *others = {total.at.coefficient(kernel.columns[-1]) for total in totals}

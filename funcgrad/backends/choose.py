@@ -38,7 +38,9 @@ def _fastest(device: torch.device) -> str:
     on_cuda = device.type == "cuda"
     if not (is_installed() if on_cuda else compiler()):
         missing = "Triton" if on_cuda else "C compiler (gcc, cc or CC)"
-        warnings.warn(f"funcgrad finds no {missing}: calls run as ATen, unfused and slower", MissingCompilerWarning, stacklevel=2)
+        warnings.warn(
+            f"funcgrad finds no {missing}: calls run as ATen, unfused and slower", MissingCompilerWarning, stacklevel=2
+        )
         return "aten"
     return "triton" if on_cuda else "c"
 
@@ -46,15 +48,19 @@ def _fastest(device: torch.device) -> str:
 def _require_compiler() -> None:
     if compiler() is None:
         raise BuildError(
-            'backend="c" needs a C compiler, and there is none', fix='install gcc, name a compiler in CC, or use backend="aten"'
+            'backend="c" needs a C compiler, and there is none',
+            fix='install gcc, name a compiler in CC, or use backend="aten"',
         )
 
 
 def _require_triton(device: torch.device) -> None:
     if not is_installed():
-        raise BuildError('backend="triton" needs Triton, and it is not installed', fix='pip install triton, or use backend="aten"')
+        raise BuildError(
+            'backend="triton" needs Triton, and it is not installed', fix='pip install triton, or use backend="aten"'
+        )
     if device.type == "cpu" and not ENVIRONMENT.interpret:
         raise BuildError(
             'backend="triton" was asked for, and all tensors are on the CPU',
-            fix='move them to a CUDA device, use backend="c", or have kernels interpreted: set TRITON_INTERPRET=1 before Python starts',
+            fix='move them to a CUDA device, use backend="c", or have kernels interpreted: set TRITON_INTERPRET=1 '
+            "before Python starts",
         )

@@ -1,4 +1,5 @@
-"""What every language that kernels are printed in has in common: one walk over expressions, and a table of operations."""
+"""What every language that kernels are printed in has in common: one walk over expressions, and a table of
+operations."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ Operation = str | Callable[[torch.dtype, Sequence[str]], str]
 class Language(Protocol):
     """A language: how it writes numbers, loads and operations.
 
-    ``load`` is given where, with numbers the kernel computes in the place of the axes that stand for them. ``element``: such a number as an
-    axis that is in bounds whatever the number is. ``operands``: an operation's arguments, given as text, as it takes them.
+    ``load`` is given where, with numbers the kernel computes in the place of the axes that stand for them. ``element``:
+    such a number as an axis that is in bounds whatever the number is. ``operands``: an operation's arguments, given as
+    text, as it takes them.
     """
 
     operations: Mapping[str, Operation]
@@ -39,10 +41,13 @@ class Language(Protocol):
     def cast(self, text: str, given: torch.dtype, wanted: torch.dtype) -> str: ...
 
 
-def print_expressions(language: Language, roots: Sequence[Expr], names: dict[Expr, str], only: Callable[[Expr], bool]) -> list[str]:
+def print_expressions(
+    language: Language, roots: Sequence[Expr], names: dict[Expr, str], only: Callable[[Expr], bool]
+) -> list[str]:
     """Lines that compute what ``roots`` need, each expression once; those already in ``names`` are not computed again.
 
-    ``only`` says which expressions belong here; the others must have a name. Afterwards ``names`` has a text for each root.
+    ``only`` says which expressions belong here; the others must have a name. Afterwards ``names`` has a text for each
+    root.
     """
     lines: list[str] = []
     for expr in walk(roots, set(names)):
@@ -99,7 +104,8 @@ def row_parts(roots: Sequence[Expr]) -> list[Expr]:
 
 
 def index_text(index: Index, divide: str = "/") -> str:
-    """An index as C and Python both write it, but for division, given that it is not negative (the verifier has seen to that)."""
+    """An index as C and Python both write it, but for division, given that it is not negative (the verifier has seen
+    to that)."""
     terms = [_term_text(atom, by, divide) for atom, by in index.terms]
     return " + ".join([*terms, *([str(index.const)] if index.const or not terms else [])])
 

@@ -1,7 +1,8 @@
-"""The backend that fuses: values become kernels, library calls stay library calls, and a printed Python function runs both in order.
+"""The backend that fuses: values become kernels, library calls stay library calls, and a printed Python function runs
+both in order.
 
-Kernels that follow one another are one launch: one C function, called with the addresses of the tensors it reads and writes, or one
-Python function that starts Triton kernels.
+Kernels that follow one another are one launch: one C function, called with the addresses of the tensors it reads and
+writes, or one Python function that starts Triton kernels.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class CBackend:
     def emit(self, schedule: Schedule) -> tuple[Source, ...]:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
         files, sizes = print_files(launches, _KERNELS_IN_A_FILE) if launches else ([], {})
-        counts = {launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches}
+        counts = {
+            launch.name: (len(launch.takes) + len(sizes[launch.name]), bool(launch.checks)) for launch in launches
+        }
         python = print_python(schedule, empty_on_cpu, address, sizes)
         named = naming(n for launch in launches for b in launch.buffers for n in (*b.shape, *b.strides))
         about = [{s: named(s) for s in itertools.chain(*sizes.values()) if s in text} for text in files]
@@ -120,19 +123,27 @@ class TritonBackend:
         launches = [s for s in schedule.steps if isinstance(s, Launch)]
         python = print_python(schedule, self._empty, self._tensor)
         names = dict.fromkeys(launch.name for launch in launches)
-        return (python, Source("kernels", "triton", triton_launches.print_file(launches), names)) if launches else (python,)
+        return (
+            (python, Source("kernels", "triton", triton_launches.print_file(launches), names))
+            if launches
+            else (python,)
+        )
 
     def build(self, sources: Sequence[Source]) -> Runnable:
         python, *others = sources
-        return _built(self, python, {name: found for source in others for name, found in triton_build.load(source, self._device).items()})
+        return _built(
+            self,
+            python,
+            {name: found for source in others for name, found in triton_build.load(source, self._device).items()},
+        )
 
     def _empty(self, printer: Printer, b: Buffer) -> str:
         empty, device = printer.name("empty_strided", torch.empty_strided), printer.argument(self._device)
         return f"{empty}({b.shape}, {b.strides}, dtype={printer.argument(b.dtype)}, device={device})"
 
     def _tensor(self, printer: Printer, node: fx.Node | None, name: str) -> str:
-        """A buffer as a tensor; a Python number, and what a tensor of the CPU holds that holds but one, are made one on the device: a copy
-        of memory would wait for the device."""
+        """A buffer as a tensor; a Python number, and what a tensor of the CPU holds that holds but one, are made one
+        on the device: a copy of memory would wait for the device."""
         if node is None:
             return name
         value = value_of(node)
@@ -151,8 +162,8 @@ def _lowered(graph: Graph, device: torch.device, refuse: Refuse | None = None) -
 
 
 def _scheduled(kernels: Kernels, stack: int, keeps: bool) -> tuple[Schedule, Sequence[Call | Allocate | Launch]]:
-    """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no memory of their own.
-    ``keeps``: whether kernels keep what they are told to."""
+    """The schedule, and its steps but for those that free something. ``stack``: so many bytes of scratch need no
+    memory of their own. ``keeps``: whether kernels keep what they are told to."""
     graph, launched = kernels.graph, list(_launched(kernels))
     parts = parts_of_stacks(graph, launched)
     stacks = {whole.name for whole, _ in parts.values()}
@@ -202,7 +213,9 @@ class _Buffers:
     def __init__(self, graph: Graph, lowering: Lowering, fused: Fused) -> None:
         self._found: dict[Value, list[Buffer]] = {}
         for node, value in lowering.buffers.items():
-            self._found.setdefault(value, []).append(Buffer(node.name, value.shape, value.dtype, lowering.strides[node]))
+            self._found.setdefault(value, []).append(
+                Buffer(node.name, value.shape, value.dtype, lowering.strides[node])
+            )
         numbers, taken = itertools.count(), {n.name for n in graph.fx.nodes}
 
         def fresh(kind: str) -> str:
@@ -217,18 +230,28 @@ class _Buffers:
             self._found.setdefault(value, []).append(Buffer(fresh(CHECK), (), value.dtype, ()))
 
     def _strides(self, value: Value, group: Group) -> tuple[int, ...]:
-        """Images lie as the largest ones do that the same kernel reads or writes, so that one walk through memory does for all."""
+        """Images lie as the largest ones do that the same kernel reads or writes, so that one walk through memory
+        does for all."""
         if len(value.shape) != 4:
             return row_major(value.shape)
         beside = (*group.reads, *group.members)
-        images = [b for v in beside for b in ([self.of(v)] if isinstance(v, Memory) else self._found.get(v, ())) if len(b.shape) == 4]
+        images = [
+            b
+            for v in beside
+            for b in ([self.of(v)] if isinstance(v, Memory) else self._found.get(v, ()))
+            if len(b.shape) == 4
+        ]
         largest = max(images, key=lambda b: hint(math.prod(b.shape)), default=None)
         order = sorted(range(4), key=lambda d: -largest.strides[d]) if largest else range(4)
         steps = dict(zip(order, row_major([value.shape[d] for d in order]), strict=True))
         return tuple(steps[d] for d in range(4))
 
     def of(self, value: Value) -> Buffer:
-        return Buffer(value.name, value.shape, value.dtype, value.strides) if isinstance(value, Memory) else self._found[value][0]
+        return (
+            Buffer(value.name, value.shape, value.dtype, value.strides)
+            if isinstance(value, Memory)
+            else self._found[value][0]
+        )
 
     def all_of(self, value: Value) -> Sequence[Buffer]:
         return self._found[value]
@@ -250,7 +273,9 @@ def _launched(kernels: Kernels) -> Iterable[Extern | Launch]:
         together = tuple(step for step in steps if isinstance(step, Kernel))
         written = {b.name: b for kernel in together for b in kernel.writes}
         reads = Counter(b.name for kernel in together for b in kernel.reads)
-        scratch = [b for name, b in written.items() if name not in there and reads[name] == readers[name] and is_static(b)]
+        scratch = [
+            b for name, b in written.items() if name not in there and reads[name] == readers[name] and is_static(b)
+        ]
         checks = [b for b in scratch if b.name.startswith(CHECK)]
         yield Launch(f"{graph.name}_launch{next(numbers)}", together, tuple(scratch), tuple(checks))
 
@@ -281,7 +306,12 @@ def _with_memory(
 
     def views(nodes: Iterable[fx.Node]) -> Iterable[Call]:
         for node in nodes:
-            if node.op == "call_function" and node not in there and node not in externs and (is_view(node) or is_getitem(node)):
+            if (
+                node.op == "call_function"
+                and node not in there
+                and node not in externs
+                and (is_view(node) or is_getitem(node))
+            ):
                 there.add(node)
                 yield from views(node.all_input_nodes)
                 yield Call(node)

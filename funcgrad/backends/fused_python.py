@@ -34,14 +34,17 @@ def print_python(
     passed: Callable[[Printer, fx.Node | None, str], str],
     sizes: Mapping[str, Sequence[str]] = {},
 ) -> Source:
-    """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one; ``sizes`` are the symbols each launch takes."""
+    """``empty`` makes the memory of a buffer, ``passed`` is how a launch is given one; ``sizes`` are the symbols
+    each launch takes."""
     graph = schedule.graph
     names: dict[str, Any] = {}
     printer = Printer(names, graph)
     by_name = {n.name: n for n in graph.fx.nodes}
     lines = printer.head()
     head = len(lines)
-    taken = {old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()} & graph.handed_over
+    taken = {
+        old for step in schedule.steps if isinstance(step, Launch) for old in step.origins.values()
+    } & graph.handed_over
     lines += [_unless_held(printer, n.name) for n in graph.placeholders if n.name in taken]
     read = {b.name for step in schedule.steps if isinstance(step, Launch) for b in step.buffers}
     kernels_read: dict[str, str] = {}
@@ -51,7 +54,8 @@ def print_python(
         if isinstance(step, Allocate):
             looks[step.buffer.name] = step.buffer.shape, step.buffer.strides
             lines.append(
-                f"    {step.buffer.name} = {_in_memory_of(printer, by_name, step, looks) if step.over else empty(printer, step.buffer)}"
+                f"    {step.buffer.name} = "
+                f"{_in_memory_of(printer, by_name, step, looks) if step.over else empty(printer, step.buffer)}"
             )
             lines += [f"    {step.buffer.name}_at = {step.buffer.name}.data_ptr()"] if step.buffer in arenas else []
         elif isinstance(step, Launch):
@@ -83,7 +87,8 @@ def print_python(
 
 
 def _counted(printer: Printer, schedule: Schedule) -> list[str]:
-    """A line that tells those who count operations of the products that kernels compute: they see library calls alone."""
+    """A line that tells those who count operations of the products that kernels compute: they see library calls
+    alone."""
     called = {step.node for step in schedule.steps if isinstance(step, Call)}
     products = [n for n in schedule.graph.fx.nodes if n.target in PRODUCTS and n not in called]
     if not products:
@@ -102,9 +107,15 @@ def _in_arena(arena: Buffer, offset: int) -> str:
 
 
 def _in_memory_of(printer: Printer, nodes: Mapping[str, fx.Node], step: Allocate, looks: dict[str, _Look]) -> str:
-    """What takes the memory of a value that dies, or is a part of one; kernels alone do not mind in which shape. Of what was handed over
-    the tensor itself may be anything, and is not returned. ``looks``: the sizes and strides of tensors."""
-    new, old, name, look = step.buffer.name, nodes.get(step.over or ""), step.over, (step.buffer.shape, step.buffer.strides)
+    """What takes the memory of a value that dies, or is a part of one; kernels alone do not mind in which shape. Of
+    what was handed over the tensor itself may be anything, and is not returned. ``looks``: the sizes and strides of
+    tensors."""
+    new, old, name, look = (
+        step.buffer.name,
+        nodes.get(step.over or ""),
+        step.over,
+        (step.buffer.shape, step.buffer.strides),
+    )
     assert name is not None
     is_given = old is not None and old.op == "placeholder"
     if step.at is None and (new not in nodes or (not is_given and look == looks[name])):
@@ -121,17 +132,19 @@ def _look(t: Tensor) -> _Look:
 
 
 def _unless_held(printer: Printer, name: str) -> str:
-    """What is handed over is written to, unless somebody may read it again: autograd (``retain_graph=True``), or who asked it for it."""
+    """What is handed over is written to, unless somebody may read it again: autograd (``retain_graph=True``), or who
+    asked it for it."""
     held = f"{printer.name('holders', holders)}({name})"
     others = f"{held} != {printer.name('alone', ALONE)} and {held} != {printer.name('alone_now', alone)}()"
     return f"    if {others}: {name} = {name}.clone()"
 
 
 def wrong_index(graph: Graph, *inputs: Any) -> NoReturn:
-    """A kernel found an index that is out of bounds, or a matrix that is singular. Nothing is written to yet: run the graph as ATen, which
-    raises what it raises.
+    """A kernel found an index that is out of bounds, or a matrix that is singular. Nothing is written to yet: run the
+    graph as ATen, which raises what it raises.
 
-    On a GPU that would end all work of the process there, and an opaque call runs once: the calls that may be wrong are named instead.
+    On a GPU that would end all work of the process there, and an opaque call runs once: the calls that may be wrong are
+    named instead.
     """
     checks = lower(graph).checks
     if all(node.target is torch.ops.aten._linalg_check_errors.default for node in checks):
@@ -153,11 +166,17 @@ def _may_lie_otherwise(node: fx.Node) -> bool:
     return isinstance(value_of(node), Tensor) and node.target not in _PRODUCTS
 
 
-_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default, torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default}
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
 
 
 def _laid_out(printer: Printer, node: fx.Node, name: str) -> str:
-    """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are wrong."""
+    """Kernels read what a library call returns as PyTorch's shape functions say it lies. Now and then they are
+    wrong."""
     fake = value_of(node)
     strides, dtype = strides_of(fake), printer.argument(fake.dtype)
     made = f"{printer.name('as_expected', as_expected)}({node.name}, {shape_of(fake)}, {strides}, {dtype})"

@@ -1,4 +1,5 @@
-"""Bytes at the worst moment: simulated, by schedules and what library calls take besides their results, and measured."""
+"""Bytes at the worst moment: simulated, by schedules and what library calls take besides their results, and
+measured."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from .aten import AtenBackend
 
 
 def predicted_peak(schedules: Sequence[Schedule]) -> int:
-    """The most bytes alive at a time, by the schedules: forward, then backward, which frees what forward left as it goes on."""
+    """The most bytes alive at a time, by the schedules: forward, then backward, which frees what forward left as it
+    goes on."""
     return alive_in(schedules, _workspace).peak
 
 
@@ -35,9 +37,9 @@ _WITH_PIVOTS = re.compile("linalg|lu_")
 
 
 def _workspace(node: fx.Node) -> int:
-    """Bytes that a call of PyTorch's library allocates while it runs, besides its result: measured once for all calls of its kind, on
-    made-up numbers, however small (a convolution's blocks have the processor's sizes). Operators that are not PyTorch's own are not
-    run for this: they may do more than compute."""
+    """Bytes that a call of PyTorch's library allocates while it runs, besides its result: measured once for all
+    calls of its kind, on made-up numbers, however small (a convolution's blocks have the processor's sizes).
+    Operators that are not PyTorch's own are not run for this: they may do more than compute."""
     bodies = bodies_of(node)
     if bodies:  # of a loop one step at a time; fused, a body takes no more than as ATen's calls
         return max(predicted_peak([_ATEN.schedule(_ATEN.lower(body))]) for body in bodies)
@@ -71,7 +73,8 @@ class _Outline(NamedTuple):
     conjugated: bool
 
     def filled(self, pivots: bool) -> Tensor:
-        """A tensor like it, of zeros; of ones where it is a mask, as the more is chosen the more it takes, or holds pivots."""
+        """A tensor like it, of zeros; of ones where it is a mask, as the more is chosen the more it takes, or holds
+        pivots."""
         number = int(self.dtype == torch.bool or (pivots and not self.dtype.is_floating_point))
         extent = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)) if all(self.shape) else 0
         value = torch.full((extent,), number, dtype=self.dtype, device=self.device).as_strided(self.shape, self.strides)
@@ -80,7 +83,9 @@ class _Outline(NamedTuple):
 
 def _outline(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _Outline(tuple(map(hint, value.shape)), tuple(map(hint, value.stride())), value.dtype, value.device, value.is_conj())
+        return _Outline(
+            tuple(map(hint, value.shape)), tuple(map(hint, value.stride())), value.dtype, value.device, value.is_conj()
+        )
     return hint(value) if isinstance(value, torch.SymInt) else value
 
 
@@ -90,7 +95,8 @@ _one_profile = threading.Lock()
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Bytes that PyTorch allocated at the worst moment of one call, above what was there before it, its result included."""
+    """Bytes that PyTorch allocated at the worst moment of one call, above what was there before it, its result
+    included."""
     gc.collect()
     return _allocated(call)
 

@@ -1,9 +1,10 @@
-"""Kernels as Triton: a program computes a tile of rows and columns, held in registers, or goes along rows too long for that.
+"""Kernels as Triton: a program computes a tile of rows and columns, held in registers, or goes along rows too long for
+that.
 
-Kernels without reductions know no rows: their tiles are lines of elements. Those that only have totals for each column are cut into
-strips of columns. What is kept from stage to stage stays in registers too, but
-for the longest rows: there it is computed again. Totals over rows are added up tile by tile in each program, and its
-sums by a second kernel, in the order of the programs: results are the same on every run, bit by bit.
+Kernels without reductions know no rows: their tiles are lines of elements. Those that only have totals for each column
+are cut into strips of columns. What is kept from stage to stage stays in registers too, but for the longest rows: there
+it is computed again. Totals over rows are added up tile by tile in each program, and its sums by a second kernel, in
+the order of the programs: results are the same on every run, bit by bit.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _REDUCTIONS = {
 
 @frozen
 class Partial:
-    """What each of ``programs`` adds up for a buffer of totals: ``size`` numbers of ``dtype``; ``blocks``: programs of the kernel that
-    adds them up in the end."""
+    """What each of ``programs`` adds up for a buffer of totals: ``size`` numbers of ``dtype``; ``blocks``: programs
+    of the kernel that adds them up in the end."""
 
     buffer: str
     programs: int
@@ -68,8 +69,8 @@ class Partial:
 
 @frozen
 class Printed:
-    """A kernel as text: the function ``name``, which takes what the kernel reads, what it writes and its partial totals, and a function
-    ``name_totalN`` for each of those."""
+    """A kernel as text: the function ``name``, which takes what the kernel reads, what it writes and its partial
+    totals, and a function ``name_totalN`` for each of those."""
 
     name: str
     text: str
@@ -129,7 +130,9 @@ class _Printer:
         if not self._kernel.columns:
             return not self._reductions
         columns = set(self._kernel.columns)
-        return not self._reductions and all(e.full and (isinstance(e, Store) or columns.isdisjoint(e.at.axes)) for e in self._effects)
+        return not self._reductions and all(
+            e.full and (isinstance(e, Store) or columns.isdisjoint(e.at.axes)) for e in self._effects
+        )
 
     def _warps(self) -> int:
         """Eight elements for each thread; fewer where much is computed of each, more of the longest rows."""
@@ -162,7 +165,9 @@ class _Printer:
             height = min(power_of_two(self._rows), max(1, _TILE // width))
         rows_inside = "row_inside" if self._rows % height else None
         columns_inside = "column_inside" if self._columns % width else None
-        return Tile(frozenset(self._kernel.rows), frozenset(self._kernel.columns), height, width, rows_inside, columns_inside)
+        return Tile(
+            frozenset(self._kernel.rows), frozenset(self._kernel.columns), height, width, rows_inside, columns_inside
+        )
 
     def _partial_totals(self) -> tuple[Partial, ...]:
         found = []
@@ -219,7 +224,8 @@ class _Printer:
     # stages
 
     def _stages(self, partials: dict[str, str]) -> list[str]:
-        """All that is done with a tile. A row in registers is walked over but once for each reduction that needs another one."""
+        """All that is done with a tile. A row in registers is walked over but once for each reduction that needs
+        another one."""
         lines: list[str] = []
         names: dict[Expr, str] = {}
         last = max(e.value.stage for e in self._effects)
@@ -234,12 +240,18 @@ class _Printer:
             for reduced in reductions:
                 names[reduced] = f"a{next(self._numbers)}"
                 tile = self._filled(reduced, names[reduced.body])
-                lines.append(f"{names[reduced]} = {_reduced(reduced.kind, reduced.dtype, f'{tile}, 1, keep_dims=True')}")
+                lines.append(
+                    f"{names[reduced]} = {_reduced(reduced.kind, reduced.dtype, f'{tile}, 1, keep_dims=True')}"
+                )
             lines += self._done(effects, names)
         return lines
 
     def _walk(
-        self, reductions: Sequence[Reduced], effects: Sequence[Store | Total], names: dict[Expr, str], partials: dict[str, str]
+        self,
+        reductions: Sequence[Reduced],
+        effects: Sequence[Store | Total],
+        names: dict[Expr, str],
+        partials: dict[str, str],
     ) -> list[str]:
         """A walk along rows that are too long to be held."""
         roots = [r.body for r in reductions] + [e.value for e in effects]
@@ -264,7 +276,9 @@ class _Printer:
         for reduced in reductions:
             name = names[reduced] = f"a{next(self._numbers)}"
             lines.append(f"{name} = {self._full([self._tile.height, self._tile.width], reduced)}")
-            body.append(f"{name} = {_REDUCTIONS[reduced.kind][1].format(name, self._masked(reduced, inside[reduced.body]))}")
+            body.append(
+                f"{name} = {_REDUCTIONS[reduced.kind][1].format(name, self._masked(reduced, inside[reduced.body]))}"
+            )
             after.append(f"{name} = {_reduced(reduced.kind, reduced.dtype, f'{name}, 1, keep_dims=True')}")
         in_memory = [e for e in full if isinstance(e, Total) and self._is_in_memory(e)]
         for total in in_memory:
@@ -274,7 +288,8 @@ class _Printer:
         return [*lines, f"for step in range({steps}):", *(f"    {line}" for line in body), *after]
 
     def _done(self, effects: Sequence[Store | Total], names: dict[Expr, str]) -> list[str]:
-        """Where one writes over what is read here, no thread may write before all have read: they may share elements otherwise."""
+        """Where one writes over what is read here, no thread may write before all have read: they may share elements
+        otherwise."""
         waits = any(e.buffer in self._kernel.over for e in effects)
         return [*(["tl.debug_barrier()"] if waits else []), *(self._effect(e, names) for e in effects)]
 
@@ -299,7 +314,11 @@ class _Printer:
     def _masked(self, reduced: Reduced, text: str) -> str:
         text = typed(reduced.body.value, reduced.dtype) if isinstance(reduced.body, Const) else text
         inside = self._tile.columns_inside
-        return f"tl.where({inside}, {text}, {typed(_start(reduced.kind, reduced.dtype), reduced.dtype)})" if inside else text
+        return (
+            f"tl.where({inside}, {text}, {typed(_start(reduced.kind, reduced.dtype), reduced.dtype)})"
+            if inside
+            else text
+        )
 
     def _masked_total(self, total: Total, names: dict[Expr, str]) -> str:
         dtype = total.value.dtype
@@ -328,7 +347,12 @@ class _Printer:
         place = self._own(total, partials) + (f" + {at}" if at != "0" else "")
         dtype_there = torch.float32 if total.buffer in partials and TYPES[dtype] == "tl.float32" else dtype
         if self._tile.sides(total.at.axes)[1]:
-            return stored(place, _reduced(total.kind, dtype, f"{name}, 0, keep_dims=True"), dtype_there, self._tile.inside((False, True)))
+            return stored(
+                place,
+                _reduced(total.kind, dtype, f"{name}, 0, keep_dims=True"),
+                dtype_there,
+                self._tile.inside((False, True)),
+            )
         return stored(place, _reduced(total.kind, dtype, name), dtype_there, [])
 
     def _clear(self, total: Total, partial: str) -> list[str]:

@@ -25,7 +25,8 @@ _loaded: dict[str, dict[str, Any]] = {}
 
 
 def load(source: Source, device: torch.device) -> dict[str, Callable[..., bool | None]]:
-    """The launches a printed module defines, by name; one text is loaded once. Kernels run on ``device``, whichever is the current one."""
+    """The launches a printed module defines, by name; one text is loaded once. Kernels run on ``device``, whichever
+    is the current one."""
     module = _loaded.get(source.text)
     if module is None:
         module = _loaded.setdefault(source.text, compile_module(source))

@@ -1,7 +1,8 @@
 """The functions that printed Triton kernels call, besides Triton's own.
 
-Where kernels are interpreted (``TRITON_INTERPRET=1``), PyTorch computes what Triton's interpreter cannot: libdevice, reductions by
-a function of one's own, and the rounding to bfloat16. The kernels are the same text. Importing this module imports Triton.
+Where kernels are interpreted (``TRITON_INTERPRET=1``), PyTorch computes what Triton's interpreter cannot: libdevice,
+reductions by a function of one's own, and the rounding to bfloat16. The kernels are the same text. Importing this
+module imports Triton.
 """
 
 import triton
@@ -11,8 +12,10 @@ from triton.language.extra import libdevice
 from ..options import ENVIRONMENT
 
 __all__ = (
-    "all_of", "any_of", "element", "from_bfloat16", "largest", "libdevice", "maximum", "minimum", "philox_bits", "philox_double",
-    "philox_float", "product", "remainder", "running_max", "running_min", "running_prod", "running_sum", "sigmoid", "smallest",
+    "all_of", "any_of", "element", "from_bfloat16", "largest", "libdevice", "maximum", "minimum", "philox_bits",
+    "philox_double",
+    "philox_float", "product", "remainder", "running_max", "running_min", "running_prod", "running_sum", "sigmoid",
+    "smallest",
     "to_bfloat16",
 )  # fmt: skip
 
@@ -101,7 +104,8 @@ def element(i, n: tl.constexpr):
 
 @triton.jit
 def _philox(key, counter, half: tl.constexpr):
-    """Philox4x32-10, as philox.py defines it: two of the four words at a counter, each in 64 bits, whose products are whole."""
+    """Philox4x32-10, as philox.py defines it: two of the four words at a counter, each in 64 bits, whose products
+    are whole."""
     key, counter = key.to(tl.uint64), counter.to(tl.uint64)
     c0, c1 = counter & 0xFFFFFFFF, counter >> 32
     k0, k1 = key & 0xFFFFFFFF, key >> 32

@@ -1,4 +1,5 @@
-"""What Triton's interpreter lacks, computed by PyTorch on the arrays that the interpreter works on. Nothing here runs on a GPU."""
+"""What Triton's interpreter lacks, computed by PyTorch on the arrays that the interpreter works on. Nothing here
+runs on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def _count_with(patch: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
     return call
 
 
-# Triton 3.6 makes the bounds of a loop ints by int() of an array of one element, which NumPy refuses since 2.4; later ones do not.
+# Triton 3.6 makes the bounds of a loop ints by int() of an array of one element, which NumPy refuses since 2.4; later
+# ones do not.
 interpreter._patch_lang_tensor = _count_with(interpreter._patch_lang_tensor)
 
 
@@ -70,7 +72,10 @@ def _scan(function: Callable[[Tensor, int], Tensor]) -> Callable[[Any], Any]:
     return lambda x: _made(function(_tensor(x), 1), x.dtype, True)
 
 
-running_sum, running_prod = _scan(lambda x, d: x.cumsum(d, dtype=x.dtype)), _scan(lambda x, d: x.cumprod(d, dtype=x.dtype))
+running_sum, running_prod = (
+    _scan(lambda x, d: x.cumsum(d, dtype=x.dtype)),
+    _scan(lambda x, d: x.cumprod(d, dtype=x.dtype)),
+)
 running_max, running_min = _scan(lambda x, d: x.cummax(d).values), _scan(lambda x, d: x.cummin(d).values)
 
 

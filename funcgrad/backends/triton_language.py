@@ -1,7 +1,7 @@
 """Triton as a language kernels are printed in: its types, numbers, loads and operations.
 
-Half precision is computed in float32. Quotients and roots are rounded as IEEE 754 asks, other functions are those of CUDA's libdevice.
-What lies outside of a tile is masked: it is neither read nor written.
+Half precision is computed in float32. Quotients and roots are rounded as IEEE 754 asks, other functions are those of
+CUDA's libdevice. What lies outside of a tile is masked: it is neither read nor written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .emitter import Operation, index_text
 
 TYPES = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32", torch.float16: "tl.float32",
-    torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8", torch.uint8: "tl.uint8",
+    torch.int64: "tl.int64", torch.int32: "tl.int32", torch.int16: "tl.int16", torch.int8: "tl.int8",
+    torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }  # fmt: skip
 
@@ -35,7 +36,8 @@ def _by_precision(single: str, double: str) -> Operation:
 
 
 def _negative(dtype: torch.dtype, args: Sequence[str]) -> str:
-    return f"{args[0]} * -1.0" if dtype.is_floating_point else f"-{args[0]}"  # Triton's -x is 0 - x, and loses the sign of 0.0
+    # Triton's -x is 0 - x, and loses the sign of 0.0
+    return f"{args[0]} * -1.0" if dtype.is_floating_point else f"-{args[0]}"
 
 
 def _comparison(template: str, of_truths: str) -> Operation:
@@ -67,7 +69,8 @@ def _philox(half: int) -> Operation:
 
 
 _LIBDEVICE = (
-    "exp log sin cos tan tanh erf erfc erfcx expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh trunc rsqrt"
+    "exp log sin cos tan tanh erf erfc erfcx expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh "
+    "trunc rsqrt"
 ).split()
 
 _OPERATIONS: Mapping[str, Operation] = {
@@ -78,7 +81,8 @@ _OPERATIONS: Mapping[str, Operation] = {
     "gt": _comparison("{} > {}", "{} & ({} ^ True)"), "ge": _comparison("{} >= {}", "{} | ({} ^ True)"),
     "where": "tl.where({}, {}, {})", "relu": _relu, "sign": _sign, "abs": "tl.abs({})",
     "maximum": "maximum({}, {})", "minimum": "minimum({}, {})",
-    "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "libdevice.rint({})", "sqrt": _by_precision("tl.sqrt_rn({})", "tl.sqrt({})"),
+    "floor": "tl.floor({})", "ceil": "tl.ceil({})", "round": "libdevice.rint({})",
+    "sqrt": _by_precision("tl.sqrt_rn({})", "tl.sqrt({})"),
     "sigmoid": "sigmoid({})", "remainder": "remainder({}, {})", "philox0": _philox(0), "philox1": _philox(1),
     **{name: f"libdevice.{name}({{}})" for name in _LIBDEVICE},
     **{name: f"libdevice.{name}({{}}, {{}})" for name in ("pow", "atan2", "hypot", "fmod", "copysign")},
@@ -87,8 +91,8 @@ _OPERATIONS: Mapping[str, Operation] = {
 
 @frozen
 class Tile:
-    """The elements a program works on at a time: ``height`` rows by ``width`` columns, or, where ``width`` is 0, a line of ``height``
-    elements of any row and column.
+    """The elements a program works on at a time: ``height`` rows by ``width`` columns, or, where ``width`` is 0, a line
+    of ``height`` elements of any row and column.
 
     ``rows_inside`` and ``columns_inside`` name what is True for those that exist; None where all do.
     """
@@ -112,11 +116,14 @@ class Tile:
 
     def inside(self, sides: tuple[bool, bool]) -> list[str]:
         """The tests an element passes that exists."""
-        return [name for name, side in zip((self.rows_inside, self.columns_inside), sides, strict=True) if side and name]
+        return [
+            name for name, side in zip((self.rows_inside, self.columns_inside), sides, strict=True) if side and name
+        ]
 
 
 class Triton:
-    """Triton, as ``emitter.Language``. ``parameters``: what buffers are called; ``tile``: the elements that are computed at a time.
+    """Triton, as ``emitter.Language``. ``parameters``: what buffers are called; ``tile``: the elements that are
+    computed at a time.
 
     ``wide``: indices are 64 bits wide.
     """
@@ -165,7 +172,11 @@ class Triton:
     def filled(self, expr: Expr, text: str) -> str:
         """A number for each element of the tile."""
         shape = self._tile.shape((True, True))
-        return f"tl.full({shape}, {text}, {TYPES[expr.dtype]})" if isinstance(expr, Const) else f"tl.broadcast_to({text}, {shape})"
+        return (
+            f"tl.full({shape}, {text}, {TYPES[expr.dtype]})"
+            if isinstance(expr, Const)
+            else f"tl.broadcast_to({text}, {shape})"
+        )
 
     def load(self, expr: Load, at: Index, guard: Sequence[Bound]) -> str:
         tests = [test for bound in guard for test in _tests(bound)]
@@ -178,7 +189,8 @@ class Triton:
         return f"{text}.to(tl.float32)" if expr.dtype == torch.float16 else text
 
     def address(self, buffer: str, at: Index, least: tuple[bool, bool]) -> tuple[str, list[str]]:
-        """Where an element is, for each of the tile that ``at`` tells apart, or ``least`` does; and the tests for those that exist."""
+        """Where an element is, for each of the tile that ``at`` tells apart, or ``least`` does; and the tests for
+        those that exist."""
         own = self._sides(at.axes)
         sides = (own[0] or least[0], own[1] or least[1])
         text = index_text(at, "//")
@@ -204,7 +216,9 @@ class Triton:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether indices are 64 bits wide."""
-    extents = (1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) for b in (*kernel.reads, *kernel.writes))
+    extents = (
+        1 + sum((n - 1) * s for n, s in zip(b.shape, b.strides, strict=True)) for b in (*kernel.reads, *kernel.writes)
+    )
     return max(*extents, math.prod(a.size for a in (*kernel.rows, *kernel.columns))) >= WIDE_FROM
 
 
@@ -220,9 +234,11 @@ def _tests(bound: Bound) -> list[str]:
     return [f"({text} >= {low})"] * (least < low) + [f"({text} < {high})"] * (most >= high)
 
 
-def counters(axes: Sequence[Axis], name: str, block: str, tile: tuple[int, int, str], inside: str | None, wide: bool) -> list[str]:
-    """Lines that say which rows, or columns, ``block`` has: ``tile`` are how many, how many blocks there are, and along which side of a
-    tile they lie."""
+def counters(
+    axes: Sequence[Axis], name: str, block: str, tile: tuple[int, int, str], inside: str | None, wide: bool
+) -> list[str]:
+    """Lines that say which rows, or columns, ``block`` has: ``tile`` are how many, how many blocks there are, and
+    along which side of a tile they lie."""
     if not axes:
         return []
     size, blocks, shape = tile
@@ -255,7 +271,9 @@ def stored(place: str, value: str, dtype: torch.dtype, mask: Sequence[str]) -> s
 
 def value_text(expr: Expr, names: Mapping[Expr, str]) -> str:
     """What is written."""
-    return typed(expr.value, expr.dtype, always=expr.dtype == torch.bfloat16) if isinstance(expr, Const) else names[expr]
+    return (
+        typed(expr.value, expr.dtype, always=expr.dtype == torch.bfloat16) if isinstance(expr, Const) else names[expr]
+    )
 
 
 def _operand(at: Index) -> str:
@@ -278,7 +296,8 @@ def number(value: object, dtype: torch.dtype) -> str:
 
 
 def typed(value: object, dtype: torch.dtype, always: bool = False) -> str:
-    """A number of this dtype: written as it is where Triton takes it for one (which it does not, where it is ``always`` one)."""
+    """A number of this dtype: written as it is where Triton takes it for one (which it does not, where it is
+    ``always`` one)."""
     kind = TYPES[dtype]
     if dtype.is_floating_point:
         real = float(value)  # type: ignore[arg-type]

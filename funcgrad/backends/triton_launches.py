@@ -1,4 +1,5 @@
-"""Launches as a Python module: the Triton kernels they start, each once, and a function for each launch that takes its buffers."""
+"""Launches as a Python module: the Triton kernels they start, each once, and a function for each launch that takes
+its buffers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Kernels that scatter, as Triton: what may write to one place is done in order, by one program.
 
-Programs share the rows that differ along axes on which elements are put apart, and the columns. So results are the same on every run,
-as they are of ATen on the CPU; and where many elements may be put in one place it takes long.
+Programs share the rows that differ along axes on which elements are put apart, and the columns. So results are the same
+on every run, as they are of ATen on the CPU; and where many elements may be put in one place it takes long.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def refuse(value: Value) -> str | None:
         return None
     first, last = in_order(value)
     steps = math.prod(core(value.arg.shape)[first:last])
-    return f"{steps} elements may go to one place, and a kernel would put one after the other" if steps > _STEPS else None
+    return (
+        f"{steps} elements may go to one place, and a kernel would put one after the other" if steps > _STEPS else None
+    )
 
 
 def scatter_function(kernel: Kernel) -> tuple[list[str], int, int]:

@@ -1,8 +1,9 @@
-"""What outlives a process: results of slow, deterministic stages, found again by the digest of what they were computed from.
+"""What outlives a process: results of slow, deterministic stages, found again by the digest of what they were computed
+from.
 
-A trace has to run in every process (only running a function says what it does), but what follows from its graph need not be
-computed twice. Entries are JSON: nothing read from disk is executed. The folder is ``FUNCGRAD_CACHE_DIR`` or the user's
-cache directory; it must belong to the user and be closed to other writers, else ``CacheTrustError``.
+A trace has to run in every process (only running a function says what it does), but what follows from its graph need
+not be computed twice. Entries are JSON: nothing read from disk is executed. The folder is ``FUNCGRAD_CACHE_DIR`` or the
+user's cache directory; it must belong to the user and be closed to other writers, else ``CacheTrustError``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,11 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 
 def autocast_now() -> Autocast:
     """The ambient state."""
-    return tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d)) if any_autocast() else ()
+    return (
+        tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
+        if any_autocast()
+        else ()
+    )
 
 
 @contextlib.contextmanager
@@ -36,8 +40,8 @@ def autocast_as(state: Autocast) -> Iterator[None]:
 def backward_under(option: BackwardAutocast) -> Iterator[None]:
     """What a backward pass is traced under: no autocast, that of its forward pass, or the one the caller asked for.
 
-    Built-in formulas do not look at it; the backward of a custom ``autograd.Function`` does. In eager PyTorch it sees what is
-    ambient where ``backward()`` is called, which is after tracing. (S1-13)
+    Built-in formulas do not look at it; the backward of a custom ``autograd.Function`` does. In eager PyTorch it sees
+    what is ambient where ``backward()`` is called, which is after tracing. (S1-13)
     """
     if option == "same_as_forward":
         yield

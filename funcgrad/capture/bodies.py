@@ -1,7 +1,8 @@
 """Bodies of control flow while tracing: functions of tensors, each recorded as a graph of its own.
 
-A body may use tensors that are none of its operands: those of the function around it, and real ones. It is run once to find them
-(which has no effect); from then on they are operands, too, so that autograd, ``vmap`` and the graph hear of them.
+A body may use tensors that are none of its operands: those of the function around it, and real ones. It is run once to
+find them (which has no effect); from then on they are operands, too, so that autograd, ``vmap`` and the graph hear of
+them.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ if TYPE_CHECKING:
 
 @define(eq=False)
 class _Search:
-    """A body runs to see which tensors it uses that are neither its operands nor made in it. What is ``made`` in it are fakes by
-    identity, and memory: a view of that may be taken anew as one asks."""
+    """A body runs to see which tensors it uses that are neither its operands nor made in it. What is ``made`` in it
+    are fakes by identity, and memory: a view of that may be taken anew as one asks."""
 
     made: dict[int, Any] = field(factory=dict)
     memory: set[int] = field(factory=set)
     asks: bool = False
     found: dict[int, tuple[Tensor, Tensor, int]] = field(factory=dict)
-    """By identity: as the body knows it, as it is computed with (a view may be taken anew), and how often it was written to before."""
+    """By identity: as the body knows it, as it is computed with (a view may be taken anew), and how often it was
+    written to before."""
 
     def met(self, known: Tensor, tensor: Tensor) -> None:
         bottom = unwrap_transform(tensor)
@@ -60,11 +62,13 @@ class Bodies:
 
     def __init__(self) -> None:
         self.given: tuple[Given, ...] = ()
-        """By the bodies around the one that runs as well, the outermost first: what one is given the next may close over."""
+        """By the bodies around the one that runs as well, the outermost first: what one is given the next may close
+        over."""
         self.searches: list[_Search] = []
 
     def met(self, known: Tensor, tensor: Tensor) -> Tensor:
-        """What a call is made with for an argument that the function knows, and that is this tensor where no body is given another one."""
+        """What a call is made with for an argument that the function knows, and that is this tensor where no body is
+        given another one."""
         own = known
         for given in self.given:
             own = given.get(id(own), own)
@@ -119,8 +123,8 @@ class Closed:
 
 
 class Body:
-    """A function of tensors; after its own operands it is given those that it closes over. It may run again for a derivative, when the
-    body it stands in has returned: it knows what that was given."""
+    """A function of tensors; after its own operands it is given those that it closes over. It may run again for a
+    derivative, when the body it stands in has returned: it knows what that was given."""
 
     def __init__(self, trace: Trace, function: Callable[..., Any], closed: Closed) -> None:
         self._trace, self._function, self._closed = trace, function, closed.known
@@ -153,8 +157,9 @@ def closed_over(trace: Trace, what: str, function: Callable[..., Any], like: Seq
 def graph_of(
     trace: Trace, name: str, function: Callable[..., Sequence[Tensor]], like: Sequence[Tensor], own: int | None = None
 ) -> tuple[Graph | None, list[Tensor]]:
-    """What a function of operands like these fakes records (None where nothing is recorded), and the fakes it returns, each of
-    contiguous memory of its own; those from ``own`` on, which are copied where they go, as they are."""
+    """What a function of operands like these fakes records (None where nothing is recorded), and the fakes it
+    returns, each of contiguous memory of its own; those from ``own`` on, which are copied where they go, as they
+    are."""
     with without_modes(), trace.fakes:
         fakes = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like]
     operands = functional(trace, fakes)
@@ -209,8 +214,9 @@ def _require_unwritten(what: str, tensors: Any) -> None:
 
 @contextlib.contextmanager
 def _without_effect(trace: Trace) -> Iterator[None]:
-    """What runs inside has no effect on the program: draws and checks leave no nodes. Others stay: what is outside may be looked at anew
-    there (functionalisation takes views again after a write), and is what it is from then on; what nobody reads is removed in the end."""
+    """What runs inside has no effect on the program: draws and checks leave no nodes. Others stay: what is outside
+    may be looked at anew there (functionalisation takes views again after a write), and is what it is from then on;
+    what nobody reads is removed in the end."""
     last = None if trace.graph is None else next(reversed(trace.graph.nodes), None)
     with trace.draws.undone():
         yield

@@ -1,7 +1,8 @@
 """Python that no trace sees, as one call: while tracing an opaque call of the graph, else a call of the Python itself.
 
-Its derivatives are what the caller says they are, and its batched form is a call again, of a function that goes over the batch: so that
-every order and every nesting exists. Autograd and ``torch.func`` come to these rules by one ``autograd.Function``, traced or not.
+Its derivatives are what the caller says they are, and its batched form is a call again, of a function that goes over
+the batch: so that every order and every nesting exists. Autograd and ``torch.func`` come to these rules by one
+``autograd.Function``, traced or not.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Sizes = Sequence[tuple[int, ...]]
 Run = Callable[[Sequence[Any], Sizes], list[Tensor]]
 """Of real tensors, then numbers, and the sizes its results must have: the results, each in memory of its own."""
 Rule = Callable[[Sequence[Tensor], Sequence[Tensor], Gradients], Gradients]
-"""Of the tensors, the results, and a cotangent of each result (or a tangent of each tensor): a gradient of each tensor (or a tangent of
-each result). None stands for zero."""
+"""Of the tensors, the results, and a cotangent of each result (or a tangent of each tensor): a gradient of each
+tensor (or a tangent of each result). None stands for zero."""
 
 VMAP_METHODS = ("sequential", "expand_dims", "broadcast_all")
 
@@ -46,7 +47,8 @@ class Look:
 
 @frozen(eq=False)
 class Callback:
-    """A call of Python that no trace sees, but for its tensors. ``numbers``: symbols of the trace among its arguments."""
+    """A call of Python that no trace sees, but for its tensors. ``numbers``: symbols of the trace among its
+    arguments."""
 
     name: str
     spelled: str
@@ -62,7 +64,8 @@ class Callback:
     vmap_method: str | None
 
     def on(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The results, and what each tensor holds afterwards that it writes to: the tensors themselves stay as they are."""
+        """The results, and what each tensor holds afterwards that it writes to: the tensors themselves stay as they
+        are."""
         own = [t.detach().clone() if i in self.writes else t for i, t in enumerate(tensors)]
         found = self._heard([*own, *self.numbers], [look.shape for look in self.looks])
         return *found, *(own[i] for i in self.writes)
@@ -76,7 +79,13 @@ class Callback:
         if trace.graph is not None:
             given = [*fakes, *self.numbers, *(n for look in self.looks for n in look.shape)]
             values = trace.opaque(
-                self._on_flat, given, like, name=self.name, writes=self.writes, is_pure=self.is_pure, traced=self._on_traced
+                self._on_flat,
+                given,
+                like,
+                name=self.name,
+                writes=self.writes,
+                is_pure=self.is_pure,
+                traced=self._on_traced,
             )
         return functional(trace, values)
 
@@ -86,7 +95,8 @@ class Callback:
         return self._heard(given, shapes)
 
     def _on_traced(self, *values: Any) -> tuple[Tensor, ...]:
-        """Where its graph is run node by node, on tensors that a trace or a transform may know: the same call once more."""
+        """Where its graph is run node by node, on tensors that a trace or a transform may know: the same call once
+        more."""
         given, shapes = self._parts(values)
         n = len(given) - len(self.numbers)
         looks = tuple(evolve(look, shape=shape) for look, shape in zip(self.looks, shapes, strict=True))
@@ -105,7 +115,9 @@ class Callback:
 
     # ── transforms ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def pulled(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]) -> Gradients:
+    def pulled(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
+    ) -> Gradients:
         """Reverse mode; of a rule for forward mode, which is linear in the tangents, its transpose."""
         if self.vjp is not None:
             return self.vjp(tensors, outs, cotangents)
@@ -119,7 +131,9 @@ class Callback:
             return tuple(t for i in reached if (t := found[i]) is not None)
 
         pull: Any = torch.func.vjp(tangents, *(torch.zeros_like(tensors[i]) for i in at))[1]
-        return spread(len(tensors), at, pull(tuple(cotangents[i] for i in reached))) if reached else [None] * len(tensors)
+        return (
+            spread(len(tensors), at, pull(tuple(cotangents[i] for i in reached))) if reached else [None] * len(tensors)
+        )
 
     def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
         """Forward mode."""
@@ -132,9 +146,11 @@ class Callback:
         given = "cotangents" if option == "vjp" else "tangents"
         mode = "reverse" if option == "vjp" else "forward"
         raise UnsupportedTransformError(
-            f"{self.name} is Python that no trace sees, it is differentiated in {mode} mode, and nothing says what its derivative is",
+            f"{self.name} is Python that no trace sees, it is differentiated in {mode} mode, and nothing says what "
+            "its derivative is",
             where=self.where,
-            fix=f"{self._with(f'{option}=rule')}, with def rule(args, out, {given}) that returns {returns}; or pass x.detach()"
+            fix=f"{self._with(f'{option}=rule')}, with def rule(args, out, {given}) that returns {returns}; or pass "
+            "x.detach()"
             if not self.writes
             else f"call it under torch.no_grad(), or in a function with rules of its own: fg.custom_{option}",
         )
@@ -155,13 +171,21 @@ class Callback:
         n, is_batched, run = len(tensors), [d is not None for d in dims], self.run
 
         def each(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
-            samples = [run([*(t[i] for t in values[:n]), *values[n:]], [shape[1:] for shape in shapes]) for i in range(size)]
+            samples = [
+                run([*(t[i] for t in values[:n]), *values[n:]], [shape[1:] for shape in shapes]) for i in range(size)
+            ]
             if samples:
                 return [torch.stack(results) for results in zip(*samples, strict=True)]
-            return [torch.empty(shape, dtype=look.dtype, device=look.device) for shape, look in zip(shapes, self.looks, strict=True)]
+            return [
+                torch.empty(shape, dtype=look.dtype, device=look.device)
+                for shape, look in zip(shapes, self.looks, strict=True)
+            ]
 
         def all_at_once(values: Sequence[Any], shapes: Sizes) -> list[Tensor]:
-            whole = [t if here or i in self.writes else t[:1] for i, (t, here) in enumerate(zip(values[:n], is_batched, strict=True))]
+            whole = [
+                t if here or i in self.writes else t[:1]
+                for i, (t, here) in enumerate(zip(values[:n], is_batched, strict=True))
+            ]
             return run([*whole, *values[n:]], shapes)
 
         return evolve(
@@ -197,7 +221,9 @@ def _fake(trace: Trace, tensor: Tensor) -> Tensor:
     own = trace.stand_in(tensor)
     if not isinstance(own, FunctionalTensor):
         raise UnsupportedTensorError(
-            f"an opaque call takes no tensor subclass: this is a {type_text(own)}", where=user_line(), fix="pass its inner tensors"
+            f"an opaque call takes no tensor subclass: this is a {type_text(own)}",
+            where=user_line(),
+            fix="pass its inner tensors",
         )
     return from_functional(own)
 
@@ -209,8 +235,8 @@ _apply_function = vars(torch.autograd.Function)["apply"]
 
 
 def apply(call: Callback, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The results, and what the tensors hold afterwards that it writes to, differentiable to every order. While tracing, of tensors of the
-    trace."""
+    """The results, and what the tensors hold afterwards that it writes to, differentiable to every order. While
+    tracing, of tensors of the trace."""
     outs: tuple[Any, ...] = _apply_function.__get__(None, _Apply)(call, *tensors)
     return tuple(out for out in outs if out is not None)
 

@@ -25,7 +25,8 @@ _SCALARS = (bool, int, float, complex, str, type(None))
 
 @frozen(eq=False)
 class Origin:
-    """A chain from a root object to where a value lives: each step is Python after its parent; ``name`` is what a reader writes."""
+    """A chain from a root object to where a value lives: each step is Python after its parent; ``name`` is what a
+    reader writes."""
 
     root: Any
     steps: tuple[str, ...]
@@ -83,7 +84,8 @@ def _walk(function: Any) -> Iterator[tuple[Any, tuple[str, ...], str]]:
             queue.append((child, (*steps, step), shown))
 
 
-_Child = tuple[str, Any, str]  # the step as Python after the parent's expression, the child, its name as a reader writes it
+# the step as Python after the parent's expression, the child, its name as a reader writes it
+_Child = tuple[str, Any, str]
 
 
 def _children(value: Any, name: str) -> Iterator[_Child]:
@@ -140,7 +142,11 @@ def _of_callable(function: Any) -> Iterator[_Child]:
             except ValueError:  # an empty cell: the variable is not bound yet
                 continue
         for i, child in enumerate(function.__defaults__ or ()):
-            yield f".__defaults__[{i}]", child, code.co_varnames[code.co_argcount - len(function.__defaults__ or ()) + i]
+            yield (
+                f".__defaults__[{i}]",
+                child,
+                code.co_varnames[code.co_argcount - len(function.__defaults__ or ()) + i],
+            )
         for key, child in (function.__kwdefaults__ or {}).items():
             yield f".__kwdefaults__[{key!r}]", child, key
         wrapped = getattr(function, "__wrapped__", None)

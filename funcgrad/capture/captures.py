@@ -29,16 +29,16 @@ class Lifted:
 
 
 def detached(real: Tensor) -> Tensor:
-    """What is made a fake tensor: autograd history stays outside, and a Parameter becomes a plain tensor. Of a tensor of a level of
-    torch.func, one that lies as it does."""
+    """What is made a fake tensor: autograd history stays outside, and a Parameter becomes a plain tensor. Of a
+    tensor of a level of torch.func, one that lies as it does."""
     if not is_transform_wrapper(real):
         return real.detach()
     return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
 
 
 class RestartTrace(BaseException):  # a signal the function must not catch, not an error
-    """The dry run met a tensor where no stand-in can be made any more: inside a torch.func transform, or when one over the same
-    memory is in use. It starts again with one."""
+    """The dry run met a tensor where no stand-in can be made any more: inside a torch.func transform, or when one
+    over the same memory is in use. It starts again with one."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -46,15 +46,18 @@ class RestartTrace(BaseException):  # a signal the function must not catch, not 
 
 
 class GradientsMatter(BaseException):  # a signal, too
-    """Grad mode is off outside the function, which switches it on, or asks whether a tensor requires grad: stand-ins must say."""
+    """Grad mode is off outside the function, which switches it on, or asks whether a tensor requires grad: stand-ins
+    must say."""
 
 
 def require_traceable(tensor: Tensor, where: str | None) -> None:
-    """Raise ``UnsupportedTensorError`` for a tensor that can be no input: one that is not dense, a subclass that is no wrapper."""
+    """Raise ``UnsupportedTensorError`` for a tensor that can be no input: one that is not dense, a subclass that is
+    no wrapper."""
     kind = type(tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedTensorError(
-            f"a {'quantized tensor' if tensor.is_quantized else f'tensor with layout {tensor.layout}'} cannot be traced",
+            f"a {'quantized tensor' if tensor.is_quantized else f'tensor with layout {tensor.layout}'} cannot be "
+            "traced",
             where=where or user_line(),
             fix=f"pass dense floating-point tensors: x.{'dequantize' if tensor.is_quantized else 'to_dense'}()",
         )
@@ -79,13 +82,17 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
 
 
 _MAKES = {
-    "sparse": ("a sparse tensor", "compute with dense tensors (index_put, scatter_add, sparse=False), or make it sparse outside"),
+    "sparse": (
+        "a sparse tensor",
+        "compute with dense tensors (index_put, scatter_add, sparse=False), or make it sparse outside",
+    ),
     "quantize_per": ("a quantized tensor", "torch.fake_quantize_per_tensor_affine, or quantize the result outside"),
     "quantized_tensor": ("a quantized tensor", "torch.fake_quantize_per_tensor_affine, or quantize the result outside"),
     "to_mkldnn": ("a tensor with layout torch._mkldnn", "leave it dense"),
     "nested": ("a nested tensor", "pad it: torch.nn.utils.rnn.pad_sequence, with a mask"),
 }
-"""Words in the names of operators that make, or work on, tensors that are not dense; what those are, and what to do instead."""
+"""Words in the names of operators that make, or work on, tensors that are not dense; what those are, and what to do
+instead."""
 
 
 @functools.cache
@@ -97,15 +104,19 @@ def _made_by(op: Any) -> tuple[str, str] | None:
 
 
 def require_dense(op: Any) -> None:
-    """Raise ``UnsupportedTensorError`` for an operator that makes a tensor that is not dense: functionalisation cannot wrap it."""
+    """Raise ``UnsupportedTensorError`` for an operator that makes a tensor that is not dense: functionalisation
+    cannot wrap it."""
     made = _made_by(op)
     if made is not None:
         what, fix = made
-        raise UnsupportedTensorError(f"the function makes {what} ({op}), which is not compiled", where=user_line(), fix=fix)
+        raise UnsupportedTensorError(
+            f"the function makes {what} ({op}), which is not compiled", where=user_line(), fix=fix
+        )
 
 
 def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
-    """Raise ``UnsupportedTensorError`` where an operator made a tensor that is not dense (a sparse gradient), whatever its name."""
+    """Raise ``UnsupportedTensorError`` where an operator made a tensor that is not dense (a sparse gradient),
+    whatever its name."""
     for result in results:
         if result.layout is not torch.strided:
             raise UnsupportedTensorError(
@@ -116,7 +127,8 @@ def require_dense_results(op: Any, results: Iterable[Tensor]) -> None:
 
 
 def _require_sound_protocol(tensor: Tensor, where: str | None) -> None:
-    """A wrapper subclass is known by its inner tensors and its metadata, which must say whether a program fits another one."""
+    """A wrapper subclass is known by its inner tensors and its metadata, which must say whether a program fits
+    another one."""
     wrapping = Wrapping.of(tensor)
     assert wrapping is not None
     for name, _ in wrapping.inner:

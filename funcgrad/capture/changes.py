@@ -8,7 +8,16 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
-from ..autograd_state import depends_on, has_history, has_hooks, is_leaf, leaves_below, retains_grad, version_of, view_base
+from ..autograd_state import (
+    depends_on,
+    has_history,
+    has_hooks,
+    is_leaf,
+    leaves_below,
+    retains_grad,
+    version_of,
+    view_base,
+)
 from ..errors import AliasContractError, MutationError, UnsupportedTensorError
 from ..graphs import type_text
 from ..slots import Base
@@ -36,15 +45,20 @@ def changes_of(
 ) -> Iterator[tuple[Source | Base, Change]]:
     """What is done to each input, and to each overlap as one.
 
-    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both; autograd is not
-    to know the sizes of what is ``forgotten``.
+    ``in_forward`` and ``ever`` say how the real tensors, by identity, were written to in the forward pass, and in both;
+    autograd is not to know the sizes of what is ``forgotten``.
     """
     shared = {slot: group for group in groups for slot in group.base.of}
     tensors = dict(named)
     for group in groups:
         keys = [id(tensors[slot]) for slot, _ in group.views]
         if any(key in in_forward for key in keys):
-            yield group.base, Change("unversioned" if group.families else _most([in_forward[key] for key in keys if key in in_forward]))
+            yield (
+                group.base,
+                Change(
+                    "unversioned" if group.families else _most([in_forward[key] for key in keys if key in in_forward])
+                ),
+            )
             for family in group.families:
                 data = _of_family([id(tensors[slot]) for slot, _ in family.views], mirrored, in_forward)
                 if data != "unversioned" and isinstance(family.slot, Base):
@@ -63,13 +77,19 @@ def changes_of(
         own_data = None if not alone or (how == "unversioned" and slot in families) else how
         restrides = lineage.restrides(own.seen)
         if own_data == "tracked" and not forgotten.holds(lineage.current(own.seen)):
-            restrides = tuple(evolve(step, tracked=True) for step in restrides)  # what gets a history, autograd must follow
+            # what gets a history, autograd must follow
+            restrides = tuple(evolve(step, tracked=True) for step in restrides)
         if (
             not tensor.requires_grad and view_base(tensor) is not None and creation_meta(tensor).name != "DEFAULT"
         ):  # once it requires grad, autograd would forbid it
             restrides = tuple(evolve(step, tracked=False) for step in restrides)
         late = slot not in shared and id(tensor) in ever and not own_data
-        untouched = (slot not in shared or shared[slot].base not in written) and not own_data and not restrides and ever is in_forward
+        untouched = (
+            (slot not in shared or shared[slot].base not in written)
+            and not own_data
+            and not restrides
+            and ever is in_forward
+        )
         moved = untouched and own.how_written(False) == "detached"
         if own_data == "detached" and slot in families and overlaps_itself(tensor):
             own_data, moved = None, True  # its memory is written to as that of its base
@@ -79,7 +99,8 @@ def changes_of(
 
 
 def _of_family(keys: Sequence[int], mirrored: Mapping[int, Mirrored], in_forward: Mapping[int, str]) -> str:
-    """How members of one of several families are written to: through themselves, or seen by the version counter they share."""
+    """How members of one of several families are written to: through themselves, or seen by the version counter they
+    share."""
     ways = [in_forward[key] for key in keys if key in in_forward]
     return _most(ways) if "tracked" in ways else mirrored[keys[0]].how_written(False)
 
@@ -107,7 +128,11 @@ def refuse(
     for slot, tensor in named:
         own = mirrored[id(tensor)]
         if own.has_other_storage:
-            raise MutationError(f"the function gives {slot} other memory (set_ of a storage)", where=str(slot), fix="x.set_(y) of a tensor")
+            raise MutationError(
+                f"the function gives {slot} other memory (set_ of a storage)",
+                where=str(slot),
+                fix="x.set_(y) of a tensor",
+            )
         if own.has_other_metadata:
             raise MutationError(
                 f"the function changes the metadata of {slot}, a {type(tensor).__name__}",
@@ -124,12 +149,15 @@ def refuse(
             )
         if any(map(trace.lineage.is_unknown, (own.seen, *own.inner))):
             raise MutationError(
-                f"the function changes the sizes of {slot} where the trace does not follow it (resize_, or in a custom autograd.Function)",
+                f"the function changes the sizes of {slot} where the trace does not follow it (resize_, or in a "
+                "custom autograd.Function)",
                 where=str(slot),
                 fix="return a view instead",
             )
         if detached and has_history(trace.current(own.seen)):
-            raise MutationError(f"the function detaches {slot} in place and writes to it in grad mode", where=str(slot), fix="return it")
+            raise MutationError(
+                f"the function detaches {slot} in place and writes to it in grad mode", where=str(slot), fix="return it"
+            )
         if histories.get(slot) == "an inference tensor":
             raise MutationError(
                 f"Inplace update to inference tensor outside InferenceMode is not allowed: {slot}",
@@ -145,7 +173,8 @@ def refuse(
     for group in groups:
         if group.base in changes and group.at_odds:
             raise AliasContractError(
-                f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but {group.at_odds}",
+                f"the function writes to memory that {' and '.join(map(str, group.base.of))} share, but "
+                f"{group.at_odds}",
                 where=str(group.base.of[0]),
                 fix="pass views of one tensor, or a clone",
             )
@@ -161,8 +190,8 @@ def views_that_follow(
 
 
 def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored], splits: bool) -> None:
-    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from, which nothing hands on:
-    in a gradient transform, or within another backward pass."""
+    """Raise where ``.backward()`` inside the function went past an input, on to what the caller computed it from,
+    which nothing hands on: in a gradient transform, or within another backward pass."""
     seen = {id(own.seen) for own in mirrored.values()} if splits else ()
     for slot, tensor in named:
         own = mirrored[id(tensor)]
@@ -170,7 +199,8 @@ def refuse_backward(named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[in
             raise MutationError(
                 f"the function calls .backward(), which would go on through the history of {slot}",
                 where=str(slot),
-                fix="call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() outside",
+                fix="call torch.autograd.grad with respect to what is meant, or return the loss and call .backward() "
+                "outside",
             )
 
 
@@ -182,17 +212,23 @@ def refuse_leaves(
     changes: Mapping[Source | Base, Change],
     stores: Mapping[Source, Any],
 ) -> None:
-    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from what else is done."""
+    """Raise where what is done to a leaf (``.grad =``, ``.backward()``, ``requires_grad_()``) cannot be told from
+    what else is done."""
     tensors = dict(named)
     together = {slot for key in changes if isinstance(key, Base) for slot in key.of}
-    computed = {slot for slot in gradients if not tensors[slot].is_leaf}  # set, and nothing else: no gradient arrives there
+    # set, and nothing else: no gradient arrives there
+    computed = {slot for slot in gradients if not tensors[slot].is_leaf}
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         faults = ["writes to one that overlaps with it"] if slot in together and slot not in computed else []
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides else []
         faults += ["gives it other memory"] if slot in stores and (slot in gradients or slot in switches) else []
         tracked = changes.get(slot, Change()).data == "tracked"
-        faults += ["writes to it, a leaf, what requires grad"] if tracked and tensors[slot].requires_grad and slot in switches else []
+        faults += (
+            ["writes to it, a leaf, what requires grad"]
+            if tracked and tensors[slot].requires_grad and slot in switches
+            else []
+        )
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
             faults.append("hooks of it would have to run")
         made = gradients.get(slot)
@@ -200,27 +236,37 @@ def refuse_leaves(
             faults.append("changes sizes, while that gradient has a history that goes by them")
         if faults:
             raise MutationError(
-                f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and {' and '.join(faults)}",
+                f"the function {what} {slot} (.backward() inside, .grad =, requires_grad_()), and "
+                f"{' and '.join(faults)}",
                 where=str(slot),
                 fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does"
                 if faults[-1].startswith("hooks")
-                else "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves outside what leaves need",
+                else "compile the loss with grad_compiled, or call torch.autograd.grad inside, and do to leaves "
+                "outside what leaves need",
             )
 
 
-def refuse_restrided_gradients(lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}) -> None:
-    """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as it is now."""
+def refuse_restrided_gradients(
+    lineage: Lineage, gradients: Mapping[Any, Tensor | None], owners: Mapping[Any, Tensor] = {}
+) -> None:
+    """Raise where what was set as a gradient, or what it was set of, has other sizes since: nobody could set it as
+    it is now."""
     for slot, gradient in gradients.items():
-        if gradient is not None and (lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])):
+        if gradient is not None and (
+            lineage.restrides(gradient) or (slot in owners and lineage.current(owners[slot]) is not owners[slot])
+        ):
             raise MutationError(
-                f"the function changes the sizes of the {type_text(gradient)} that it made the gradient of {slot} (.grad =), or of {slot}",
+                f"the function changes the sizes of the {type_text(gradient)} that it made the gradient of {slot} "
+                f"(.grad =), or of {slot}",
                 where=str(slot),
-                fix="change its sizes before, or set a copy; name a view (y = x.t()) instead of changing a result in place",
+                fix="change its sizes before, or set a copy; name a view (y = x.t()) instead of changing a result in "
+                "place",
             )
 
 
 def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> None:
-    """Raise for a result that is to keep the gradient that comes to it, where some comes from other results: within the program."""
+    """Raise for a result that is to keep the gradient that comes to it, where some comes from other results: within
+    the program."""
     for slot, tensor in made.items():
         if retains_grad(tensor) and depends_on([t for t in others if t is not tensor], tensor):
             raise MutationError(
@@ -231,15 +277,18 @@ def refuse_retained(made: Mapping[Any, Tensor], others: Sequence[Tensor]) -> Non
 
 
 def refuse_hidden_backward(in_backward: Sequence[Source], failed: Exception | None) -> None:
-    """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a leaf the function made."""
+    """Raise for a backward pass that writes to inputs, or fails, though none of them requires grad: it ends in a
+    leaf the function made."""
     if failed is not None:
         raise MutationError(
-            "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward pass would fail",
+            "the function returns what depends on a leaf it made itself (requires_grad_() inside), and its backward "
+            "pass would fail",
             fix="make the leaf outside and pass it as an argument",
         ) from failed
     for slot in in_backward:
         raise MutationError(
-            f"the function writes to {slot} in a backward pass that goes to a leaf it made itself (requires_grad_() inside)",
+            f"the function writes to {slot} in a backward pass that goes to a leaf it made itself (requires_grad_() "
+            "inside)",
             where=str(slot),
             fix="make the leaf outside and pass it as an argument",
         )
@@ -258,8 +307,8 @@ def refuse_stores(
 ) -> None:
     """Raise where an input is given other memory and something else goes by the memory it had.
 
-    ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like in the end;
-    ``used``: whether it may come to what was computed of some tensors.
+    ``in_backward``: what a backward pass writes to; ``of_moved``: the inputs that are given what another one looks like
+    in the end; ``used``: whether it may come to what was computed of some tensors.
     """
     tensors = dict(named)
 
@@ -289,11 +338,16 @@ def refuse_stores(
         # eager PyTorch's own backward may read the new values, or the old ones
         if differentiable and tensors[slot].numel() and is_used(now) and shares:
             faults.append("its result is differentiated")
-        if own.requires_grad and any(tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))):  # type: ignore[misc]
+        if own.requires_grad and any(
+            tracked for _, tracked in lineage.written(lambda t, own=own: t is lineage.current(own))
+        ):  # type: ignore[misc]
             faults.append("then writes to it in grad mode, though it is a leaf that requires grad")
         given = lineage.how_given(own)
-        renewed = given.how == "data" and (given.restrides or given.written or version_of(mirror.family) != mirror.version)
-        if own.requires_grad and view_base(own) is not None and renewed:  # autograd finds its history again, by how it lies in memory
+        renewed = given.how == "data" and (
+            given.restrides or given.written or version_of(mirror.family) != mirror.version
+        )
+        # autograd finds its history again, by how it lies in memory
+        if own.requires_grad and view_base(own) is not None and renewed:
             faults.append("writes to it, or changes its sizes, a view that requires grad")
         if not own.requires_grad and now.requires_grad and lineage.how_given(own).how != "set_, tracked":
             faults.append("writes to it what depends on a tensor that requires grad")
@@ -313,14 +367,16 @@ def refuse_inner_tensors(
     leaves: Sequence[Any],
     outputs: Sequence[OutputFact],
 ) -> None:
-    """Raise for what cannot be carried out of what a function does to wrapper subclasses and the tensors they are made of."""
+    """Raise for what cannot be carried out of what a function does to wrapper subclasses and the tensors they are
+    made of."""
     subclasses = {slot: mirrored[id(t)] for slot, t in named if is_wrapper_subclass(t)}
     tangled = entangled(named)
     for slot, tensor in named:
         change = changes.get(slot, Change())
         if slot in tangled and (change.data or change.in_backward):
             raise AliasContractError(
-                f"the function writes to {slot}, which shares memory with {tangled[slot]}, and one of them is a tensor subclass",
+                f"the function writes to {slot}, which shares memory with {tangled[slot]}, and one of them is a "
+                "tensor subclass",
                 where=str(slot),
                 fix="pass tensors that share no memory: a clone",
             )
@@ -337,14 +393,18 @@ def refuse_inner_tensors(
             continue
         if {id(t) for t in leaves_below([t for t in (leaf, *inner_tensors(leaf)) if has_history(t)])} & inner_of.keys():
             raise UnsupportedTensorError(
-                f"a gradient would flow from the result{output.path} into an inner tensor of a subclass, which requires grad itself",
+                f"a gradient would flow from the result{output.path} into an inner tensor of a subclass, which "
+                "requires grad itself",
                 where=f"out{output.path}",
                 fix="compute with the subclass, or pass its inner tensors as arguments",
             )
         known = inner_of if not is_wrapper_subclass(leaf) else inner_of | plain
         roots = [lineage.path(inner, lambda t: id(t) in known, True)[0] for inner in inner_tensors(leaf)]  # noqa: B023
-        shared = [known[id(root)] for root in roots if id(root) in known and changes.get(known[id(root)], Change()).data]
-        if shared and (output.view is None or isinstance(output.view.of, Base)):  # else it is taken again, of the caller's tensor
+        shared = [
+            known[id(root)] for root in roots if id(root) in known and changes.get(known[id(root)], Change()).data
+        ]
+        # else it is taken again, of the caller's tensor
+        if shared and (output.view is None or isinstance(output.view.of, Base)):
             raise AliasContractError(
                 f"the function writes to {shared[0]} and returns a tensor over its inner memory (out{output.path})",
                 where=f"out{output.path}",

@@ -28,10 +28,14 @@ def cond(trace: Trace, pred: Any, true_fn: Callable[..., Any], false_fn: Callabl
         return (true_fn if pred else false_fn)(*operands)
     leaves, tree, _ = flatten(tuple(operands))
     tensors = _tensors(trace, "an operand of torch.cond", leaves)
-    branches = [_Flat(lambda *values, function=function: function(*unflatten(values, tree))) for function in (true_fn, false_fn)]
+    branches = [
+        _Flat(lambda *values, function=function: function(*unflatten(values, tree))) for function in (true_fn, false_fn)
+    ]
     like = [t.clone for t in tensors]
     first, second = branches
-    more = closed_over(trace, "a branch of torch.cond", first, like) | closed_over(trace, "a branch of torch.cond", second, like)
+    more = closed_over(trace, "a branch of torch.cond", first, like) | closed_over(
+        trace, "a branch of torch.cond", second, like
+    )
     require_same(first.structure, second.structure, "result", "the branches of torch.cond return different structures")
     for value, other in zip(first.template, second.template, strict=True):
         if isinstance(value, Tensor) != isinstance(other, Tensor) or not (isinstance(value, Tensor) or value == other):
@@ -46,11 +50,17 @@ def cond(trace: Trace, pred: Any, true_fn: Callable[..., Any], false_fn: Callabl
 
 
 def scan(
-    trace: Trace, combine_fn: Callable[..., Any], init: Sequence[Any], xs: Sequence[Any], additional_inputs: Sequence[Any] = ()
+    trace: Trace,
+    combine_fn: Callable[..., Any],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    additional_inputs: Sequence[Any] = (),
 ) -> Any:
     """``scan``: its body returns the next carry and slices of results, in a structure that the result has, too."""
     first, sliced = (_tensors(trace, f"{what} of scan", given) for what, given in (("init", init), ("xs", xs)))
-    return _scanned(trace, "the body of a scan", combine_fn, first, sliced, _tensors(trace, "an operand of scan", additional_inputs))
+    return _scanned(
+        trace, "the body of a scan", combine_fn, first, sliced, _tensors(trace, "an operand of scan", additional_inputs)
+    )
 
 
 def map_(trace: Trace, f: Callable[..., Any], xs: Sequence[Any], pos_args: Sequence[Any] = ()) -> Any:
@@ -60,12 +70,16 @@ def map_(trace: Trace, f: Callable[..., Any], xs: Sequence[Any], pos_args: Seque
 
     def body(*values: Any) -> Any:
         rest = iter(values[len(xs) :])
-        return f(*values[: len(xs)], *(next(rest) if known else v for known, v in zip(is_tensor, pos_args, strict=True)))
+        return f(
+            *values[: len(xs)], *(next(rest) if known else v for known, v in zip(is_tensor, pos_args, strict=True))
+        )
 
     return _scanned(trace, "the body of a map", body, [], _tensors(trace, "xs of map", xs), given)
 
 
-def _scanned(trace: Trace, what: str, function: Callable[..., Any], init: list[Tensor], xs: list[Tensor], given: list[Tensor]) -> Any:
+def _scanned(
+    trace: Trace, what: str, function: Callable[..., Any], init: list[Tensor], xs: list[Tensor], given: list[Tensor]
+) -> Any:
     body = _Flat(function)
     like: list[Callable[[], Tensor]] = [
         *(t.clone for t in init),
@@ -73,7 +87,11 @@ def _scanned(trace: Trace, what: str, function: Callable[..., Any], init: list[T
         *(t.clone for t in given),
     ]
     more = closed_over(trace, what, body, like)
-    odd = [leaf for i, leaf in enumerate(body.template) if not isinstance(leaf, Tensor) and (i < len(init) or leaf is not None)]
+    odd = [
+        leaf
+        for i, leaf in enumerate(body.template)
+        if not isinstance(leaf, Tensor) and (i < len(init) or leaf is not None)
+    ]
     if odd:
         raise TraceError(
             f"{what} returns {odd[0]!r}, which is no tensor",
@@ -104,16 +122,25 @@ def while_loop(
         )
     more |= closed_over(trace, "the body of a while_loop", body, like)
     if not all(isinstance(leaf, Tensor) for leaf in body.template):
-        raise TraceError("the body of a while_loop returns what is no tensor", where=user_line(), fix="return tensors: torch.tensor(n)")
+        raise TraceError(
+            "the body of a while_loop returns what is no tensor",
+            where=user_line(),
+            fix="return tensors: torch.tensor(n)",
+        )
     flow = While(trace, Body(trace, condition, more), Body(trace, body, more), len(carry))
     return body.result(apply(flow, [*(t.contiguous() for t in carry), *given, *more.tensors]))
 
 
-def associative_scan(trace: Trace, combine_fn: Callable[..., Any], xs: Sequence[Any], additional_inputs: Sequence[Any] = ()) -> Any:
-    """``associative_scan`` of a pointwise function: as torch's own, calls of it for all pairs at once, in as many rounds as halvings."""
+def associative_scan(
+    trace: Trace, combine_fn: Callable[..., Any], xs: Sequence[Any], additional_inputs: Sequence[Any] = ()
+) -> Any:
+    """``associative_scan`` of a pointwise function: as torch's own, calls of it for all pairs at once, in as many
+    rounds as halvings."""
     leaves = _tensors(trace, "xs of associative_scan", xs)
     with trace.lifting():
-        return generic_associative_scan(lambda *values: flatten(combine_fn(*values))[0], leaves, additional_inputs=tuple(additional_inputs))
+        return generic_associative_scan(
+            lambda *values: flatten(combine_fn(*values))[0], leaves, additional_inputs=tuple(additional_inputs)
+        )
 
 
 def _called(function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:

@@ -1,8 +1,10 @@
-"""Control flow while tracing: ``torch.cond``, ``scan`` and ``while_loop`` as one call each, with their derivatives and their batched form.
+"""Control flow while tracing: ``torch.cond``, ``scan`` and ``while_loop`` as one call each, with their derivatives and
+their batched form.
 
-Each is a frozen value of its bodies and a function of tensors. Its derivative, forward or reverse, is again control flow, of bodies that
-are derivatives of its bodies (the functions, not their graphs), and so is its batched form: so that every order and every nesting exists.
-Autograd and ``torch.func`` come to these rules by one ``autograd.Function``; below all levels, the bodies are recorded.
+Each is a frozen value of its bodies and a function of tensors. Its derivative, forward or reverse, is again control
+flow, of bodies that are derivatives of its bodies (the functions, not their graphs), and so is its batched form: so
+that every order and every nesting exists. Autograd and ``torch.func`` come to these rules by one ``autograd.Function``;
+below all levels, the bodies are recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 
 class ControlFlow(Protocol):
-    """A kind of control flow. All tensors are in one sequence: those that are computed with, then what the bodies close over."""
+    """A kind of control flow. All tensors are in one sequence: those that are computed with, then what the bodies
+    close over."""
 
     @property
     def trace(self) -> Trace: ...
@@ -40,13 +43,17 @@ class ControlFlow(Protocol):
     def record(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results, on tensors that no transform wraps: bodies are traced, one call is recorded."""
 
-    def pulled(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]) -> Gradients:
+    def pulled(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
+    ) -> Gradients:
         """Reverse mode: the gradients of the tensors."""
 
     def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
         """Forward mode: the tangents of the results."""
 
-    def batched(self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str) -> tuple[Any, Any]:
+    def batched(
+        self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str
+    ) -> tuple[Any, Any]:
         """Under ``vmap``: results of the whole batch, and the dimension of each that is the batch's."""
 
 
@@ -96,8 +103,9 @@ class _Apply(torch.autograd.Function):
 
 @frozen(eq=False)
 class Choice:
-    """``torch.cond``. Tensors: the condition, then the operands of both branches. Of a condition for each sample of a batch, both branches
-    run (on operands that are all batched), and each sample takes what its own says, also of derivatives."""
+    """``torch.cond``. Tensors: the condition, then the operands of both branches. Of a condition for each sample of
+    a batch, both branches run (on operands that are all batched), and each sample takes what its own says, also of
+    derivatives."""
 
     trace: Trace
     if_true: Function
@@ -129,7 +137,9 @@ class Choice:
         made: dict[str, Any] = {"of_samples": self.of_samples, "is_derivative": self.is_derivative, **more}
         return Choice(self.trace, of(self.if_true), of(self.if_false), **made)
 
-    def pulled(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]) -> Gradients:
+    def pulled(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
+    ) -> Gradients:
         condition, *operands = tensors
         at = [i for i, t in enumerate(operands) if needed[i + 1] and is_differentiable(t)]
         results = [i for i, t in enumerate(cotangents) if t is not None]
@@ -155,7 +165,9 @@ class Choice:
         found = apply(self._other(of, is_derivative=True), [condition, *operands, *given]) if at and results else ()
         return spread(len(outs), results, found)
 
-    def batched(self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str) -> tuple[Any, Any]:
+    def batched(
+        self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str
+    ) -> tuple[Any, Any]:
         condition, *operands = tensors
         if dims[0] is None:
             at = tuple(None if d is None else 0 for d in dims[1:])
@@ -179,8 +191,9 @@ class Choice:
 
 @frozen(eq=False)
 class Scan:
-    """A body that runs for each slice. Tensors: the first carry, what is sliced, and what each step is given. The body returns the next
-    carry, the slices of the results, and in the end the carry it was given: its derivatives start from these."""
+    """A body that runs for each slice. Tensors: the first carry, what is sliced, and what each step is given. The
+    body returns the next carry, the slices of the results, and in the end the carry it was given: its derivatives
+    start from these."""
 
     trace: Trace
     body: Function
@@ -191,7 +204,12 @@ class Scan:
 
     @staticmethod
     def run(
-        trace: Trace, body: Function, init: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor], **more: Any
+        trace: Trace,
+        body: Function,
+        init: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        constants: Sequence[Tensor],
+        **more: Any,
     ) -> tuple[Tensor, ...]:
         """The last carry, and the results, of a body that returns the next carry and slices of results."""
         n = len(init)
@@ -208,7 +226,9 @@ class Scan:
         body, made = graph_of(trace, "body", self.body, [*init, *slices, *constants], own=self.n_carry)
         _require_same_carry("scan", init, made[: self.n_carry])
         _require_no_draws("the body of a scan", self.is_derivative, body)
-        outs = [_like(trace, t) for t in made[: self.n_carry]] + [_like(trace, t, xs[0].shape[0]) for t in made[self.n_carry :]]
+        outs = [_like(trace, t) for t in made[: self.n_carry]] + [
+            _like(trace, t, xs[0].shape[0]) for t in made[self.n_carry :]
+        ]
         if trace.graph is not None:
             trace.record(scan, (body, self.reverse, init, xs, [*constants, *trace.draws.operands]), {}, tuple(outs))
         return functional(trace, outs)
@@ -217,7 +237,9 @@ class Scan:
         first, last = self.n_carry, self.n_carry + self.n_xs
         return list(values[:first]), list(values[first:last]), list(values[last:])
 
-    def pulled(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]) -> Gradients:
+    def pulled(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
+    ) -> Gradients:
         init, xs, constants = self._parts(tensors)
         n = self.n_carry
         carried = [i for i in range(n) if is_differentiable(init[i])]
@@ -231,16 +253,23 @@ class Scan:
         def body(*values: Tensor) -> tuple[Tensor, ...]:
             split = iter(values)
             incoming, sums, carry, x, of_results, const = (
-                list(itertools.islice(split, k)) for k in (len(carried), len(given), n, self.n_xs, len(results), len(constants))
+                list(itertools.islice(split, k))
+                for k in (len(carried), len(given), n, self.n_xs, len(results), len(constants))
             )
             found = pull(self.body, [*carry, *x, *const], at, [*carried, *results], [*incoming, *of_results])
-            before, of_slices, more = found[: len(carried)], found[len(carried) : len(at) - len(given)], found[len(at) - len(given) :]
+            before, of_slices, more = (
+                found[: len(carried)],
+                found[len(carried) : len(at) - len(given)],
+                found[len(at) - len(given) :],
+            )
             return *before, *(total + t for total, t in zip(sums, more, strict=True)), *of_slices
 
         last = [or_zeros(cotangents[i], outs[i]) for i in carried]
         sums = [torch.zeros_like(tensors[i]) for i in given]
         taken = [*outs[len(outs) - n :], *xs, *(t for i in results if (t := cotangents[i]) is not None)]
-        found = Scan.run(self.trace, body, [*last, *sums], taken, constants, reverse=not self.reverse, is_derivative=True)
+        found = Scan.run(
+            self.trace, body, [*last, *sums], taken, constants, reverse=not self.reverse, is_derivative=True
+        )
         return spread(len(tensors), [*carried, *given, *sliced], found)
 
     def pushed(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], tangents: Gradients) -> Gradients:
@@ -254,10 +283,15 @@ class Scan:
         def body(*values: Tensor) -> Sequence[Tensor]:
             split = iter(values)
             moving, carry, x, of_slices, const, of_given = (
-                list(itertools.islice(split, k)) for k in (len(carried), n, self.n_xs, len(sliced), len(constants), len(given))
+                list(itertools.islice(split, k))
+                for k in (len(carried), n, self.n_xs, len(sliced), len(constants), len(given))
             )
             return push(
-                self.body, [*carry, *x, *const], [*carried, *sliced, *given], [*carried, *results], [*moving, *of_slices, *of_given]
+                self.body,
+                [*carry, *x, *const],
+                [*carried, *sliced, *given],
+                [*carried, *results],
+                [*moving, *of_slices, *of_given],
             )
 
         first = [or_zeros(tangents[i], init[i]) for i in carried]
@@ -266,11 +300,15 @@ class Scan:
         found = Scan.run(self.trace, body, first, taken, constant, reverse=self.reverse, is_derivative=True)
         return spread(len(outs), [*carried, *results], found)
 
-    def batched(self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str) -> tuple[Any, Any]:
+    def batched(
+        self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str
+    ) -> tuple[Any, Any]:
         init, xs, constants = self._parts(list(zip(tensors, dims, strict=True)))
         at = (*[0] * self.n_carry, *(None if d is None else 0 for _, d in (*xs, *constants)))
         moved = [in_batch(t, d, size) for t, d in init]
-        moved += [t if d is None else t.movedim(d, 1 if i < self.n_xs else 0) for i, (t, d) in enumerate((*xs, *constants))]
+        moved += [
+            t if d is None else t.movedim(d, 1 if i < self.n_xs else 0) for i, (t, d) in enumerate((*xs, *constants))
+        ]
         body = vmapped(self.body, at, size, randomness)
         outs = apply(Scan(self.trace, body, self.n_carry, self.n_xs, self.reverse, self.is_derivative), moved)
         return outs, tuple(0 if i < self.n_carry else 1 for i in range(len(outs)))
@@ -281,8 +319,8 @@ class Scan:
 
 @frozen(eq=False)
 class While:
-    """``while_loop``. Tensors: the first carry, and what each step is given. How many steps there will be nobody knows: there is no memory
-    to be planned for what reverse mode would need of them."""
+    """``while_loop``. Tensors: the first carry, and what each step is given. How many steps there will be nobody
+    knows: there is no memory to be planned for what reverse mode would need of them."""
 
     trace: Trace
     condition: Function
@@ -296,7 +334,9 @@ class While:
         condition, (goes_on, *_) = graph_of(trace, "condition", self.condition, fakes)
         if goes_on.numel() != 1:
             raise TraceError(
-                f"the condition of while_loop returns {type_text(goes_on)}", where=user_line(), fix="return one bool, as a tensor: .any()"
+                f"the condition of while_loop returns {type_text(goes_on)}",
+                where=user_line(),
+                fix="return one bool, as a tensor: .any()",
             )
         body, made = graph_of(trace, "body", self.body, fakes)
         _require_same_carry("while_loop", fakes[:n], made)
@@ -306,11 +346,14 @@ class While:
             trace.record(repeat, (condition, body, fakes[:n], [*fakes[n:], *trace.draws.operands]), {}, tuple(outs))
         return functional(trace, outs)
 
-    def pulled(self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]) -> Gradients:
+    def pulled(
+        self, tensors: Sequence[Tensor], outs: Sequence[Tensor], cotangents: Gradients, needed: Sequence[bool]
+    ) -> Gradients:
         raise UnsupportedTransformError(
             "a while_loop is differentiated in reverse mode, which would have to keep something of every step",
             where=user_line(),
-            fix="write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, new, old) in its body; "
+            fix="write torch._higher_order_ops.scan over as many steps as there may be, with torch.where(goes_on, "
+            "new, old) in its body; "
             "differentiate in forward mode (fg.jvp_compiled); or compute it under torch.no_grad()",
         )
 
@@ -334,7 +377,9 @@ class While:
         found = apply(twin, [*tensors[:n], *(t.contiguous() for t in moving), *tensors[n:], *more])
         return spread(len(outs), carried, found[n:])
 
-    def batched(self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str) -> tuple[Any, Any]:
+    def batched(
+        self, tensors: Sequence[Tensor], dims: Sequence[int | None], size: int, randomness: str
+    ) -> tuple[Any, Any]:
         n = self.n_carry
         at = (*[0] * n, *(None if d is None else 0 for d in dims[n:]))
         moved = [in_batch(t, d, size) for t, d in zip(tensors[:n], dims, strict=False)]
@@ -346,7 +391,9 @@ class While:
 
         def body(*values: Tensor) -> Sequence[Tensor]:
             goes_on = each(*values)[0].reshape(size)
-            return tuple(torch.where(beside(goes_on, new), new, old) for new, old in zip(step(*values), values, strict=False))
+            return tuple(
+                torch.where(beside(goes_on, new), new, old) for new, old in zip(step(*values), values, strict=False)
+            )
 
         outs = apply(While(self.trace, condition, body, n, self.is_derivative), moved)
         return outs, (0,) * len(outs)
@@ -357,7 +404,8 @@ class While:
 
 @contextlib.contextmanager
 def reading_saved(trace: Trace) -> Iterator[None]:
-    """Inside, a backward pass reads what forward saved, not what inputs hold by then: these are our rules, not the caller's Python."""
+    """Inside, a backward pass reads what forward saved, not what inputs hold by then: these are our rules, not the
+    caller's Python."""
     before, trace.rereads = trace.rereads, {}
     try:
         yield
@@ -380,7 +428,9 @@ def _fakes(trace: Trace, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _like(trace: Trace, tensor: Tensor, steps: int | None = None) -> Tensor:
     """A fake of the sizes of another one; of as many of these as there are steps."""
     with without_modes(), trace.fakes:
-        return torch.empty(tensor.shape if steps is None else (steps, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        return torch.empty(
+            tensor.shape if steps is None else (steps, *tensor.shape), dtype=tensor.dtype, device=tensor.device
+        )
 
 
 def _require_same_carry(what: str, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
@@ -389,15 +439,23 @@ def _require_same_carry(what: str, before: Sequence[Tensor], after: Sequence[Ten
         raise TraceError(
             f"the body of {what} was given a carry of types {', '.join(was)} and returns {', '.join(now)}",
             where=user_line(),
-            fix="return a carry of the sizes and dtypes of the first one: start from zeros of these, or cast with .to()",
+            fix="return a carry of the sizes and dtypes of the first one: start from zeros of these, or cast with "
+            ".to()",
         )
 
 
 def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> None:
-    once = [n for graph in graphs if graph is not None for n in graph.fx.nodes if isinstance(n.target, Opaque) and has_effect(n)]
+    once = [
+        n
+        for graph in graphs
+        if graph is not None
+        for n in graph.fx.nodes
+        if isinstance(n.target, Opaque) and has_effect(n)
+    ]
     if is_derivative and once:
         raise UnsupportedTransformError(
-            f"{what} calls {once[0].name}, which runs once, and is differentiated: its backward pass would call it again",
+            f"{what} calls {once[0].name}, which runs once, and is differentiated: its backward pass would call it "
+            "again",
             where=user_line(),
             fix="call it outside, or make it a fg.pure_callback, which may run again",
         )
@@ -406,7 +464,8 @@ def _require_no_draws(what: str, is_derivative: bool, *graphs: Graph | None) -> 
         raise UnsupportedTransformError(
             f"{what} draws random numbers and is differentiated: its backward pass would draw others",
             where=user_line(),
-            fix="draw outside and name the draw among the operands: torch.cond(condition, f, g, (x, torch.rand_like(x)))",
+            fix="draw outside and name the draw among the operands: torch.cond(condition, f, g, (x, "
+            "torch.rand_like(x)))",
         )
     if "cond" not in what and any(map(draws, graphs)):
         raise UnsupportedTransformError(

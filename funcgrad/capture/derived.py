@@ -1,4 +1,5 @@
-"""What is derived from bodies of control flow: their derivatives and their batched forms, as functions of tensors again."""
+"""What is derived from bodies of control flow: their derivatives and their batched forms, as functions of tensors
+again."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ Function = Callable[..., Sequence[Tensor]]
 Gradients = Sequence[Tensor | None]
 
 
-def _of(body: Function, values: Sequence[Tensor], at: Sequence[int], results: Sequence[int]) -> Callable[..., tuple[Tensor, ...]]:
+def _of(
+    body: Function, values: Sequence[Tensor], at: Sequence[int], results: Sequence[int]
+) -> Callable[..., tuple[Tensor, ...]]:
     """The results at some places, as a function of the operands at some places."""
 
     def function(*some: Tensor) -> tuple[Tensor, ...]:

@@ -28,8 +28,9 @@ Source = Arg | Captured
 
 @frozen
 class Change:
-    """What the function does to one input: ``data`` is how it writes to its memory (``"tracked"`` by autograd, ``"detached"``:
-    with its version counter alone, ``"unversioned"``; None: not at all), ``restrides`` how it changes its sizes and strides."""
+    """What the function does to one input: ``data`` is how it writes to its memory (``"tracked"`` by autograd,
+    ``"detached"``: with its version counter alone, ``"unversioned"``; None: not at all), ``restrides`` how it
+    changes its sizes and strides."""
 
     data: str | None = None
     restrides: tuple[Step, ...] = ()
@@ -39,14 +40,24 @@ class Change:
     """Its version counter moves though nothing is written (a view of it was restrided)."""
 
     def __str__(self) -> str:
-        written = {None: "", "tracked": "written to", "detached": "written to under no_grad", "unversioned": "written to through .data"}
+        written = {
+            None: "",
+            "tracked": "written to",
+            "detached": "written to under no_grad",
+            "unversioned": "written to through .data",
+        }
         late = "written to in backward" if self.in_backward else ""
-        return ", ".join(filter(None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]))
+        return ", ".join(
+            filter(
+                None, [written[self.data], late, *(f"{s.method}{str(s)[len(s.method) - 1 :]}" for s in self.restrides)]
+            )
+        )
 
 
 @frozen
 class BackwardCall:
-    """A ``.backward()`` that goes on through the histories of inputs of the inner function, and whether it keeps the graph for another one.
+    """A ``.backward()`` that goes on through the histories of inputs of the inner function, and whether it keeps the
+    graph for another one.
 
     ``written``: the inputs whose version counters the function had moved by then.
     """
@@ -63,19 +74,22 @@ def naming(out_slot: Callable[[str], Slot], given: Iterable[NewMemory | NewGradi
 
 
 def require_sizes_may_vary(facts: Facts) -> None:
-    """Where facts say how tensors lie in one another's memory, they are about these sizes alone: ``NotSymbolicError``."""
+    """Where facts say how tensors lie in one another's memory, they are about these sizes alone:
+    ``NotSymbolicError``."""
     if facts.overlap or facts.same or facts.neighbours or facts.subclasses or facts.stores:
         raise NotSymbolicError("inputs that share memory, or are wrapper subclasses, have sizes that are known")
     if any(change.restrides for change in facts.changes.values()) or any(o.view is not None for o in facts.outputs):
-        raise NotSymbolicError("results that look at inputs, and inputs that come to lie otherwise, have sizes that are known")
+        raise NotSymbolicError(
+            "results that look at inputs, and inputs that come to lie otherwise, have sizes that are known"
+        )
 
 
 @frozen(eq=False, repr=False)
 class Facts(Shown):
     """What the dry run showed.
 
-    ``same`` and ``overlap`` say which inputs are one object or share memory, ``changes`` what the function does to them (an
-    overlap changes as one), ``histories`` how autograd knows those it writes to.
+    ``same`` and ``overlap`` say which inputs are one object or share memory, ``changes`` what the function does to them
+    (an overlap changes as one), ``histories`` how autograd knows those it writes to.
     """
 
     inputs: tuple[tuple[Arg | StateSlot, str, bool], ...]
@@ -100,14 +114,16 @@ class Facts(Shown):
     gradless: tuple[Source, ...]
     """The inputs whose ``.grad`` the function asked for, or set: they have none before."""
     leaves: Mapping[Source, bool]
-    """The inputs whose ``.grad`` the function asked for or set, and whether they are leaves: else, they are computed outside."""
+    """The inputs whose ``.grad`` the function asked for or set, and whether they are leaves: else, they are computed
+    outside."""
     switches: Mapping[Source, tuple[bool, ...]]
-    """The inputs for which the function called ``requires_grad_()``, and what leaves them as it does: ``True`` if they come to
-    require grad, so that what is computed meanwhile has a history; ``False`` if they do not in the end."""
+    """The inputs for which the function called ``requires_grad_()``, and what leaves them as it does: ``True`` if
+    they come to require grad, so that what is computed meanwhile has a history; ``False`` if they do not in the end."""
     draws: bool
     """Whether it draws random numbers that are made of a key (``rng="philox"``)."""
     asked: tuple[Asked, ...]
-    """What it asked of inputs that decides nothing in a graph: whether they are leaves, views, parameters; their attributes."""
+    """What it asked of inputs that decides nothing in a graph: whether they are leaves, views, parameters; their
+    attributes."""
     state: State
     """What it reads of Python state, and what it writes to it."""
     numbers: tuple[tuple[StateSlot, Place], ...]
@@ -115,7 +131,8 @@ class Facts(Shown):
     also: tuple[tuple[Place, Source], ...] = ()
     """Further places in which inputs live: each must hold the tensor that is read from the first."""
     apart: frozenset[int] = frozenset()
-    """The identities of tensors that were met and are no inputs, where code compares objects: no input is one of them."""
+    """The identities of tensors that were met and are no inputs, where code compares objects: no input is one of
+    them."""
     backward_calls: tuple[BackwardCall, ...] = ()
     """What goes on through the histories of inputs, in order."""
     follows: Mapping[Source, Source] = {}
@@ -154,30 +171,41 @@ class Facts(Shown):
         return frozenset(slot.path for slot, _ in self.numbers)
 
     def is_leaf(self, slot: Slot) -> bool:
-        """Whether the function does to an input what can only be done to a leaf, so that it must be one in the trace."""
+        """Whether the function does to an input what can only be done to a leaf, so that it must be one in the
+        trace."""
         had = any(isinstance(c.origin, GradientOf) and c.origin.slot == slot for c in self.captured)
         asked = slot in self.gradients or (slot in self.gradless and self.change_of(slot) is not None)
         return had or slot in self.switches or slot in self.follows or (asked and self.leaves[slot])  # type: ignore[index]
 
     def is_view(self, slot: Slot) -> bool:
-        """Whether an input must be a view in the trace, too: one that is written to by a function that runs a backward pass, which the
-        history of a view that was written to does not outlive; or one that requires grad as soon as its base does."""
+        """Whether an input must be a view in the trace, too: one that is written to by a function that runs a
+        backward pass, which the history of a view that was written to does not outlive; or one that requires grad as
+        soon as its base does."""
         change = self.change_of(slot)
         is_tracked = change is not None and change.data == "tracked"
-        return slot in self.follows or (is_tracked and any(a.slot == slot and a.question == IS_VIEW and a.answer for a in self.asked))
+        return slot in self.follows or (
+            is_tracked and any(a.slot == slot and a.question == IS_VIEW and a.answer for a in self.asked)
+        )
 
     def released(self) -> Facts:
         """The same, without the captured tensors that can be read from where they live: what a program keeps."""
         return evolve(
-            self, captured=tuple(evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf, Place)) else c for c in self.captured)
+            self,
+            captured=tuple(
+                evolve(c, tensor=None) if isinstance(c.origin, (Origin, GradientOf, Place)) else c
+                for c in self.captured
+            ),
         )
 
     def requires_grad(self, slot: Slot) -> bool:
-        """Whether an input requires grad; a base: whether one of those that share it does, if it is what they are views of."""
+        """Whether an input requires grad; a base: whether one of those that share it does, if it is what they are
+        views of."""
         if isinstance(slot, Base):
             plain = any(o.base == slot and o.families for o in self.overlap)
             return not plain and any(map(self.requires_grad, slot.of))
-        return any(s == slot and grad for s, _, grad in self.inputs) or any(c.slot == slot and c.requires_grad for c in self.captured)
+        return any(s == slot and grad for s, _, grad in self.inputs) or any(
+            c.slot == slot and c.requires_grad for c in self.captured
+        )
 
     def change_of(self, slot: Slot) -> Change | None:
         """What the function does to an input, if anything."""
@@ -188,7 +216,8 @@ class Facts(Shown):
         return not isinstance(slot, Final) or self.changes[slot.of].data == "tracked"  # type: ignore[index]
 
     def shares_memory(self, slot: Slot) -> bool:
-        """Whether an input that is not written to lives in the memory of one that is, elsewhere: they share a version counter."""
+        """Whether an input that is not written to lives in the memory of one that is, elsewhere: they share a
+        version counter."""
         own = set(slot.of) if isinstance(slot, Base) else {slot}
         return any(own & set(group) and set(group) - own for group in self.neighbours)
 
@@ -205,18 +234,26 @@ class Facts(Shown):
         return slot
 
     def carriers(self, overlap: Overlap) -> list[Slot]:
-        """The inputs that go in for the history of a family: of those that require grad, or are written to with a version counter."""
+        """The inputs that go in for the history of a family: of those that require grad, or are written to with a
+        version counter."""
         return [f.slot for f in overlap.families if self.requires_grad(f.slot) or f.slot in self.changes]
 
     def doc(self) -> Doc:
         kinds: dict[Source, str] = {slot: "requires grad" if grad else "" for slot, _, grad in self.inputs}  # type: ignore[misc]
         kinds |= {c.slot: "captured" + (", requires grad" if c.requires_grad else "") for c in self.captured}
-        types: dict[Source, str] = {slot: kind for slot, kind, _ in self.inputs} | {c.slot: c.type for c in self.captured}  # type: ignore[assignment]
-        rows = tuple((str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds)
+        types: dict[Source, str] = {slot: kind for slot, kind, _ in self.inputs} | {
+            c.slot: c.type for c in self.captured
+        }  # type: ignore[assignment]
+        rows = tuple(
+            (str(s), types[s], ", ".join(filter(None, [kinds[s], str(self.changes.get(s, ""))]))) for s in kinds
+        )
         outs = tuple((f"out{o.path}", o.type, str(o)) for o in self.returned)
         outs += tuple((o.path, o.type, str(o)) for o in self.outputs[len(self.returned) :])
         parts: list[Table] = [Table(("input", "", ""), rows, "inputs"), Table(("output", "", ""), outs, "outputs")]
         shared = [(" is ".join(map(str, group)), "one object") for group in self.same]
-        shared += [(str(o.base), f"overlap; the base has {in_bytes(o.base_bytes)}, they {in_bytes(o.member_bytes)}") for o in self.overlap]
+        shared += [
+            (str(o.base), f"overlap; the base has {in_bytes(o.base_bytes)}, they {in_bytes(o.member_bytes)}")
+            for o in self.overlap
+        ]
         parts += [Table(("memory", ""), tuple(shared), "memory")] if shared else []
         return Doc(f"facts: {len(rows)} inputs, {len(outs)} outputs", tuple(parts))

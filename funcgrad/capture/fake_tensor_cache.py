@@ -1,4 +1,5 @@
-"""What operators make of fake tensors, asked once for each kind of arguments: a long trace asks the same again and again."""
+"""What operators make of fake tensors, asked once for each kind of arguments: a long trace asks the same again and
+again."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _BY_VALUE = (int, float, bool, complex, str, type(None), torch.dtype, torch.devi
 class Results:
     """Calls operators on the fake tensors of one trace.
 
-    PyTorch keeps such results, too, but its key for a call and its copy of a result take ten times as long as these. As there, what is
-    known is known to every trace.
+    PyTorch keeps such results, too, but its key for a call and its copy of a result take ten times as long as these. As
+    there, what is known is known to every trace.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:

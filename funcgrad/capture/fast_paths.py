@@ -1,8 +1,9 @@
-"""The fast paths of torch's transformer modules, which they take in eval mode where no gradient is needed, and not under a function mode.
+"""The fast paths of torch's transformer modules, which they take in eval mode where no gradient is needed, and not
+under a function mode.
 
-With masks they compute something else: a query that may look at nothing is NaN, numbers in a mask count as truth values, and an
-encoder that goes over nested tensors leaves zeros where its input is padded. Inside a trace modules do with masks what they do in
-eager PyTorch; without masks the results are the same, and the slow path has more to fuse.
+With masks they compute something else: a query that may look at nothing is NaN, numbers in a mask count as truth
+values, and an encoder that goes over nested tensors leaves zeros where its input is padded. Inside a trace modules do
+with masks what they do in eager PyTorch; without masks the results are the same, and the slow path has more to fuse.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ FORWARDS = {nn.TransformerEncoder: "encoder"}
 
 
 def fast_path_replacements() -> dict[str, Callable[..., Any]]:
-    """What replaces ``torch.overrides.has_torch_function`` and the ``FORWARDS`` in one trace: modules with masks take the path they take
-    in eager PyTorch."""
+    """What replaces ``torch.overrides.has_torch_function`` and the ``FORWARDS`` in one trace: modules with masks
+    take the path they take in eager PyTorch."""
 
     def overridden(original: Callable[[Any], bool], args: Any) -> bool:
         return not _has_masks(sys._getframe(2)) and original(args)
@@ -50,7 +51,8 @@ def _encode(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """What an encoder computes, on tensors as they are where eager PyTorch makes nested ones of them, which have no padding."""
+    """What an encoder computes, on tensors as they are where eager PyTorch makes nested ones of them, which have no
+    padding."""
     layers = SimpleNamespace(layers=self.layers, norm=None, use_nested_tensor=False)
     if src_key_padding_mask is None or not _goes_nested(self, src, mask):
         output = encode(layers, src, mask, src_key_padding_mask, is_causal)
@@ -70,7 +72,13 @@ def _goes_nested(encoder: Any, src: Tensor, mask: Tensor | None) -> bool:
     first = encoder.layers[0]
     if not torch.backends.mha.get_fastpath_enabled() or not getattr(encoder, "use_nested_tensor", False):
         return False
-    if first.training or src.dim() != 3 or mask is not None or torch.is_autocast_enabled() or src.device.type not in _DEVICES:
+    if (
+        first.training
+        or src.dim() != 3
+        or mask is not None
+        or torch.is_autocast_enabled()
+        or src.device.type not in _DEVICES
+    ):
         return False
     read = [src, first.self_attn.in_proj_weight, first.self_attn.in_proj_bias, *first.self_attn.out_proj.parameters()]
     read += [p for part in (first.norm1, first.norm2, first.linear1, first.linear2) for p in part.parameters()]

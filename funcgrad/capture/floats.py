@@ -1,10 +1,10 @@
 """Symbolic floats and ints: numbers of Python that a program is given when it is called, in the trace of it.
 
-A ``Float`` is computed with like the ``float`` it stands for, to the last bit, infinities, NaN and signed zeros included, an ``Int`` like
-the ``int``, however large: the arithmetic, and what functions of ``math`` make of it, is written down as Python, for the program to
-carry out. Whatever else is asked of one (a comparison, ``if v:``, ``int(v)``, ``range(v)``) is answered by its value now, its *hint*, and
-becomes a guard: the program is for the values with which the answer is the same. No value is special, and none is looked at without a
-guard.
+A ``Float`` is computed with like the ``float`` it stands for, to the last bit, infinities, NaN and signed zeros
+included, an ``Int`` like the ``int``, however large: the arithmetic, and what functions of ``math`` make of it, is
+written down as Python, for the program to carry out. Whatever else is asked of one (a comparison, ``if v:``,
+``int(v)``, ``range(v)``) is answered by its value now, its *hint*, and becomes a guard: the program is for the values
+with which the answer is the same. No value is special, and none is looked at without a guard.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ _FINEST = 1 << 10
 
 
 class NotSymbolicError(Exception):
-    """A function does not trace with symbols: it, or what it calls, has to know a number. It is traced with the value instead."""
+    """A function does not trace with symbols: it, or what it calls, has to know a number. It is traced with the
+    value instead."""
 
 
 class VaryingNumbersError(NotSymbolicError):
-    """A function returns, or stores, numbers that are computed of sizes, which its dry run saw as constants: ``names`` says where."""
+    """A function returns, or stores, numbers that are computed of sizes, which its dry run saw as constants:
+    ``names`` says where."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(f"{', '.join(sorted(names))} is computed of sizes")
@@ -62,13 +64,15 @@ class Floats:
         return wrapped(NumberNode(self, symbol, value, frozenset({symbol})))  # type: ignore[no-any-return]
 
     def object(self, value: Any) -> Any:
-        """A number as one that is told by identity from any other, as those the function makes are; ints of Python are not."""
+        """A number as one that is told by identity from any other, as those the function makes are; ints of Python
+        are not."""
         if type(value) is not int:
             return value
         return wrapped(NumberNode(self, _written(value), value, frozenset()))
 
     def node(self, value: Any) -> NumberNode | None:
-        """A number as an expression; PyTorch's own symbols, too, which are sizes or are computed from sizes. None for what is no number."""
+        """A number as an expression; PyTorch's own symbols, too, which are sizes or are computed from sizes. None
+        for what is no number."""
         if type(value) in (int, float, bool):
             return NumberNode(self, _written(value), value, frozenset())
         if isinstance(value, (SymFloat, SymInt, SymBool)):
@@ -76,12 +80,14 @@ class Floats:
                 return value.node
             if not value.node.is_constant():
                 expr = expression(value)
-                return NumberNode(self, f"({python_text(expr)})", value.node.hint, frozenset(map(str, expr.free_symbols)))
+                return NumberNode(
+                    self, f"({python_text(expr)})", value.node.hint, frozenset(map(str, expr.free_symbols))
+                )
         return None
 
     def exact(self, value: SymFloat, quotient: tuple[Any, Any] | None = None) -> SymFloat:
-        """A symbolic float of PyTorch's as one of ours: PyTorch takes real numbers for granted, and puts their terms in another order.
-        ``quotient``: the sizes of which it is one, which rounds to a size."""
+        """A symbolic float of PyTorch's as one of ours: PyTorch takes real numbers for granted, and puts their terms
+        in another order. ``quotient``: the sizes of which it is one, which rounds to a size."""
         node = self.node(value)
         if node is None or node is value.node:
             return value
@@ -109,7 +115,8 @@ class Floats:
 
 
 class NumberNode(NumberBelow):
-    """An expression over symbols, as Python, and its value now. Its methods are what PyTorch asks for below a ``SymFloat``."""
+    """An expression over symbols, as Python, and its value now. Its methods are what PyTorch asks for below a
+    ``SymFloat``."""
 
     def __init__(self, floats: Floats, text: str, hint: Any, symbols: frozenset[str]) -> None:
         self.floats, self.text, self.hint, self.symbols = floats, text, hint, symbols
@@ -155,12 +162,17 @@ class NumberNode(NumberBelow):
         return answer
 
     def computed(self, text: str, function: Callable[..., Any], *others: NumberNode, may_raise: bool = False) -> Any:
-        """What is computed of it and others: a node, or (a power may be complex) a number that is fixed. Where it may raise, that it does
-        not is a guard, whether or not anybody reads it: an int may be too large for the float that it is to be."""
+        """What is computed of it and others: a node, or (a power may be complex) a number that is fixed. Where it
+        may raise, that it does not is a guard, whether or not anybody reads it: an int may be too large for the
+        float that it is to be."""
         value = function(self.hint, *(other.hint for other in others))
         written = text.format(self.text, *(other.text for other in others))
         symbols = self.symbols.union(*(other.symbols for other in others))
-        rounds = self.floats.ints and type(value) is float and any(n.symbols and type(n.hint) is int for n in (self, *others))
+        rounds = (
+            self.floats.ints
+            and type(value) is float
+            and any(n.symbols and type(n.hint) is int for n in (self, *others))
+        )
         if symbols and (may_raise or rounds or type(value) not in (int, float)):
             self.floats.ask(f"(type({written}) is {type(value).__name__})", True)
         if type(value) in (int, float) and len(written) <= _LONGEST:
@@ -180,7 +192,8 @@ def _written(value: Any) -> str:
     """A number as Python."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{'(-' if value < 0 else '('}math.{'nan' if value != value else 'inf'})"
-    text = hex(value) if type(value) is int and value.bit_length() > 4096 else repr(value)  # Python writes no long ones in decimals
+    # Python writes no long ones in decimals
+    text = hex(value) if type(value) is int and value.bit_length() > 4096 else repr(value)
     return f"({text})" if text.startswith("-") else text
 
 
@@ -190,7 +203,8 @@ Operation = Callable[[NumberNode, NumberNode], Any]
 
 def _arithmetic(sign: str, function: Callable[[Any, Any], Any], may_raise: bool = True) -> Operation:
     def operation(a: NumberNode, b: NumberNode) -> Any:
-        is_plain = not b.symbols and type(a.hint) is int and type(b.hint) is int and b.hint > 0  # that makes an int of any other
+        # that makes an int of any other
+        is_plain = not b.symbols and type(a.hint) is int and type(b.hint) is int and b.hint > 0
         return a.computed(f"({{}} {sign} {{}})", function, b, may_raise=may_raise and not is_plain)
 
     return operation
@@ -220,7 +234,8 @@ _times = _arithmetic("*", operator.mul, may_raise=False)
 _ARITHMETIC: Mapping[str, Operation] = {
     "add": _arithmetic("+", operator.add, may_raise=False), "sub": _arithmetic("-", operator.sub, may_raise=False),
     "mul": _product, "truediv": _arithmetic("/", operator.truediv),
-    "floordiv": _arithmetic("//", operator.floordiv), "mod": _arithmetic("%", operator.mod), "pow": _arithmetic("**", operator.pow),
+    "floordiv": _arithmetic("//", operator.floordiv), "mod": _arithmetic("%", operator.mod),
+    "pow": _arithmetic("**", operator.pow),
 }  # fmt: skip
 _OF_BITS: Mapping[str, Operation] = {
     "and": _arithmetic("&", operator.and_, may_raise=False), "or": _arithmetic("|", operator.or_, may_raise=False),
@@ -302,14 +317,19 @@ class Float(_Number, SymFloat):
 
 
 class Int(_Number, SymInt):
-    """A symbolic int as the function sees it: to ``isinstance`` it is an int. PyTorch is never given one (see ``ints``)."""
+    """A symbolic int as the function sees it: to ``isinstance`` it is an int. PyTorch is never given one (see
+    ``ints``)."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return int
 
     def __round__(self, digits: int | None = None) -> Any:
-        return self if digits is None else wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
+        return (
+            self
+            if digits is None
+            else wrapped(self.node.computed(f"round({{}}, {digits!r})", lambda value: round(value, digits)))
+        )
 
     def __invert__(self) -> Any:
         return wrapped(self.node.computed("(~{})", operator.invert))
@@ -364,7 +384,9 @@ def wrapped(value: Any) -> Any:
     return Int(value)
 
 
-def _method(function: Callable[[Any, Any], Any], operation: Operation, swapped: bool = False) -> Callable[[Any, Any], Any]:
+def _method(
+    function: Callable[[Any, Any], Any], operation: Operation, swapped: bool = False
+) -> Callable[[Any, Any], Any]:
     """A method of a number. With what is neither a number nor a tensor, Python says what comes of the value."""
 
     def method(self: Any, other: Any) -> Any:
@@ -413,7 +435,10 @@ for _name, _operation in (*_ARITHMETIC.items(), *_COMPARISONS.items()):
             setattr(_kind, f"__{_name}__", _method(_function, _operation))
         if _name in _ARITHMETIC:
             setattr(_kind, f"__r{_name}__", _method(_function, _operation, swapped=True))
-    for _method_name in (_name, *{"truediv": ("float_truediv",), "floordiv": ("int_floordiv",), "pow": ("float_pow",)}.get(_name, ())):
+    for _method_name in (
+        _name,
+        *{"truediv": ("float_truediv",), "floordiv": ("int_floordiv",), "pow": ("float_pow",)}.get(_name, ()),
+    ):
         setattr(NumberNode, _method_name, _below(_operation))
 for _name, _operation in _OF_BITS.items():
     _function = getattr(operator, f"__{_name}__")

@@ -1,5 +1,6 @@
-"""The steps of fused optimisers as ordinary tensor code, by the formulas of PyTorch's kernels: its operators write to lists of tensors, one
-of which may be empty, or have no fake form, and so are not traced. Kernels fuse the code again."""
+"""The steps of fused optimisers as ordinary tensor code, by the formulas of PyTorch's kernels: its operators write
+to lists of tensors, one of which may be empty, or have no fake form, and so are not traced. Kernels fuse the code
+again."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ Tensors = Sequence[Tensor]
 
 def _require_unscaled(grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     if grad_scale is not None or found_inf is not None:
-        raise unsupported_operator("a fused step that a gradient scaler scales", "optimizer.step() of gradients without a scale")
+        raise unsupported_operator(
+            "a fused step that a gradient scaler scales", "optimizer.step() of gradients without a scale"
+        )
 
 
 def _falling(param: Tensor, grad: Tensor, weight_decay: float, maximize: bool) -> Tensor:
@@ -28,8 +31,10 @@ def _falling(param: Tensor, grad: Tensor, weight_decay: float, maximize: bool) -
 
 def _adam(decoupled: bool) -> Callable[..., None]:
     def step(
-        params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, most: Tensors, steps: Tensors, *, lr: Any, beta1: float,
-        beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool, grad_scale: Any = None, found_inf: Any = None,
+        params: Tensors, grads: Tensors, averages: Tensors, squares: Tensors, most: Tensors, steps: Tensors, *, lr: Any,
+        beta1: float,
+        beta2: float, weight_decay: float, eps: float, amsgrad: bool, maximize: bool, grad_scale: Any = None,
+        found_inf: Any = None,
     ) -> None:  # fmt: skip
         _require_unscaled(grad_scale, found_inf)
         for i, (param, average, square) in enumerate(zip(params, averages, squares, strict=True)):
@@ -48,7 +53,8 @@ def _adam(decoupled: bool) -> Callable[..., None]:
 
 
 def _sgd(
-    params: Tensors, grads: Tensors, momenta: Tensors, *, weight_decay: float, momentum: float, lr: Any, dampening: float, nesterov: bool,
+    params: Tensors, grads: Tensors, momenta: Tensors, *, weight_decay: float, momentum: float, lr: Any,
+    dampening: float, nesterov: bool,
     maximize: bool, is_first_step: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
     _require_unscaled(grad_scale, found_inf)
@@ -61,7 +67,8 @@ def _sgd(
 
 
 def _adagrad(
-    params: Tensors, grads: Tensors, sums: Tensors, steps: Tensors, *, lr: Any, lr_decay: float, weight_decay: float, eps: float,
+    params: Tensors, grads: Tensors, sums: Tensors, steps: Tensors, *, lr: Any, lr_decay: float, weight_decay: float,
+    eps: float,
     maximize: bool, grad_scale: Any = None, found_inf: Any = None,
 ) -> None:  # fmt: skip
     _require_unscaled(grad_scale, found_inf)

@@ -58,7 +58,8 @@ def require_comparable(value: Any, path: str) -> None:
     kind = type(value).__name__
     static = type(value) in (dict, list, tuple)
     raise ContainerError(
-        f"a {kind} that holds tensors is " + ("a static argument" if static else "no pytree: its tensors would be no inputs"),
+        f"a {kind} that holds tensors is "
+        + ("a static argument" if static else "no pytree: its tensors would be no inputs"),
         where=path,
         fix="leave it out of static_argnums" if static else _registering(value),
     )
@@ -70,7 +71,8 @@ def equal(baked: Any, now: Any) -> bool:
         return bool(baked == now)
     except Exception as error:
         raise ArgumentError(
-            f"a {type(now).__name__} is a static value, and cannot be compared: {error}", fix="pass what it holds in a dict or a dataclass"
+            f"a {type(now).__name__} is a static value, and cannot be compared: {error}",
+            fix="pass what it holds in a dict or a dataclass",
         ) from error
 
 

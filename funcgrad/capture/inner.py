@@ -1,8 +1,9 @@
-"""The inner function: a definition as a pure function of flat values, which is what is traced, differentiated and compiled.
+"""The inner function: a definition as a pure function of flat values, which is what is traced, differentiated and
+compiled.
 
-Its inputs are distinct and do not overlap where anything is written to; it writes to none of them; none of its outputs is
-an input or, where autograd would have to know, a view of another. What that takes away (duplicates, views, writes) the
-layers give back around the compiled kernel.
+Its inputs are distinct and do not overlap where anything is written to; it writes to none of them; none of its outputs
+is an input or, where autograd would have to know, a view of another. What that takes away (duplicates, views, writes)
+the layers give back around the compiled kernel.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _PURE = "make it a pure function of its arguments: what it does to them must not
 
 @frozen(eq=False)
 class Ran:
-    """What one run of an inner function gave: a value for each output slot, the memory of each input as the function left it,
-    and its result as it was."""
+    """What one run of an inner function gave: a value for each output slot, the memory of each input as the function
+    left it, and its result as it was."""
 
     outs: tuple[tuple[Slot, Any], ...]
     memory: dict[Slot, Tensor]
@@ -55,8 +56,8 @@ class Ran:
 
 @frozen(eq=False)
 class Inner:
-    """See the module's docstring. ``signature`` names the flat values and what is returned for them; ``inverse`` says what the definition
-    sees of them."""
+    """See the module's docstring. ``signature`` names the flat values and what is returned for them; ``inverse``
+    says what the definition sees of them."""
 
     definition: Callable[..., Any]
     inputs: Inputs
@@ -97,7 +98,9 @@ class Inner:
         for slot, base in self.facts.follows.items():
             trace.switched_with.setdefault(id(seen[base]), []).append(memory[slot])
         args, kwargs = self.inputs.rebuild(seen)
-        handing = Handing(self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)})
+        handing = Handing(
+            self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)}
+        )
         trace.backward_begins, trace.backward_is_done = handing.begins, lambda *_: handing.done()
         assert trace.watch is not None
         numbers = {slot: trace.symbols.floats.object(value) for slot, value in seen.items() if isinstance(slot, State)}
@@ -141,17 +144,27 @@ class Inner:
         return Ran(tuple((s, values_of[s]) for s in self.signature.outs), memory, own_leaves, tuple(leaves), tree)
 
     def run_pure(self, *values: Any) -> tuple[Any, ...] | None:
-        """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values of ``signature.outs``
-        alone are returned. None where more than values goes in or out: memory that inputs share, other memory, gradients, Python state."""
+        """As ``run``, of values that transforms of the trace may wrap: what is written to is a copy, and the values
+        of ``signature.outs`` alone are returned. None where more than values goes in or out: memory that inputs
+        share, other memory, gradients, Python state."""
         facts, trace = self.facts, active_trace()
         assert trace is not None and trace.watch is not None
-        if facts.needed_overlaps() or facts.given or facts.gradients or facts.leaves or facts.switches or facts.bases or facts.onward:
+        if (
+            facts.needed_overlaps()
+            or facts.given
+            or facts.gradients
+            or facts.leaves
+            or facts.switches
+            or facts.bases
+            or facts.onward
+        ):
             return None
         if any(change.restrides for change in facts.changes.values()) or self.inverse.keys:
             return None
         written = self.inverse.written
         seen, _ = self.inverse(
-            dict(zip(self.signature.ins, values, strict=True)), lambda slot, value: value.clone() if slot in written else value
+            dict(zip(self.signature.ins, values, strict=True)),
+            lambda slot, value: value.clone() if slot in written else value,
         )
         trace.watch.put_numbers(self.inputs.numbers(seen))
         args, kwargs = self.inputs.rebuild(seen)
@@ -159,27 +172,41 @@ class Inner:
             leaves, _, paths = flatten(self.definition(*args, **kwargs))
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
         of |= {Final(slot): value for slot, value in seen.items()}
-        return tuple(of[slot] for slot in self.signature.outs) if all(slot in of for slot in self.signature.outs) else None
+        return (
+            tuple(of[slot] for slot in self.signature.outs) if all(slot in of for slot in self.signature.outs) else None
+        )
 
     def named(self, path: str) -> Slot:
         """The slot of an output, by its path."""
         return naming(self.out_slot, self.facts.given)(path)
 
     def _given(
-        self, trace: Trace, slot: NewMemory | NewGradient | Stored, seen: Mapping[Any, Tensor], stored: Mapping[Stored, Tensor]
+        self,
+        trace: Trace,
+        slot: NewMemory | NewGradient | Stored,
+        seen: Mapping[Any, Tensor],
+        stored: Mapping[Stored, Tensor],
     ) -> Tensor | None:
         """What the function gave an input, or Python state."""
         if isinstance(slot, Stored):
             if slot not in stored:
                 raise TraceError(f"the function stores {slot.name} in one of two runs", where=slot.name, fix=_PURE)
             return kept_apart(trace.named(stored[slot]), self.splits)  # type: ignore[no-any-return]
-        return trace.lineage.given(seen[slot.of]) if isinstance(slot, NewMemory) else trace.named(gradient_of(seen[slot.of]))
+        return (
+            trace.lineage.given(seen[slot.of])
+            if isinstance(slot, NewMemory)
+            else trace.named(gradient_of(seen[slot.of]))
+        )
 
     def _require_constant(self, leaves: Sequence[Any], written: Written) -> None:
         """What the dry run took for constants, this run must: sizes are symbols here alone."""
         constant = [(o.path, v) for o, v in zip(self.facts.outputs, leaves, strict=True) if not o.is_dynamic]
         if self.facts.state.effects:  # else it is stored already
-            constant += [(str(slot), v) for slot, v in (written.stores | written.plain).items() if slot not in self.facts.state.stores]
+            constant += [
+                (str(slot), v)
+                for slot, v in (written.stores | written.plain).items()
+                if slot not in self.facts.state.stores
+            ]
         varying = frozenset(path for path, value in constant if isinstance(value, (SymInt, SymFloat)))
         if varying:
             raise VaryingNumbersError(varying)
@@ -210,7 +237,8 @@ class Inner:
                 raise TraceError(
                     f"the function writes to {slot} in its second run and did not in its first",
                     where=str(slot),
-                    fix="make it a pure function of its arguments: what it writes to must not depend on what ran before",
+                    fix="make it a pure function of its arguments: what it writes to must not depend on what ran "
+                    "before",
                 )
 
     def _own(self, slot: Slot, value: Any) -> Any:
@@ -229,14 +257,19 @@ class Inner:
     def _with_views(self, seen: Mapping[Any, Any], memory: Mapping[Slot, Tensor]) -> dict[Any, Any]:
         """What the function sees, where inputs that must be views in the trace, too, are views of their memory."""
         looked_at = dict(self.inverse.looks)
-        slots = [slot for slot, value in memory.items() if slot not in looked_at and seen.get(slot) is value and self.facts.is_view(slot)]
+        slots = [
+            slot
+            for slot, value in memory.items()
+            if slot not in looked_at and seen.get(slot) is value and self.facts.is_view(slot)
+        ]
         with torch.enable_grad():
             views = {id(memory[slot]): take(memory[slot], (ALIAS,)) for slot in slots}
         return {slot: views.get(id(value), value) for slot, value in seen.items()}
 
 
 def kept_apart(stored: Any, splits: bool) -> Any:
-    """What a function stores under a gradient transform has no history: it would end in the transform's own variables."""
+    """What a function stores under a gradient transform has no history: it would end in the transform's own
+    variables."""
     return stored.detach() if not splits and isinstance(stored, Tensor) and has_history(stored) else stored
 
 
@@ -250,18 +283,21 @@ def _answers(facts: Facts, seen: Mapping[Any, Any]) -> dict[int, dict[str, Any]]
 
 
 def _kind(output: OutputFact) -> tuple[Any, ...]:
-    """What must be the same in both runs. How a view is taken may differ by a ``detach`` where only one run tracks gradients."""
+    """What must be the same in both runs. How a view is taken may differ by a ``detach`` where only one run tracks
+    gradients."""
     return output.path, output.type, output.view and output.view.of
 
 
 def _require_same_effects(watch: Watch, second: Sequence[Effect]) -> None:
-    """A result that ``functools.lru_cache`` keeps is made by the first run alone, and what the second writes to it stays."""
+    """A result that ``functools.lru_cache`` keeps is made by the first run alone, and what the second writes to it
+    stays."""
     first, cache = watch.first, watch.filled
     if first is not None and cache is not None and not same_effects(first, second):
         was, now = list(map(str, first)), list(map(str, second))
         effect = next((e for e in (*was, *now) if (e in was) != (e in now)), "in another order")
         raise ImpureFunctionError(
-            f"the function writes to Python state ({effect}) in the call that fills the functools.lru_cache {cache}, and not in the next",
+            f"the function writes to Python state ({effect}) in the call that fills the functools.lru_cache {cache}, "
+            "and not in the next",
             where=cache,
             fix=f"call {cache} once, with these arguments, before the compiled function",
         )
@@ -274,7 +310,8 @@ def _another_result(facts: Facts, outputs: Sequence[Any]) -> TraceError:
         return TraceError("the function returned another structure in its second run than in its first", fix=fix)
     path = next(p for p in was if _kind(was[p]) != _kind(now[p]))
     return TraceError(
-        f"the function's result{path} was {was[path].type} ({was[path] or 'computed'}) in its first run and is {now[path].type} "
+        f"the function's result{path} was {was[path].type} ({was[path] or 'computed'}) in its first run and is "
+        f"{now[path].type} "
         f"({now[path] or 'computed'}) in its second",
         fix=fix,
     )

@@ -16,7 +16,8 @@ from .capture_sources import GradientOf, Origin, Unresolved
 
 @frozen
 class Symbolic:
-    """Stands in the place of a float argument, or a number of Python state, that is traced as a symbol; ``value``: that of this call."""
+    """Stands in the place of a float argument, or a number of Python state, that is traced as a symbol; ``value``:
+    that of this call."""
 
     value: float
 
@@ -25,9 +26,9 @@ class Symbolic:
 class Inputs:
     """The arguments of one call taken apart: the leaves with their slots, and the structure of ``(args, kwargs)``.
 
-    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of the
-    positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths. ``state``: the numbers
-    of Python state that are.
+    A tensor leaf is an input, a ``Symbolic`` leaf a symbolic float; any other leaf is static. ``names`` are those of
+    the positional arguments. ``sizes``: the dimensions of tensors that are traced as symbols, by the tensors' paths.
+    ``state``: the numbers of Python state that are.
     """
 
     names: tuple[str, ...]
@@ -65,7 +66,8 @@ class Inputs:
 
 @frozen(eq=False)
 class CapturedTensor:
-    """A tensor the function closes over, and where it lives. A program reads it from there, so it does not keep ``tensor``."""
+    """A tensor the function closes over, and where it lives. A program reads it from there, so it does not keep
+    ``tensor``."""
 
     slot: Captured
     tensor: Tensor | None
@@ -74,7 +76,8 @@ class CapturedTensor:
     origin: Origin | Place | GradientOf | Unresolved
 
     def read(self, known: Mapping[Any, Any]) -> Any:
-        """The tensor that lives there now. ``known`` are the inputs by their slots: a gradient is read from one of them."""
+        """The tensor that lives there now. ``known`` are the inputs by their slots: a gradient is read from one of
+        them."""
         if isinstance(self.origin, GradientOf):
             return known[self.origin.slot].grad
         return self.origin.read() if isinstance(self.origin, (Origin, Place)) else self.tensor

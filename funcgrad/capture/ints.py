@@ -1,7 +1,8 @@
 """Symbolic ints among the arguments of torch's functions, which are given none.
 
-Arithmetic of floating tensors means the same with a float that is equal to an int: it gets that, a symbol. Everywhere else (sizes,
-dimensions, indices, integer tensors, whose arithmetic is exact) an int decides what program there is, and its value is a guard.
+Arithmetic of floating tensors means the same with a float that is equal to an int: it gets that, a symbol. Everywhere
+else (sizes, dimensions, indices, integer tensors, whose arithmetic is exact) an int decides what program there is, and
+its value is a guard.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from torch import Tensor
 from .floats import Float, Int
 
 _ARITHMETIC = (
-    "add sub subtract rsub mul multiply div divide true_divide floor_divide truediv floordiv remainder mod fmod pow float_power "
-    "eq ne lt le gt ge not_equal less less_equal greater greater_equal clamp clamp_min clamp_max clip lerp addcmul addcdiv"
+    "add sub subtract rsub mul multiply div divide true_divide floor_divide truediv floordiv remainder mod fmod pow "
+    "float_power "
+    "eq ne lt le gt ge not_equal less less_equal greater greater_equal clamp clamp_min clamp_max clip lerp addcmul "
+    "addcdiv"
 )
 _CHOICES = "where masked_fill"
 
 
 def _functions(names: str) -> set[Any]:
-    forms = [form for name in names.split() for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")]
+    forms = [
+        form for name in names.split() for form in (name, f"{name}_", f"__{name}__", f"__r{name}__", f"__i{name}__")
+    ]
     return {getattr(owner, form) for owner in (torch, Tensor) for form in forms if hasattr(owner, form)}
 
 
@@ -35,8 +40,8 @@ _COMPUTES = _functions(_ARITHMETIC) | _CHOOSES
 def without_ints(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], as_size: Callable[[Int], Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a function of torch's, with floats, sizes or values in the place of symbolic ints. ``as_size``: what PyTorch is
-    given where no float means the same."""
+    """The arguments of a function of torch's, with floats, sizes or values in the place of symbolic ints.
+    ``as_size``: what PyTorch is given where no float means the same."""
     tensors = list(_tensors((*args, *kwargs.values())))
     beside = [t for t in tensors if not (function in _CHOOSES and t.dtype == torch.bool)]
     computes = function in _COMPUTES and bool(beside) and all(t.dtype.is_floating_point for t in beside)
@@ -53,17 +58,26 @@ def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _settled(value: Any, computes: bool, as_size: Callable[[Int], Any]) -> Any:
-    """A value without symbolic ints; ``computes``: whether a float means the same there. Within containers none does."""
+    """A value without symbolic ints; ``computes``: whether a float means the same there. Within containers none
+    does."""
     if type(value) is Int:
         node = value.node.as_float() if computes else None
         return as_size(value) if node is None else Float(node)
     if type(value) is slice:
-        return slice(_settled(value.start, False, as_size), _settled(value.stop, False, as_size), _settled(value.step, False, as_size))
+        return slice(
+            _settled(value.start, False, as_size),
+            _settled(value.stop, False, as_size),
+            _settled(value.step, False, as_size),
+        )
     if isinstance(value, (list, tuple)) and any(_holds(v) for v in value):
         items = [_settled(v, False, as_size) for v in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if type(value) is dict:
-        return {key: _settled(v, False, as_size) for key, v in value.items()} if any(map(_holds, value.values())) else value
+        return (
+            {key: _settled(v, False, as_size) for key, v in value.items()}
+            if any(map(_holds, value.values()))
+            else value
+        )
     return value
 
 

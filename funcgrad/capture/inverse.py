@@ -1,4 +1,5 @@
-"""The inverse of what happens around a kernel, which the trace runs: from what the kernel is given to what the function sees."""
+"""The inverse of what happens around a kernel, which the trace runs: from what the kernel is given to what the
+function sees."""
 
 from __future__ import annotations
 
@@ -18,20 +19,29 @@ from .views import View, take
 class Inverse:
     """What a list of statements means inside of the kernel (``layers.inverse``).
 
-    ``looks``, in the order in which they are taken: the inputs of the function that are none of the kernel's, and the memory in between.
-    ``written``: the inputs that the function writes to, or restrides. ``keys``: what all that is random in the function is made of.
+    ``looks``, in the order in which they are taken: the inputs of the function that are none of the kernel's, and the
+    memory in between. ``written``: the inputs that the function writes to, or restrides. ``keys``: what all that is
+    random in the function is made of.
     """
 
     looks: tuple[tuple[Slot, View], ...] = ()
     written: frozenset[Slot] = frozenset()
     keys: tuple[Slot, ...] = ()
 
-    def __call__(self, given: Mapping[Slot, Any], own: Callable[[Slot, Any], Any]) -> tuple[dict[Any, Any], dict[Slot, Tensor]]:
-        """What the function sees, by the caller's slots; and the tensor that holds the memory of each input, by that of the input or of
-        what inputs are views of. ``own``: the value of an input of the kernel as the function may treat it."""
-        carriers = {slot for slot, look in self.looks if look.computed}  # they bring the history of what is looked at alone
+    def __call__(
+        self, given: Mapping[Slot, Any], own: Callable[[Slot, Any], Any]
+    ) -> tuple[dict[Any, Any], dict[Slot, Tensor]]:
+        """What the function sees, by the caller's slots; and the tensor that holds the memory of each input, by that
+        of the input or of what inputs are views of. ``own``: the value of an input of the kernel as the function may
+        treat it."""
+        # they bring the history of what is looked at alone
+        carriers = {slot for slot, look in self.looks if look.computed}
         looked_at = {look.of for _, look in self.looks if look.steps}
-        seen = {slot: value if slot in carriers else own(slot, value) for slot, value in given.items() if slot not in self.keys}
+        seen = {
+            slot: value if slot in carriers else own(slot, value)
+            for slot, value in given.items()
+            if slot not in self.keys
+        }
         memory = {slot: value for slot, value in seen.items() if isinstance(value, Tensor) and slot not in carriers}
         for slot, look in self.looks:
             with torch.enable_grad():

@@ -46,11 +46,13 @@ class BackwardError(Exception):
 
 
 def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool, watch: Watch) -> Joint:
-    """Trace an inner function into one graph. What it writes to Python state, compared with what ``watch`` met, is undone.
+    """Trace an inner function into one graph. What it writes to Python state, compared with what ``watch`` met, is
+    undone.
 
     ``reals``: a real value for each slot of its signature. ``grad``: whether inputs keep their ``requires_grad``.
-    ``with_backward``: trace the gradients of all inputs that require grad, too, given a cotangent for each output that has a
-    history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only backward fails.
+    ``with_backward``: trace the gradients of all inputs that require grad, too, given a cotangent for each output that
+    has a history. Raises ``TraceError`` if this run meets a tensor the dry run did not, ``BackwardError`` if only
+    backward fails.
     """
     trace = Trace(record=True, backward_autocast=inner.backward_autocast, rng=inner.rng, path=inner.facts.path)
     trace.watch = watch
@@ -62,7 +64,8 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     def run() -> tuple[Ran, dict[Slot, Any]]:
         try:
             with lengths_in(watch.measuring if trace.symbols.may_be_sizes() else ()):
-                with torch.set_grad_enabled(grad and inner.splits), trace.lifting():  # one program is no part of a graph
+                # one program is no part of a graph
+                with torch.set_grad_enabled(grad and inner.splits), trace.lifting():
                     ran = inner.run(*ins)
                 return ran, (_with_backward(trace, inner, ins, ran) if with_backward else _forward(trace, ran))
         except BaseException:
@@ -82,34 +85,45 @@ def capture(inner: Inner, reals: Sequence[Any], grad: bool, with_backward: bool,
     _keep_first_values(trace, outs)
     slot_of = {node: slot for slot, node in trace.placeholder_of.items()}
     graph = Graph(
-        Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)), trace.graph, trace.constants, "joint"
+        Signature(tuple(slot_of[n] for n in trace.graph.find_nodes(op="placeholder")), tuple(outs)),
+        trace.graph,
+        trace.constants,
+        "joint",
     )
     simplify(graph)
     if trace.reads.done:
         graph = reads_first(graph, with_backward)
     warn_of_unrolled(graph)
     facts = inner.facts.returned
-    leaves = tuple(inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False))
+    leaves = tuple(
+        inner.out_slot(o.path) if o.is_dynamic else _constant(v, inner) for o, v in zip(facts, ran.leaves, strict=False)
+    )
     symbols = trace.symbols
     by_value = frozenset(symbols.floats.by_value)
     returned, sizes = Returned(ran.tree, leaves), symbols.of_sizes
     return Joint(
-        graph, returned, guards, names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs, with_backward,
+        graph, returned, guards, names, sizes, trace.wrappings, by_value, trace.writes.runs, inner.signature.outs,
+        with_backward,
         symbols.floats.lines, tuple(trace.reads.done),
     )  # fmt: skip
 
 
 def _checked_inside(trace: Trace, guards: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The conditions that hold for arguments, and their symbols. Those on numbers that Python read become checks in the graph."""
+    """The conditions that hold for arguments, and their symbols. Those on numbers that Python read become checks in
+    the graph."""
     numbers, names = trace.reads.numbers, trace.symbols.floats.names
     before: list[str] = []
     for guard in reversed(guards):  # each goes right after what it is about: in the order in which they were asked
-        free = [symbol for symbol in re.findall(r"[A-Za-z_]\w*", guard) if symbol in names or symbol in trace.symbols.sizes]
+        free = [
+            symbol for symbol in re.findall(r"[A-Za-z_]\w*", guard) if symbol in names or symbol in trace.symbols.sizes
+        ]
         read = max((numbers[symbol] for symbol in free if symbol in numbers), default=None)
         if read is not None:
             last = [symbol for symbol in numbers if numbers[symbol] == read][-1]
             with trace.right_after(last):  # what is read later counts only where it holds
-                trace.call(on_path, (trace.condition(guard, dict.fromkeys(free)), read, trace.reads.values[read]), {}, None)
+                trace.call(
+                    on_path, (trace.condition(guard, dict.fromkeys(free)), read, trace.reads.values[read]), {}, None
+                )
         else:
             before.append(guard)
     return tuple(reversed(before)), {symbol: name for symbol, name in names.items() if symbol not in numbers}
@@ -131,12 +145,19 @@ def _forward(trace: Trace, ran: Ran) -> dict[Slot, Any]:
 
 
 def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> dict[Slot, Any]:
-    """Outputs, gradients, and what backward writes to. Outputs are read off now: backward may write to what they look at."""
+    """Outputs, gradients, and what backward writes to. Outputs are read off now: backward may write to what they
+    look at."""
     outs: dict[Slot, Any] = {own: node for slot, value in ran.outs for own, node in trace.results(slot, value).items()}
     memory = [part for slot, value in ran.memory.items() for part in parts(slot, value)]
     before = {slot: trace.result(value) for slot, value in memory}
-    active = [(slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot)]
-    leaves = [(slot, ran.own_leaves.get(slot, x)) for slot, x in zip(inner.signature.ins, ins, strict=True) if isinstance(x, Tensor)]
+    active = [
+        (slot, v) for slot, v in ran.outs if isinstance(v, Tensor) and has_history(v) and inner.facts.tracks(slot)
+    ]
+    leaves = [
+        (slot, ran.own_leaves.get(slot, x))
+        for slot, x in zip(inner.signature.ins, ins, strict=True)
+        if isinstance(x, Tensor)
+    ]
     targets = [(slot, x) for slot, x in leaves if x.requires_grad]
     trace.rereads = {storage_id(value): (slot, value) for slot, value in memory}  # type: ignore[misc]
     ends = [(slot, v.grad_fn) for slot, v in active]  # asked now: once backward has written, autograd may forbid to ask
@@ -149,7 +170,9 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
         for (slot, _), gradient in zip(targets, found, strict=True):
             outs |= {} if gradient is None else trace.results(Grad(slot), gradient)  # type: ignore[arg-type]
         late = trace.late_nodes()
-        made = [(slot, value) for slot, value in ran.outs if isinstance(slot, (Out, Base)) and isinstance(value, Tensor)]
+        made = [
+            (slot, value) for slot, value in ran.outs if isinstance(slot, (Out, Base)) and isinstance(value, Tensor)
+        ]
         for slot, value in [*ran.memory.items(), *made]:
             now = {own: trace.result(inner) for own, inner in parts(slot, value)}
             if any(node is not late.get(own, before.get(own, outs.get(own))) for own, node in now.items()):
@@ -161,10 +184,14 @@ def _with_backward(trace: Trace, inner: Inner, ins: Sequence[Any], ran: Ran) -> 
 
 
 def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """The gradients of leaves. ``autograd.grad`` runs only what leads to a target; where there is more (the caller's Python, which may
-    have effects, or another leaf), all of it runs, as in ``backward()``."""
+    """The gradients of leaves. ``autograd.grad`` runs only what leads to a target; where there is more (the caller's
+    Python, which may have effects, or another leaf), all of it runs, as in ``backward()``."""
     known = {id(target) for target in targets}
-    more = python_node_below(outs) or any(map(is_dead_end, outs)) or not all(id(leaf) in known for leaf in leaves_below(outs))
+    more = (
+        python_node_below(outs)
+        or any(map(is_dead_end, outs))
+        or not all(id(leaf) in known for leaf in leaves_below(outs))
+    )
     if not more:
         return torch.autograd.grad(outs, targets, seeds, allow_unused=True)
     for target in targets:
@@ -174,7 +201,8 @@ def gradients(outs: Sequence[Tensor], targets: Sequence[Tensor], seeds: Sequence
 
 
 def _keep_first_values(trace: Trace, outs: dict[Slot, Any]) -> None:
-    """Where backward reads an input that forward writes to, it reads a copy: the input itself holds its final value by then."""
+    """Where backward reads an input that forward writes to, it reads a copy: the input itself holds its final value
+    by then."""
     assert trace.graph is not None
     written = {slot.of for slot in outs if slot == Final(getattr(slot, "of", None))}  # type: ignore[arg-type]
     for slot, node in trace.placeholder_of.items():
@@ -190,16 +218,19 @@ def _keep_first_values(trace: Trace, outs: dict[Slot, Any]) -> None:
 
 
 def reads_first(graph: Graph, is_split: bool) -> Graph:
-    """The same calls, first the checks of what Python read, with all they need: a call that takes another path is told so before anything
-    else is computed. One that waits for a draw, or another effect, stays in its place. Where the passes run apart, all are in forward: what
-    backward reads is known there, but for what comes in later, which nobody reads."""
+    """The same calls, first the checks of what Python read, with all they need: a call that takes another path is
+    told so before anything else is computed. One that waits for a draw, or another effect, stays in its place. Where
+    the passes run apart, all are in forward: what backward reads is known there, but for what comes in later, which
+    nobody reads."""
     nodes = [n for n in graph.fx.nodes if n.op not in ("placeholder", "output")]
     known = set(nodes)
     before = {n: [i for i in n.all_input_nodes if i in known] for n in nodes}
     checks = [n for n in nodes if is_path_check(n)]
     for node in ancestors(checks) if is_split else ():
         node.meta["pass"] = "forward"
-    first = list(itertools.takewhile(lambda n: not any(has_effect(a) and not is_path_check(a) for a in ancestors([n])), checks))
+    first = list(
+        itertools.takewhile(lambda n: not any(has_effect(a) and not is_path_check(a) for a in ancestors([n])), checks)
+    )
     order = list(as_needed((*first, *nodes), before))
     _require_nothing_done(order)
     return in_order(graph, order)
@@ -211,18 +242,20 @@ def _require_nothing_done(order: Sequence[fx.Node]) -> None:
     done = next((n for n in order[:last] if isinstance(n.target, Opaque) and not n.target.is_pure), None)
     if done is not None:
         raise DataDependentControlFlowError(
-            f"the function calls {done.target} and then reads a value that is drawn: on another path, the call has happened",
+            f"the function calls {done.target} and then reads a value that is drawn: on another path, the call has "
+            "happened",
             where=where_of(order[last]),
             fix="draw before it, or use fg.pure_callback where it has no effect",
         )
 
 
 def simplify(graph: Graph) -> None:
-    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), views that end where one began (a transposition
-    of a transposition), and calls nobody reads.
+    """Remove what has no effect: detach and alias (nothing tracks gradients in a graph), views that end where one began
+    (a transposition of a transposition), and calls nobody reads.
 
-    A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does a returned
-    alias of an input or of another returned value: the caller gets a tensor object of its own, with a gradient of its own or none.
+    A random draw nobody reads stays: it advances the generator, as it does in eager PyTorch. So does a returned alias
+    of an input or of another returned value: the caller gets a tensor object of its own, with a gradient of its own or
+    none.
     """
     for body in [body for node in graph.fx.nodes for body in bodies_of(node)]:
         simplify(body)
@@ -245,7 +278,8 @@ def simplify(graph: Graph) -> None:
 
 
 def _of_its_own(node: fx.Node) -> None:
-    """Memory like that of another tensor does not wait for what is in that (the draws of dropout, which keep their order, begin so)."""
+    """Memory like that of another tensor does not wait for what is in that (the draws of dropout, which keep their
+    order, begin so)."""
     value = value_of(node)
     node.target = torch.ops.aten.empty_strided.default
     node.args = (list(value.shape), list(value.stride()))
@@ -253,7 +287,8 @@ def _of_its_own(node: fx.Node) -> None:
 
 
 def _viewed_before(node: fx.Node) -> fx.Node | None:
-    """Of what a view is a view of, the first that is the same elements: ``x`` for a transposition of its transposition."""
+    """Of what a view is a view of, the first that is the same elements: ``x`` for a transposition of its
+    transposition."""
     found, at = None, node
     look = _look(node) if node.op == "call_function" and is_view(node) else None
     while look is not None and at.op == "call_function" and is_view(at):
@@ -270,5 +305,6 @@ def _look(node: fx.Node) -> tuple[Any, ...] | None:
     value = value_of(node)
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return None
-    sizes = *value.shape, *value.stride(), value.storage_offset()  # symbolic ones by what they say: that leaves no guard
+    # symbolic ones by what they say: that leaves no guard
+    sizes = *value.shape, *value.stride(), value.storage_offset()
     return (value.ndim, *map(str, sizes), value.dtype, value.is_conj(), value.is_neg())

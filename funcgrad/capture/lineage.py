@@ -20,7 +20,8 @@ from .views import Given, HowGiven, Step, detaches
 
 
 class Lineage:
-    """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look otherwise."""
+    """Which tensor each view was taken of, in one run of a function; and which tensors were changed to look
+    otherwise."""
 
     def __init__(self) -> None:
         self._taken: dict[int, tuple[Tensor, Step, int]] = {}
@@ -67,12 +68,14 @@ class Lineage:
         self._written.append((tensor, tracked))
 
     def written(self, known: Callable[[Tensor], bool]) -> list[tuple[Tensor, bool]]:
-        """The ``known`` tensors that were written to, themselves or through a view; tracked or not. Through ``detach``, none is."""
+        """The ``known`` tensors that were written to, themselves or through a view; tracked or not. Through
+        ``detach``, none is."""
         paths = [(*self.path(t, known, True)[:2], tracked) for t, tracked in self._written]
         return [(root, tracked and not detaches(steps)) for root, steps, tracked in paths if known(root)]
 
     def replace(self, tensor: Tensor, by: Tensor, tracked: bool) -> None:
-        """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad mode: ``tracked``)."""
+        """Wherever the function names ``tensor`` from now on, it means ``by``, the view it changed into (in grad
+        mode: ``tracked``)."""
         self._replaced[id(tensor)] = by
         self._looks.setdefault(id(tensor), []).append(by)
         self._named[id(by)] = tensor
@@ -108,14 +111,17 @@ class Lineage:
     def how_given(self, tensor: Tensor) -> Given:
         """How it was given that."""
         how, by, version = self._how_given[id(tensor)]
-        return Given(how, tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :]), version_of(by) != version)
+        return Given(
+            how, tuple(self._restrides[id(tensor)][self._restrided_before[id(tensor)] :]), version_of(by) != version
+        )
 
     def is_given_alone(self, tensor: Tensor) -> bool:
         """Whether it was given other memory, and looked as it was made until then: it has the gradient that it had."""
         return self.given(tensor) is not None and not self.restrides(tensor)
 
     def is_past(self, tensor: Tensor) -> bool:
-        """Whether it stood for another one until that was given other memory: it looks at memory that one has no more."""
+        """Whether it stood for another one until that was given other memory: it looks at memory that one has no
+        more."""
         named = self.named(tensor)
         return named is not tensor and self.given(named) is not None and self.current(named) is not tensor
 
@@ -149,7 +155,8 @@ class Lineage:
         return self._taken[id(tensor)][:2] if id(tensor) in self._taken else None
 
     def switched_on(self, view: Tensor) -> None:
-        """Write down that an input, a view, comes to require grad: for itself, while it stands here for its base, too."""
+        """Write down that an input, a view, comes to require grad: for itself, while it stands here for its base,
+        too."""
         if self.is_looked_at(view):
             raise _of_a_view()
         self._switched_on.add(id(view))
@@ -163,7 +170,8 @@ class Lineage:
         self._switched_off.add(id(leaf))
 
     def precedes(self, tensor: Tensor, leaf: Tensor) -> bool:
-        """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient flows to it."""
+        """Whether a view of a leaf was taken before that came to require grad (``requires_grad_()``): no gradient
+        flows to it."""
         return leaf.requires_grad and is_leaf(leaf) and self._is_without_grad(tensor, leaf)
 
     def follows(self, tensor: Tensor, leaf: Tensor) -> bool:
@@ -176,7 +184,8 @@ class Lineage:
         return id(tensor) in self._without_grad
 
     def ruled(self, results: Sequence[Tensor]) -> None:
-        """Write down what a custom ``autograd.Function`` made at a level: forward mode asks its rule, and leaves no history to tell."""
+        """Write down what a custom ``autograd.Function`` made at a level: forward mode asks its rule, and leaves no
+        history to tell."""
         self._ruled |= set(map(id, results))
         self._alive += results
 
@@ -195,17 +204,20 @@ class Lineage:
         """Whether a tensor was restrided where ``replace`` did not hear of it (in C++, in a custom Function)."""
         return id(tensor) in self._unknown
 
-    def path(self, tensor: Tensor, known: Callable[[Tensor], bool], through: bool = False) -> tuple[Tensor, tuple[Step, ...], bool]:
+    def path(
+        self, tensor: Tensor, known: Callable[[Tensor], bool], through: bool = False
+    ) -> tuple[Tensor, tuple[Step, ...], bool]:
         """The tensor it is, in the end, a view of, the steps from there, and whether that was written to since.
 
-        The search ends at a tensor that is ``known``, and at the result of a custom ``autograd.Function``, which is a view with a
-        history of its own (unless it goes ``through`` these).
+        The search ends at a tensor that is ``known``, and at the result of a custom ``autograd.Function``, which is a
+        view with a history of its own (unless it goes ``through`` these).
         """
         steps: list[Step] = []
         version = None
         while not known(tensor) and id(tensor) in self._taken and (through or not self._is_made_by_function(tensor)):
             tensor, step, then = self._taken[id(tensor)]
-            version = then if version is None else version  # of the last step: what it is taken of may itself have been stale
+            # of the last step: what it is taken of may itself have been stale
+            version = then if version is None else version
             steps.append(step)
         return tensor, tuple(reversed(steps)), version is not None and version_of(tensor) > version
 
@@ -220,7 +232,8 @@ _AS_ANOTHER = {
 
 def _of_a_view() -> MutationError:
     return MutationError(
-        "the function takes a view under no_grad, or before it calls requires_grad_(), of an input that is a view itself",
+        "the function takes a view under no_grad, or before it calls requires_grad_(), of an input that is a view "
+        "itself",
         where=user_line(),
         fix="take the view in grad mode, after requires_grad_(); or call that outside",
     )

@@ -16,7 +16,8 @@ from .source_location import asked_by_library
 MATH = tuple(
     name
     for name in (
-        "sqrt cbrt exp exp2 expm1 log log2 log10 log1p pow sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh hypot "
+        "sqrt cbrt exp exp2 expm1 log log2 log10 log1p pow sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
+        "acosh atanh hypot "
         "fabs copysign fmod degrees radians erf erfc gamma lgamma floor ceil trunc isqrt isnan isinf isfinite"
     ).split()
     if hasattr(math, name)
@@ -44,7 +45,8 @@ def of_math(floats: Floats, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def quotient_of(function: Callable[..., Any], args: Any) -> tuple[Any, Any] | None:
-    """The sizes of PyTorch's of which what a function makes is the quotient: ``n / 2``, ``float(n)``. None where it is none."""
+    """The sizes of PyTorch's of which what a function makes is the quotient: ``n / 2``, ``float(n)``. None where it
+    is none."""
     if function is torch.sym_float and type(args[0]) is SymInt:
         return args[0], 1
     if function is operator.truediv and not any(isinstance(a, (float, SymFloat)) for a in args):

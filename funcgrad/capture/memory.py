@@ -1,7 +1,7 @@
 """Which inputs are one object, and which overlap in memory: read off the real tensors, before anything runs.
 
-Inputs that autograd knows as views of one tensor are a *family*: a write through one reaches the history of all. Whether two
-strided views overlap is decided exactly (by NumPy's solver of the bounded Diophantine problem behind it).
+Inputs that autograd knows as views of one tensor are a *family*: a write through one reaches the history of all.
+Whether two strided views overlap is decided exactly (by NumPy's solver of the bounded Diophantine problem behind it).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ Named = Sequence[tuple[Arg | Captured, Tensor]]
 
 @frozen
 class BaseOf:
-    """How a call finds the memory some of its inputs share: the tensor autograd knows as their base, one of them itself,
-    or (``length`` elements) a flat look at all of their storage; or, of one that overlaps itself, at its ``own`` part of that."""
+    """How a call finds the memory some of its inputs share: the tensor autograd knows as their base, one of them
+    itself, or (``length`` elements) a flat look at all of their storage; or, of one that overlaps itself, at its
+    ``own`` part of that."""
 
     of: Arg | Captured
     is_itself: bool
@@ -46,8 +47,8 @@ class BaseOf:
 class Family:
     """Inputs that autograd knows as views of one tensor, among others it does not know to share memory with them.
 
-    ``slot`` is the input whose history is theirs: the only one there is, or a base, had by ``found``. ``steps`` lead to it from
-    the memory all families share, the views from it to the inputs.
+    ``slot`` is the input whose history is theirs: the only one there is, or a base, had by ``found``. ``steps`` lead to
+    it from the memory all families share, the views from it to the inputs.
     """
 
     slot: Arg | Captured | Base
@@ -90,11 +91,13 @@ def neighbours(named: Named) -> tuple[tuple[Arg | Captured, ...], ...]:
 
 
 def entangled(named: Named) -> dict[Arg | Captured, Arg | Captured]:
-    """The inputs that share memory with another (or whose own inner tensors do), one of both being a wrapper subclass; each with
-    that other."""
+    """The inputs that share memory with another (or whose own inner tensors do), one of both being a wrapper
+    subclass; each with that other."""
     owners: dict[int, list[tuple[Arg | Captured, Tensor]]] = {}
     for slot, tensor in named:
-        for storage in [storage_id(tensor)] * is_wrapper_subclass(tensor) + [storage_id(inner) for inner in inner_tensors(tensor)]:
+        for storage in [storage_id(tensor)] * is_wrapper_subclass(tensor) + [
+            storage_id(inner) for inner in inner_tensors(tensor)
+        ]:
             owners.setdefault(storage, []).append((slot, tensor))
     found: dict[Arg | Captured, Arg | Captured] = {}
     for sharing in owners.values():
@@ -112,7 +115,12 @@ def overlaps(named: Named) -> tuple[Overlap, ...]:
     for group in neighbours(named):
         components = _components([(slot, tensors[slot]) for slot in group])
         # one for each storage: two bases over one would each carry an old copy of what the other writes
-        shared = [pair for component in components if len(component) > 1 or overlaps_itself(component[0][1]) for pair in component]
+        shared = [
+            pair
+            for component in components
+            if len(component) > 1 or overlaps_itself(component[0][1])
+            for pair in component
+        ]
         found += [together(shared)] if shared else []
     grouped = {id(tensors[slot]) for group in neighbours(named) for slot in group}
     alone = {id(t): (slot, t) for slot, t in reversed(named) if id(t) not in grouped}
@@ -123,7 +131,9 @@ def overlaps(named: Named) -> tuple[Overlap, ...]:
 def overlaps_itself(t: Tensor | Geometry) -> bool:
     """Whether several elements are one in memory."""
     reach = 0
-    for stride, size in sorted((s, n) for n, s in zip(t.shape, t.stride if isinstance(t, Geometry) else t.stride(), strict=True) if n > 1):
+    for stride, size in sorted(
+        (s, n) for n, s in zip(t.shape, t.stride if isinstance(t, Geometry) else t.stride(), strict=True) if n > 1
+    ):
         if stride <= reach:  # the smaller dimensions reach so far: it may be, but need not
             own = t if isinstance(t, Geometry) else Geometry.of(t)
             if 0 in own.shape or stride == 0:  # an expanded tensor may be larger than memory
@@ -144,10 +154,20 @@ def positions(own: Geometry) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _with_itself(slot: Arg | Captured, tensor: Tensor) -> Overlap:
     """How a tensor that overlaps itself can be had as a view of one that does not."""
     own = Geometry.of(tensor)
-    memory = Geometry((1 + sum((n - 1) * s for n, s in zip(own.shape, own.stride, strict=True)),), (1,), own.offset, own.dtype)
+    memory = Geometry(
+        (1 + sum((n - 1) * s for n, s in zip(own.shape, own.stride, strict=True)),), (1,), own.offset, own.dtype
+    )
     family = Family(slot, None, steps_between(memory, own), ((slot, steps_between(own, own)),))
     nbytes = memory.numel * tensor.element_size()
-    return Overlap(Base((slot,)), BaseOf(slot, False, memory.numel, own=True), family.views, (family,), nbytes, nbytes, _at_odds([tensor]))
+    return Overlap(
+        Base((slot,)),
+        BaseOf(slot, False, memory.numel, own=True),
+        family.views,
+        (family,),
+        nbytes,
+        nbytes,
+        _at_odds([tensor]),
+    )
 
 
 def share_elements(a: Tensor, b: Tensor) -> bool:
@@ -212,7 +232,9 @@ def together(members: Sequence[tuple[Arg | Captured, Tensor]]) -> Overlap:
 _Views = tuple[tuple[Arg | Captured, tuple[Step, ...] | None], ...]
 
 
-def _base_of(members: Sequence[tuple[Arg | Captured, Tensor]]) -> tuple[Arg | Captured | Base, BaseOf, Geometry, _Views]:
+def _base_of(
+    members: Sequence[tuple[Arg | Captured, Tensor]],
+) -> tuple[Arg | Captured | Base, BaseOf, Geometry, _Views]:
     """For members of one family: the slot of their base, how it is found, how it lies, and how they are views of it."""
     (first, tensor), *_ = members
     base = family_of(tensor)

@@ -1,4 +1,5 @@
-"""The two modes of a trace: one above autograd that replaces outside tensors, one below functionalisation that records."""
+"""The two modes of a trace: one above autograd that replaces outside tensors, one below functionalisation that
+records."""
 
 from __future__ import annotations
 
@@ -26,7 +27,14 @@ from .captures import GradientsMatter, RestartTrace, require_dense_results
 from .control_calls import CALLS
 from .ints import without_ints
 from .math_functions import quotient_of
-from .outside import BACKWARD_CHECKS, FAKE_RESULTS, REWRITES, VALUE_CHECKS, require_compiled_operator, require_fitting_values
+from .outside import (
+    BACKWARD_CHECKS,
+    FAKE_RESULTS,
+    REWRITES,
+    VALUE_CHECKS,
+    require_compiled_operator,
+    require_fitting_values,
+)
 from .questions import QUESTIONS, refuse_unknowable
 from .reads import BY_MASK, READS, READS_LATER, TAKES_DATA, asks_for_value, makes_sizes
 from .sized_calls import OF_SIZES
@@ -69,7 +77,8 @@ _ABOUT_GRADIENTS = {getattr(Tensor, name).__get__ for name in ("requires_grad", 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Below functionalisation: sees each functional ATen call with fake tensors, records it, and passes it on.
 
-    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever stands there.
+    It takes the slot torch keeps for tracers; ``tracer.tensor_tracker`` is what functionalisation asks of whoever
+    stands there.
     """
 
     supports_higher_order_operators = True
@@ -84,7 +93,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **(kwargs or {}))
-        return self._trace.symbols.floats.exact(out, quotient_of(func, args)) if isinstance(out, torch.SymFloat) else out
+        return (
+            self._trace.symbols.floats.exact(out, quotient_of(func, args)) if isinstance(out, torch.SymFloat) else out
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
@@ -101,7 +112,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._local_scalar_dense.default and trace.checks is not None:
             trace.require_false(args[0], trace.checks)
             return False
-        if func is torch.ops.aten.allclose.default and (message := BACKWARD_CHECKS.get(running_node_name())) is not None:
+        if (
+            func is torch.ops.aten.allclose.default
+            and (message := BACKWARD_CHECKS.get(running_node_name())) is not None
+        ):
             with self:
                 trace.require_true(torch.isclose(*args, **kwargs).all(), message)
             return True
@@ -136,7 +150,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _stand_in(self, value: Any) -> Any:
         """A real tensor that came by a way the lifter does not see (``autograd.Function.apply``) is an input, too."""
         if isinstance(value, Tensor) and not isinstance(value, FakeTensor) and is_zero_tensor(value):  # forward mode's
-            op, args, kwargs = torch.ops.aten.zeros.default, (list(value.shape),), {"dtype": value.dtype, "device": value.device}
+            op, args, kwargs = (
+                torch.ops.aten.zeros.default,
+                (list(value.shape),),
+                {"dtype": value.dtype, "device": value.device},
+            )
             out = self._trace.on_fakes(op, args, kwargs)
             if self._trace.graph is not None:
                 self._trace.record(op, args, kwargs, out)
@@ -156,7 +174,8 @@ class Lifter(TorchFunctionMode):
         self._trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above autograd
+        # torch's own code, below (a higher-order operator's backward); what the class of a subclass does is not above
+        # autograd
         if not functionalising() or self._trace.inside_subclass:
             return func(*args, **(kwargs or {}))
         if func is CUSTOM_FUNCTION:
@@ -175,7 +194,11 @@ class Lifter(TorchFunctionMode):
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
             self._ask_for_gradient(original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            found = self._gradient_kept(original, func.__name__) if isinstance(original, Tensor) and is_traced(original) else None
+            found = (
+                self._gradient_kept(original, func.__name__)
+                if isinstance(original, Tensor) and is_traced(original)
+                else None
+            )
             if found is not None:
                 return found
         given = kwargs or {}
@@ -185,9 +208,17 @@ class Lifter(TorchFunctionMode):
         kwargs = {k: self.stand_in(v) for k, v in given.items()}
         if self._trace.symbols.floats.ints:
             args, kwargs = without_ints(func, args, kwargs, self._trace.reads.as_size)
-        if func in QUESTIONS and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented:
+        if (
+            func in QUESTIONS
+            and (answer := self._trace.questions.answer(func, original, args[0])) is not NotImplemented
+        ):
             return answer
-        if method in WRITES and is_traced(args[0]) and not self._trace.writes.custom_functions and self._trace.is_view_here_alone(args[0]):
+        if (
+            method in WRITES
+            and is_traced(args[0])
+            and not self._trace.writes.custom_functions
+            and self._trace.is_view_here_alone(args[0])
+        ):
             renew_history(args[0])
         if func in STORAGES and is_traced(args[0]):
             return storage_of(func, args[0], self._is_over_input(args[0]))
@@ -201,7 +232,9 @@ class Lifter(TorchFunctionMode):
         require_compiled_operator(func)
         if func in RESTRIDES and is_traced(args[0]):
             return self.restride(func, original, args, kwargs)
-        if func is Tensor.requires_grad_ or (getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"):
+        if func is Tensor.requires_grad_ or (
+            getattr(func, "__self__", None) is Tensor.requires_grad and func.__name__ == "__set__"
+        ):
             on = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             if self._trace.graph is not None and args[0].requires_grad == on:
                 return original  # the dry run found that it may be said; a leaf that is written to is none here
@@ -228,7 +261,8 @@ class Lifter(TorchFunctionMode):
                 self._trace.forgotten.used((*args, *kwargs.values()), out)
             if isinstance(out, Tensor) and is_traced(given.get("out")) and out is self._trace.current(given["out"]):
                 return given["out"]
-            return original if isinstance(out, Tensor) and args and out is args[0] else out  # one object, whoever asks (x += 1, x is y)
+            # one object, whoever asks (x += 1, x is y)
+            return original if isinstance(out, Tensor) and args and out is args[0] else out
         except (RuntimeError, TypeError) as error:
             if func in READS:
                 self._trace.refused = error
@@ -240,29 +274,38 @@ class Lifter(TorchFunctionMode):
         """Refuse what no program can know of a tensor; note who asks for its length."""
         refuse_unknowable(func)
         watch = self._trace.watch
-        if func is Tensor.__len__ and self._trace.graph is None and watch is not None and (space := asking_globals()) is not None:
+        if (
+            func is Tensor.__len__
+            and self._trace.graph is None
+            and watch is not None
+            and (space := asking_globals()) is not None
+        ):
             watch.measuring.append(space)
 
     def _require_no_gradients(self, func: Any) -> None:
-        """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches grad mode on."""
+        """Raise ``GradientsMatter`` where the function's own code asks for what a stand-in does not say, or switches
+        grad mode on."""
         asks = func in _ABOUT_GRADIENTS and not asked_by_us(3)
         if asks or (torch.is_grad_enabled() and not self._trace.tracks):
             raise GradientsMatter
 
     def _ask_for_gradient(self, tensor: Any, reads: bool, retains: bool) -> None:
-        """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts again."""
+        """A stand-in has the gradient its real tensor has: if nobody knew that it would be asked for, the run starts
+        again."""
         real = self._trace.reals.get(id(tensor), tensor)
         if is_traced(real):
             return
         if not real.is_leaf and (real.retains_grad or retains or (reads and gradient_of(real) is not None)):
             raise MutationError(
-                f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has it retained",
+                f"the function asks for the gradient of a tensor {type_text(real)} that is computed outside, and has "
+                "it retained",
                 where=user_line(),
                 fix="do it outside: x.retain_grad() before the call",
             )
         if self._trace.current(tensor) is not tensor and not (reads and self._trace.lineage.is_given_alone(tensor)):
             raise MutationError(
-                f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks for its gradient",
+                f"the function changes the sizes of a tensor {type_text(real)}, or gives it other memory, and asks "
+                "for its gradient",
                 where=user_line(),
                 fix="ask for the gradient before",
             )
@@ -270,11 +313,17 @@ class Lifter(TorchFunctionMode):
             self._trace.given_gradient.append(real)
         else:
             self._trace.asked_for_gradient.append(real)
-        if self._trace.graph is None and real.is_leaf and real.grad is not None and id(real.grad) not in self._trace.captured:
+        if (
+            self._trace.graph is None
+            and real.is_leaf
+            and real.grad is not None
+            and id(real.grad) not in self._trace.captured
+        ):
             raise RestartTrace(real.grad)
 
     def _gradient_kept(self, tensor: Tensor, how: str) -> Tensor | None:
-        """The gradient that a result had before it came to look otherwise, which it still has; to set another takes that away."""
+        """The gradient that a result had before it came to look otherwise, which it still has; to set another takes
+        that away."""
         now, others = self._trace.current(tensor), [tensor, *self._trace.lineage.looks(tensor)]
         with without_function_modes():
             for look in (look for look in others if look is not now):
@@ -285,7 +334,8 @@ class Lifter(TorchFunctionMode):
         return None
 
     def takes_gradient(self, tensor: Tensor) -> None:
-        """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires grad."""
+        """Autograd takes the gradient of what a custom Function writes to (``mark_dirty``), where that requires
+        grad."""
         real = self._trace.reals.get(id(tensor))
         with without_function_modes():
             if real is not None and gradient_of(real) is None:
@@ -297,9 +347,15 @@ class Lifter(TorchFunctionMode):
         """A stand-in has none of the hooks that autograd runs where it comes to the caller's tensor."""
         for tensor in inputs:
             real = self._trace.reals.get(id(tensor), tensor)
-            if isinstance(real, Tensor) and not is_traced(real) and self._trace.questions.has_hooks(real) and real._backward_hooks:
+            if (
+                isinstance(real, Tensor)
+                and not is_traced(real)
+                and self._trace.questions.has_hooks(real)
+                and real._backward_hooks
+            ):
                 raise MutationError(
-                    f"the function asks for the gradient of a tensor {type_text(real)} it was given (torch.autograd.grad), and hooks of it "
+                    f"the function asks for the gradient of a tensor {type_text(real)} it was given "
+                    "(torch.autograd.grad), and hooks of it "
                     "would have to run",
                     where=user_line(),
                     fix="pass x.detach().requires_grad_(), and do to its gradient what the hook does",
@@ -310,7 +366,8 @@ class Lifter(TorchFunctionMode):
         return self._trace.inputs | {id(lifted.functional) for lifted in self._trace.captured.values()}
 
     def _require_own(self, tensor: Tensor) -> None:
-        """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens outside."""
+        """A hook that runs when a gradient is accumulated into the caller's tensor would be lost: that happens
+        outside."""
         if id(self._trace.lineage.named(tensor)) in self._given():
             raise MutationError(
                 "the function registers a hook on a tensor it was given (register_post_accumulate_grad_hook)",
@@ -328,14 +385,20 @@ class Lifter(TorchFunctionMode):
         """Note an input that is to require grad where it did not, or the other way round."""
         real = original if not is_traced(original) else self._trace.reals.get(id(original))
         named = self._trace.lineage.named(tensor)
-        if real is None and named is not tensor and self._trace.lineage.is_looked_at(named) and tensor.requires_grad != on:
+        if (
+            real is None
+            and named is not tensor
+            and self._trace.lineage.is_looked_at(named)
+            and tensor.requires_grad != on
+        ):
             raise _switched_too_late()
         if real is not None and (tensor.requires_grad != on or (real.requires_grad != on and is_leaf(tensor))):
             if named is not tensor:
                 raise _switched_too_late()
             if not on and any(other._base is real for other in self._trace.reals.values()):
                 raise MutationError(
-                    "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a view of",
+                    "the function switches requires_grad off (requires_grad_()) of a tensor that another input is a "
+                    "view of",
                     where=user_line(),
                     fix="do it outside, before the view is taken",
                 )
@@ -353,19 +416,22 @@ class Lifter(TorchFunctionMode):
     def restride(self, func: Any, original: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """A tensor that changes how it looks (``t_``) is replaced by a view that looks so.
 
-        Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken breaks it.
+        Autograd goes by the view a tensor was taken as; a functional tensor that looks otherwise than it was taken
+        breaks it.
         """
         tensor = args[0]
         if not isinstance(tensor, FunctionalTensor):
             raise MutationError(
-                f"the function changes the sizes or the history of a {type(tensor).__name__} in place ({func.__name__})",
+                f"the function changes the sizes or the history of a {type(tensor).__name__} in place "
+                f"({func.__name__})",
                 where=user_line(),
                 fix=f"take the view instead: x.{func.__name__.removesuffix('_')}()",
             )
         own = original if is_traced(original) else self._trace.lift(original)
         if self._trace.lineage.is_switched_on(tensor):
             raise MutationError(
-                "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and changes its sizes",
+                "the function calls requires_grad_() on a view (.backward() inside, .grad =, requires_grad_()), and "
+                "changes its sizes",
                 where=user_line(),
                 fix="take the view instead, or change its sizes outside",
             )
@@ -378,7 +444,8 @@ class Lifter(TorchFunctionMode):
             if probe._is_view() and tensor._is_view():
                 set_creation_meta(probe, creation_meta(tensor))
             func(probe, *args[1:], **kwargs)
-        forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"  # autograd lets nobody read it from now on
+        # autograd lets nobody read it from now on
+        forbidden = tensor._is_view() and creation_meta(tensor).name != "DEFAULT"
         with torch.set_grad_enabled(not forbidden or torch.is_grad_enabled()):
             by = RESTRIDES[func](*args, **kwargs)
         if by is not tensor:
@@ -403,7 +470,8 @@ class Lifter(TorchFunctionMode):
                 raise TraceError(
                     f"the function uses a tensor ({type_text(value)}) that an earlier trace left behind",
                     where=user_line(),
-                    fix="do not keep tensors computed in the function in a cache, a global or an attribute; return them (has_aux=True)",
+                    fix="do not keep tensors computed in the function in a cache, a global or an attribute; return "
+                    "them (has_aux=True)",
                 )
             if traced or isinstance(value, FakeTensor) or is_bare_functional(value):
                 value = self._current(value)
@@ -424,7 +492,8 @@ class Lifter(TorchFunctionMode):
         return value
 
     def _own_level(self, wrapper: Tensor) -> Tensor:
-        """A wrapper made by a transform inside the function wraps our tensors, or zeros of forward mode; one from outside a real one."""
+        """A wrapper made by a transform inside the function wraps our tensors, or zeros of forward mode; one from
+        outside a real one."""
         inner = unwrap_transform(wrapper)
         if isinstance(inner, FakeTensor) or is_traced(inner) or is_zero_tensor(inner):
             return wrapper

@@ -70,14 +70,15 @@ def observe(
     path: Path | None = None,
     varying: frozenset[str] = frozenset(),
 ) -> tuple[Facts, Watch]:
-    """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is recorded.
+    """Run ``function`` once on fakes and write down what it does; and the watch over Python state, for the run that is
+    recorded.
 
     ``grad``: whether grad mode is on outside the function, so that inputs keep their ``requires_grad``. ``root`` is the
-    caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``: whether a
-    backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may write to inputs.
-    ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each call (else it has happened).
-    ``at_level``, ``path``, ``varying``: see ``Trace``.
-    Raises ``MutationError`` or ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
+    caller's function, where captured tensors are looked for; ``out_slot`` names an output by its path. ``splits``:
+    whether a backward pass will be compiled apart; then it is run, too, if it runs Python of the caller's, which may
+    write to inputs. ``rng``: see ``Options``. ``replays``: whether what it writes to Python state is to happen on each
+    call (else it has happened). ``at_level``, ``path``, ``varying``: see ``Trace``. Raises ``MutationError`` or
+    ``AliasContractError`` for what cannot be carried out, ``GradientsMatter`` where ``grad`` must be True.
     """
     known: list[Tensor] = []
     while True:
@@ -127,7 +128,9 @@ class _DryRun:
 
     def run(self, function: Callable[..., Any], root: Callable[..., Any]) -> Facts:
         trace, inputs = self.trace, self._inputs
-        stand_ins: dict[Any, Any] = {s: trace.symbolic_number(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)}
+        stand_ins: dict[Any, Any] = {
+            s: trace.symbolic_number(s, v.value) for s, v in inputs.dynamic if isinstance(v, Symbolic)
+        }
         self._mirrored = mirror(trace, self._reals, self._grad)
         for own in self._mirrored.values():
             trace.writes.keep_place(own.memory)
@@ -138,7 +141,11 @@ class _DryRun:
             self._give_gradient(tensor)
         args, kwargs = inputs.rebuild(stand_ins)
         given, paths_given = flatten_arguments(inputs.names, args, kwargs)
-        arguments = [(slot.path, v) for slot, v in zip(inputs.slots, inputs.leaves, strict=True) if not isinstance(v, (Tensor, Symbolic))]
+        arguments = [
+            (slot.path, v)
+            for slot, v in zip(inputs.slots, inputs.leaves, strict=True)
+            if not isinstance(v, (Tensor, Symbolic))
+        ]
         self.watch = trace.watch = Watch(root, arguments, inputs.numbers(stand_ins))
         trace.reals = {id(m.seen): real for m, real in ((self._mirrored[id(t)], t) for _, t in self._reals)}
         trace.inputs = set(trace.reals)
@@ -174,20 +181,27 @@ class _DryRun:
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
 
     def _other_places(self, facts: Facts) -> tuple[tuple[tuple[Place, Source], ...], tuple[Guard, ...]]:
-        """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no inputs."""
+        """Where inputs live besides the place they are read from; and guards for tensors that were met, and are no
+        inputs."""
         slot_of: dict[int, Source] = {id(c.tensor): c.slot for c in facts.captured}
         slot_of |= {id(t): slot for slot, t in reversed(self._inputs.tensors)}
         first = {c.origin.identity for c in facts.captured if isinstance(c.origin, Place)}
         held = [(p, t) for p, t in self.watch.tensors.values() if p.identity not in first and p.read() is t]
         met = slot_of.keys() | {id(t) for _, t in held}
-        left = [(p, t) for key, (p, t) in self.watch.assigned.items() if key not in self.watch.tensors and p.identity not in first]
+        left = [
+            (p, t)
+            for key, (p, t) in self.watch.assigned.items()
+            if key not in self.watch.tensors and p.identity not in first
+        ]
         held += [(place, t) for place, t in left if id(t) in met]
         also = tuple((place, slot_of[id(t)]) for place, t in held if id(t) in slot_of)
         stored = {effect.place.location for effect in facts.state.effects if isinstance(effect, Store)}
         refilled = {id(effect.container) for effect in facts.state.effects if isinstance(effect, Refill)}
         unused = [(place, t) for place, t in held if id(t) not in slot_of]
         renewed = {id(t) for place, t in unused if place.is_renewed(stored, refilled)}  # another one after each call
-        return also, tuple(Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused)
+        return also, tuple(
+            Guard(p, None, "a tensor") if id(t) in renewed else Guard(p, weakref.ref(t), "tensor") for p, t in unused
+        )
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""
@@ -204,13 +218,15 @@ class _DryRun:
         return state_of(self.watch, self._left, arguments)
 
     def _named(self, root: Callable[..., Any]) -> tuple[tuple[CapturedTensor, ...], list[tuple[Source, Tensor]]]:
-        """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by value."""
+        """The captured tensors met so far, and all inputs by name. Not what an inner function bound: it gets that by
+        value."""
         met = {id(t): self.trace.captured[id(t)] for slot, t in self._reals if not isinstance(slot, Arg)}
         captured = _resolve(root, list(met.values()), self._inputs.tensors, self.watch)
         return captured, [*self._inputs.tensors, *((c.slot, c.tensor) for c in captured if c.tensor is not None)]
 
     def _meet(self, real: Tensor) -> Tensor:
-        """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing it."""
+        """A stand-in for a captured tensor; where it is entangled with another input, the run starts again, knowing
+        it."""
         if any(t is real for _, t in self._reals):  # it is an argument, too
             self._reals.append((f"captured {len(self._reals)}", real))
             return self._mirrored[id(real)].seen
@@ -241,10 +257,12 @@ class _DryRun:
         return [t for t, _ in self.trace.lineage.written(lambda t: id(t) in slot_of)]
 
     def _gradients(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, Tensor | None]:
-        """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run starts again."""
+        """The inputs whose gradient is another than before, and that. Where ``.backward()`` adds to one, the run
+        starts again."""
         found: dict[Source, Tensor | None] = {}
         given = {id(t) for t in self.trace.given_gradient}
-        known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}  # what was written to since may be no leaf any more
+        # what was written to since may be no leaf any more
+        known_to_ask = given | {id(t) for t in self.trace.asked_for_gradient}
         for slot, real in named:
             own, before = self._mirrored[id(real)], real.grad if real.is_leaf else None
             now = gradient_of(own.seen) if before is not None or is_leaf(own.seen) or id(real) in known_to_ask else None
@@ -257,7 +275,9 @@ class _DryRun:
         refuse_restrided_gradients(self.trace.lineage, found)
         return found
 
-    def _gradless(self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]) -> tuple[Source, ...]:
+    def _gradless(
+        self, named: Sequence[tuple[Source, Tensor]], gradients: Mapping[Source, Tensor | None]
+    ) -> tuple[Source, ...]:
         asked = {id(t) for t in self.trace.asked_for_gradient}
         found = [(slot, real) for slot, real in named if id(real) in asked or (slot in gradients and real.is_leaf)]
         return tuple(slot for slot, real in found if gradient_of(real) is None)
@@ -268,7 +288,8 @@ class _DryRun:
         return {slot: real.is_leaf for slot, real in named if slot in found}
 
     def _switches(self, named: Sequence[tuple[Source, Tensor]]) -> dict[Source, tuple[bool, ...]]:
-        """What to call ``requires_grad_`` with, if anything: before what is computed is, and in the end. (See ``Facts.switches``.)"""
+        """What to call ``requires_grad_`` with, if anything: before what is computed is, and in the end. (See
+        ``Facts.switches``.)"""
         found: dict[Source, tuple[bool, ...]] = {}
         for slot, real in named:
             own = self._mirrored[id(real)]
@@ -280,7 +301,8 @@ class _DryRun:
         return found
 
     def _run_backward(self, leaves: Sequence[Tensor], sources: bool) -> Exception | None:
-        """For what the caller's own Python writes to in backward; torch's own formulas write to no input. Returns what it raises.
+        """For what the caller's own Python writes to in backward; torch's own formulas write to no input. Returns what
+        it raises.
 
         ``sources``: whether an input requires grad; where none does, no backward pass will be recorded.
         """
@@ -295,7 +317,8 @@ class _DryRun:
                     torch.autograd.backward(roots, seeds)
             except RuntimeError as error:
                 if self.trace.reads.allowed and isinstance(error, READS_LATER):
-                    self.trace.refused = refused  # of the gradients that come in, which are known when backward is compiled
+                    # of the gradients that come in, which are known when backward is compiled
+                    self.trace.refused = refused
                 return error
         return None
 
@@ -311,7 +334,11 @@ class _DryRun:
                 self.trace.forgotten.require_known(self.trace.current(leaf))
                 self.trace.forgotten.require_whole([leaf])
         is_base = (lambda _, root: has_history(root)) if self._splits else None
-        given = {slot: lineage.given(self._mirrored[id(t)].seen) for slot, t in named if slot_of[id(self._mirrored[id(t)].seen)] == slot}
+        given = {
+            slot: lineage.given(self._mirrored[id(t)].seen)
+            for slot, t in named
+            if slot_of[id(self._mirrored[id(t)].seen)] == slot
+        }
         stores = {slot: new for slot, new in given.items() if new is not None}
         replaced = [lineage.current(self._mirrored[id(t)].seen) for slot, t in named if slot in stores]
         kept = self._left.stores if self._left is not None else {}
@@ -320,22 +347,44 @@ class _DryRun:
         }
         extra |= {NewGradient(slot): self.trace.named(new) for slot, new in gradients.items() if new is not None}
         made = results_by_slot(leaves, paths, slot_of, self._out_slot)
-        extra |= {NewGradient(slot): self.trace.named(new) for slot, leaf in made.items() if (new := gradient_of(leaf)) is not None}
-        with_history = [*made.values(), *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history)]
+        extra |= {
+            NewGradient(slot): self.trace.named(new)
+            for slot, leaf in made.items()
+            if (new := gradient_of(leaf)) is not None
+        }
+        with_history = [
+            *made.values(),
+            *(m.family for m in self._mirrored.values() if m.family.grad_fn is not m.history),
+        ]
         refuse_retained(made, with_history)
         result_gradients = tuple(slot for slot in made if NewGradient(slot) in extra)
-        looks = {slot: g for slot, leaf in made.items() for look in lineage.looks(leaf) if (g := gradient_of(look)) is not None}
+        looks = {
+            slot: g
+            for slot, leaf in made.items()
+            for look in lineage.looks(leaf)
+            if (g := gradient_of(look)) is not None
+        }
         refuse_restrided_gradients(lineage, looks | {slot: extra[NewGradient(slot)] for slot in result_gradients}, made)
         extra |= {NewMemory(slot): new for slot, new in stores.items()}
         leaves, paths = [*leaves, *extra.values()], [*paths, *map(str, extra)]
-        outputs, bases = look_at_outputs(leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base, self.trace.varying)
-        kinds = tuple((s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic)
+        outputs, bases = look_at_outputs(
+            leaves, paths, slot_of, lineage, naming(self._out_slot, extra), is_base, self.trace.varying
+        )
+        kinds = tuple(
+            (s, type_text(v), isinstance(v, Tensor) and v.requires_grad and self._grad) for s, v in self._inputs.dynamic
+        )
         switched_on = any(True in calls for calls in switches.values())
-        sources = self._grad and (any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on)
+        sources = self._grad and (
+            any(grad for _, _, grad in kinds) or any(c.requires_grad for c in captured) or switched_on
+        )
         in_forward, wrote, failed, late = self._written(), None, None, list[Tensor]()
         changes = dict(changes_of(lineage, named, self._mirrored, groups, in_forward, in_forward, self.trace.forgotten))
         if self._splits and self._grad:
-            known, wrote, given_now = len(self._reals), len(self._inputs_written(slot_of)), {id(new) for new in replaced}
+            known, wrote, given_now = (
+                len(self._reals),
+                len(self._inputs_written(slot_of)),
+                {id(new) for new in replaced},
+            )
             before = len(lineage.written(lambda t: id(t) in given_now))
             failed = self._run_backward([self.trace.current(v) for v in leaves if isinstance(v, Tensor)], sources)
             late = [t for t, _ in lineage.written(lambda t: id(t) in given_now)[before:]]
@@ -358,12 +407,24 @@ class _DryRun:
             refuse_hidden_backward([slot_of[id(t)] for t in self._inputs_written(slot_of)[wrote:]], failed)
         moved = {o.path for o in outputs if o.view is not None and o.view.when == "last"}
         of_moved = [slot for slot in stores if str(NewMemory(slot)) in moved]
-        refuse_stores(stores, lineage, named, self._mirrored, changes, sources and tracked, late, of_moved, self.trace.forgotten.is_used)
+        refuse_stores(
+            stores,
+            lineage,
+            named,
+            self._mirrored,
+            changes,
+            sources and tracked,
+            late,
+            of_moved,
+            self.trace.forgotten.is_used,
+        )
         self.trace.forgotten.require_saved([*with_history, *map(lineage.current, made.values())])
         self.trace.forgotten.require_apart()
         groups = tuple(group for group in groups if len(group.base.of) > 1 or group.base in changes)
         if self.trace.differentiates:
-            self.trace.questions.are_views(t for slot, t in named if slot in changes and changes[slot].data == "tracked")
+            self.trace.questions.are_views(
+                t for slot, t in named if slot in changes and changes[slot].data == "tracked"
+            )
         facts = Facts(
             kinds, captured, same_objects(named), groups, neighbours(_plain(named)), changes, histories, outputs,
             tuple(bases), tuple(slot for slot, t in named if is_wrapper_subclass(t)), sources and tracked,
@@ -375,8 +436,10 @@ class _DryRun:
         )  # fmt: skip
         calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
-            facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls, follows=follows,
-            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard), result_gradients=result_gradients,
+            facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
+            follows=follows,
+            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
+            result_gradients=result_gradients,
             generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
 
@@ -385,17 +448,24 @@ def _plain(named: Sequence[tuple[Source, Tensor]]) -> list[tuple[Source, Tensor]
     return [(slot, tensor) for slot, tensor in named if not is_wrapper_subclass(tensor)]
 
 
-def _require_same(given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]) -> None:
+def _require_same(
+    given: Sequence[Any], names: Sequence[str], look: Callable[[], tuple[Sequence[Any], Sequence[str]]]
+) -> None:
     """The containers among the arguments hold what they held: a store into a copy of them would be lost."""
     now, names_now = look()  # raises ContainerError for one that has come to hold itself
     changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
-    changed += [f"{name}{hidden}" for name, leaf in zip(names, given, strict=True) if (hidden := hidden_tensor(leaf)) is not None]
+    changed += [
+        f"{name}{hidden}"
+        for name, leaf in zip(names, given, strict=True)
+        if (hidden := hidden_tensor(leaf)) is not None
+    ]
     if changed:
         raise MutationError(
             f"the function stores into a container it was given, at {changed[0]}",
             where=changed[0],
-            fix="return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what it stores in an object "
+            fix="return the new container; write in place into the tensors in it, state['h'].copy_(h); or keep what "
+            "it stores in an object "
             "that is captured",
         )
 
@@ -404,7 +474,11 @@ def _resolve(
     root: Callable[..., Any], lifted: Sequence[Lifted], arguments: Sequence[tuple[Arg, Tensor]], watch: Watch
 ) -> tuple[CapturedTensor, ...]:
     """Where captured tensors live; gradients of inputs come last, since they are read from these."""
-    gradients = {id(t.grad): t for t in (*(t for _, t in arguments), *(item.real for item in lifted)) if t.is_leaf and t.grad is not None}
+    gradients = {
+        id(t.grad): t
+        for t in (*(t for _, t in arguments), *(item.real for item in lifted))
+        if t.is_leaf and t.grad is not None
+    }
     lifted = sorted(lifted, key=lambda item: id(item.real) in gradients)
     slots: dict[int, Source] = {id(t): slot for slot, t in reversed(arguments)}
     places = watch.places_of([item.real for item in lifted])
@@ -415,11 +489,14 @@ def _resolve(
         if id(item.real) in gradients:
             owner = slots[id(gradients[id(item.real)])]
             slot = _fresh(f"{owner}.grad", found)
-            found.append(CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner)))
+            found.append(
+                CapturedTensor(slot, item.real, type_text(item.real), item.real.requires_grad, GradientOf(owner))
+            )
             continue
         if isinstance(origin, Unresolved):
             warnings.warn(
-                f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a variable or "
+                f"the function uses a tensor {type_text(item.real)} ({item.where}) that could not be traced back to a "
+                "variable or "
                 "attribute: updates in place are seen, a rebinding is not. Pass it as an argument.",
                 UnresolvedCaptureWarning,
                 stacklevel=2,

@@ -1,8 +1,9 @@
-"""``.backward()`` inside a function whose inputs were computed outside: the gradient of such an input is handed on to its history.
+"""``.backward()`` inside a function whose inputs were computed outside: the gradient of such an input is handed on to
+its history.
 
-Each call that gets so far is one ``BackwardCall``: when a program has run, it goes on through the caller's own graph, as autograd would
-have gone on, with the gradients the call ended in. So that graph is freed or kept, its hooks run, and a second pass raises as in eager
-PyTorch.
+Each call that gets so far is one ``BackwardCall``: when a program has run, it goes on through the caller's own graph,
+as autograd would have gone on, with the gradients the call ended in. So that graph is freed or kept, its hooks run, and
+a second pass raises as in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -37,19 +38,25 @@ class _Pass:
 
 @frozen(eq=False)
 class Passes:
-    """The ``.backward()`` calls of a dry run that came to the history of an input: to what autograd knows as the base of which real
-    tensors, by identity."""
+    """The ``.backward()`` calls of a dry run that came to the history of an input: to what autograd knows as the
+    base of which real tensors, by identity."""
 
     found: list[_Pass] = field(factory=list)
 
     def done(
-        self, mirrored: Mapping[int, Mirrored], written: Mapping[int, str], keeps_graph: bool, again: bool, targets: Sequence[Any]
+        self,
+        mirrored: Mapping[int, Mirrored],
+        written: Mapping[int, str],
+        keeps_graph: bool,
+        again: bool,
+        targets: Sequence[Any],
     ) -> None:
         """A ``.backward()`` has run; ``again``: so that it can be differentiated; ``targets``: to these alone."""
         for own in mirrored.values():
             if any(own.seen is target for target in targets) and not is_leaf(own.seen):
                 raise MutationError(
-                    f"the function calls .backward(inputs=…), which sets the gradient of an input {type_text(own.seen)} "
+                    "the function calls .backward(inputs=…), which sets the gradient of an input "
+                    f"{type_text(own.seen)} "
                     "that is computed outside",
                     where=user_line(),
                     fix="call torch.autograd.grad, and set x.grad to what it returns",
@@ -59,7 +66,8 @@ class Passes:
         if above and again:
             own = next(iter(above.values()))
             raise MutationError(
-                f"the function calls .backward(create_graph=True), which would go on through the history of an input {type_text(own.seen)}",
+                "the function calls .backward(create_graph=True), which would go on through the history of an input "
+                f"{type_text(own.seen)}",
                 where=user_line(),
                 fix="call torch.autograd.grad with respect to what is meant",
             )
@@ -77,8 +85,8 @@ _HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"
 def calls_of(
     passes: Sequence[_Pass], facts: Facts, named: Sequence[tuple[Source, Tensor]], mirrored: Mapping[int, Mirrored]
 ) -> tuple[tuple[BackwardCall, ...], tuple[Source, ...], tuple[Asked, ...]]:
-    """What those calls may hand on, by the inputs of the inner function; the inputs that must be computed outside for that; and those of
-    whose gradient nobody must hear.
+    """What those calls may hand on, by the inputs of the inner function; the inputs that must be computed outside for
+    that; and those of whose gradient nobody must hear.
 
     Raises ``MutationError`` where that would not be what eager PyTorch does.
     """
@@ -96,11 +104,14 @@ def calls_of(
             goes_in = facts.goes_in_as(slot)
             faults = ["after a write through .data, of which autograd does not know"] if one.hidden else []
             if goes_in != slot:  # its own gradient is not known, only that of what it is a view of
-                faults += ["though it is written to, and has hooks, or its gradient retained"] * (has_hooks(tensor) or tensor.retains_grad)
+                faults += ["though it is written to, and has hooks, or its gradient retained"] * (
+                    has_hooks(tensor) or tensor.retains_grad
+                )
                 unheard[slot] = Asked(slot, _HEARD, False, NotImplemented)
             if faults:
                 raise MutationError(
-                    f"the function calls .backward(), which would go on through the history of {slot}, {' and '.join(faults)}",
+                    f"the function calls .backward(), which would go on through the history of {slot}, "
+                    f"{' and '.join(faults)}",
                     where=str(slot),
                     fix=_FIX,
                 )
@@ -111,7 +122,8 @@ def calls_of(
 
 @frozen(eq=False)
 class Handing:
-    """The gradients that the calls of a recorded run hand on; ``leaves`` are the inputs of the inner function, where they arrive."""
+    """The gradients that the calls of a recorded run hand on; ``leaves`` are the inputs of the inner function, where
+    they arrive."""
 
     facts: Facts
     leaves: Mapping[Any, Tensor]
@@ -126,7 +138,8 @@ class Handing:
         return called | {s for s in self.leaves if self.facts.leaves.get(s) is False}
 
     def begins(self) -> None:
-        """A ``.backward()`` is about to run: what it finds is not added to what the function has set, as these are no leaves outside."""
+        """A ``.backward()`` is about to run: what it finds is not added to what the function has set, as these are
+        no leaves outside."""
         for slot in self._computed:
             self._set[slot], self.leaves[slot].grad = self.leaves[slot].grad, None
 
@@ -146,21 +159,25 @@ class Handing:
         expected = calls[n].slots if n < len(calls) else ()
         for slot in reached - set(expected):
             raise MutationError(
-                f"the function calls .backward(), which would go on through the history of {slot}, to another input, a leaf that it is a "
+                f"the function calls .backward(), which would go on through the history of {slot}, to another input, "
+                "a leaf that it is a "
                 "view of",
                 where=str(slot),
                 fix=_FIX,
             )
         for slot in expected:
             gradient = self.leaves[slot].grad
-            self.values[Onward(slot, n)] = None if gradient is None else gradient.clone()  # what is written to it later, it had then
+            # what is written to it later, it had then
+            self.values[Onward(slot, n)] = None if gradient is None else gradient.clone()
 
     def require_all(self) -> None:
         """Raises ``TraceError`` where the dry run met calls that this run did not make."""
         for slot in self.facts.onward:
             if slot not in self.values:
                 raise TraceError(
-                    f"the function calls .backward(), which goes on through the history of {slot.of}, in one of two runs",
+                    f"the function calls .backward(), which goes on through the history of {slot.of}, in one of two "
+                    "runs",
                     where=str(slot.of),
-                    fix="make it a pure function of its arguments: what it differentiates must not depend on what ran before",
+                    fix="make it a pure function of its arguments: what it differentiates must not depend on what ran "
+                    "before",
                 )

@@ -1,9 +1,10 @@
-"""The steps of optimisers that ask Python for a number they keep in a tensor (``step.item()``), which is another in each call.
+"""The steps of optimisers that ask Python for a number they keep in a tensor (``step.item()``), which is another in
+each call.
 
-PyTorch has these steps a second time as tensor code, for CUDA graphs (``capturable=True``), or as the operators of ``fused=True``. A trace
-takes that code where the number is not known. It computes in the dtype of the count, which is single precision, so it is given counts in
-double precision: ``1 - beta2**step`` is as exact as with a number of Python. Where the number is known (the state is made by this
-very call) the step is PyTorch's own for numbers.
+PyTorch has these steps a second time as tensor code, for CUDA graphs (``capturable=True``), or as the operators of
+``fused=True``. A trace takes that code where the number is not known. It computes in the dtype of the count, which is
+single precision, so it is given counts in double precision: ``1 - beta2**step`` is as exact as with a number of Python.
+Where the number is known (the state is made by this very call) the step is PyTorch's own for numbers.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from ..torch_private.operators import CAPTURABLE_DEVICES
 
 _FUSED = ("sgd", "adagrad")
 """Those that have no ``capturable=True``, or (for a learning rate that is a tensor) read values with it, too."""
-_STEPS = tuple((importlib.import_module(f"torch.optim.{name}"), name) for name in ("adam", "adamax", "asgd", "nadam", "radam", *_FUSED))
+_STEPS = tuple(
+    (importlib.import_module(f"torch.optim.{name}"), name)
+    for name in ("adam", "adamax", "asgd", "nadam", "radam", *_FUSED)
+)
 _SIGNATURES = {name: inspect.signature(getattr(module, name)) for module, name in _STEPS}
 _COUNTED = ("state_steps", "etas", "mus")
-"""The arguments that hold a count, or what is computed of counts alone; the product that ``nadam`` keeps rounds at each step."""
+"""The arguments that hold a count, or what is computed of counts alone; the product that ``nadam`` keeps rounds at
+each step."""
 
 PLACES = (
     *((module, name, f"step of {name}") for module, name in _STEPS),
@@ -42,7 +47,10 @@ def steps_of_optimisers(is_known: Callable[[Tensor], bool]) -> dict[str, Callabl
     def counted_in_tensors(original: Callable[..., None], given: dict[str, Any]) -> None:
         nonlocal is_any_device
         counted = [name for name in _COUNTED if name in given]
-        own = {name: [t.to(p.device, torch.float64) for t, p in zip(given[name], given["params"], strict=True)] for name in counted}
+        own = {
+            name: [t.to(p.device, torch.float64) for t, p in zip(given[name], given["params"], strict=True)]
+            for name in counted
+        }
         before, is_any_device = is_any_device, True
         try:
             original(**{**given, **own, "capturable": True})

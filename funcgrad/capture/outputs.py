@@ -1,4 +1,5 @@
-"""What each output of a function is: computed, one of the inputs, or a view of an input or of memory it shares with other outputs."""
+"""What each output of a function is: computed, one of the inputs, or a view of an input or of memory it shares with
+other outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,17 @@ from attrs import evolve, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.nn import Parameter
 
-from ..autograd_state import gradient_of, has_history, is_dead_end, is_leaf, is_stale, is_untold, leaves_below, retains_grad, view_base
+from ..autograd_state import (
+    gradient_of,
+    has_history,
+    is_dead_end,
+    is_leaf,
+    is_stale,
+    is_untold,
+    leaves_below,
+    retains_grad,
+    view_base,
+)
 from ..errors import MutationError, ResultError, UnsupportedTransformError
 from ..graphs import type_now
 from ..slots import Arg, Base, Captured, Out, Slot
@@ -21,11 +32,11 @@ from .views import DETACH, Step, View, When, detaches
 
 @frozen
 class OutputFact:
-    """One leaf of the result: its path, its type (``is_dynamic``: a tensor or a symbolic scalar, not a constant), and what it
-    is a view of, if that is an input or another output's memory.
+    """One leaf of the result: its path, its type (``is_dynamic``: a tensor or a symbolic scalar, not a constant), and
+    what it is a view of, if that is an input or another output's memory.
 
-    ``requires_grad``: whether a gradient flows into what computed it (not where it *is* a view). ``is_leaf``: it requires
-    grad and nothing computed it (``requires_grad_()`` in the function).
+    ``requires_grad``: whether a gradient flows into what computed it (not where it *is* a view). ``is_leaf``: it
+    requires grad and nothing computed it (``requires_grad_()`` in the function).
     """
 
     path: str
@@ -45,7 +56,9 @@ class OutputFact:
 
     def __str__(self) -> str:
         kind = "" if self.view is None else (f"is {self.view}" if not self.view.steps else f"view {self.view}")
-        return ", ".join(filter(None, ["requires grad" if self.requires_grad else "", "a leaf" if self.is_leaf else "", kind]))
+        return ", ".join(
+            filter(None, ["requires grad" if self.requires_grad else "", "a leaf" if self.is_leaf else "", kind])
+        )
 
 
 def look_at_outputs(
@@ -59,15 +72,18 @@ def look_at_outputs(
 ) -> tuple[tuple[OutputFact, ...], dict[Base, Tensor]]:
     """The facts of each output, and the intermediates that several of them are views of.
 
-    ``slot_of`` names the stand-ins by identity, ``out_slot`` an output by its path. ``is_base`` decides whether an intermediate
-    that several outputs are views of is a base: only where autograd must know that they share it. With None, outputs are
-    not compared with each other (those of a gradient depend on how it is traced). ``varying``: the paths of numbers that are no constants.
+    ``slot_of`` names the stand-ins by identity, ``out_slot`` an output by its path. ``is_base`` decides whether an
+    intermediate that several outputs are views of is a base: only where autograd must know that they share it. With
+    None, outputs are not compared with each other (those of a gradient depend on how it is traced). ``varying``: the
+    paths of numbers that are no constants.
     """
     first: dict[int, str] = {}
     for path, leaf in zip(paths, leaves, strict=True):
         if isinstance(leaf, Tensor):
             first.setdefault(id(leaf), path)
-    views, intermediates = _views({p: leaf for p, leaf in zip(paths, leaves, strict=True) if first.get(id(leaf)) == p}, slot_of, lineage)
+    views, intermediates = _views(
+        {p: leaf for p, leaf in zip(paths, leaves, strict=True) if first.get(id(leaf)) == p}, slot_of, lineage
+    )
     bases: dict[Base, Tensor] = {}
     for root, users in intermediates:
         itself = first.get(id(root)) if lineage.current(root) is root else None
@@ -86,9 +102,16 @@ def look_at_outputs(
                 view = View(out_slot(twin), (), when)  # one object, returned twice
             now = lineage.current(leaf)
             seen_of = view_base(now)
-            if view is not None and seen_of is not None and is_untold(now) and has_history(seen_of) and detaches(view.steps):
+            if (
+                view is not None
+                and seen_of is not None
+                and is_untold(now)
+                and has_history(seen_of)
+                and detaches(view.steps)
+            ):
                 raise MutationError(
-                    "the function returns a view taken under no_grad of what it detached, and wrote to that what requires grad",
+                    "the function returns a view taken under no_grad of what it detached, and wrote to that what "
+                    "requires grad",
                     where=f"result{path}",
                     fix="take the view in grad mode, or after the write",
                 )
@@ -101,7 +124,8 @@ def look_at_outputs(
             _require_plain(attributes, path)
             found.append(
                 OutputFact(
-                    path, type_now(now), True, requires_grad, own_leaf, view, None, is_parameter, attributes, made and retains_grad(leaf)
+                    path, type_now(now), True, requires_grad, own_leaf, view, None, is_parameter, attributes,
+                    made and retains_grad(leaf)
                 )
             )  # fmt: skip
         else:
@@ -133,7 +157,8 @@ def _within(base: Slot, steps: tuple[Step, ...], when: When, tracked: bool) -> V
 
 
 def _must_be_views(users: _Users) -> bool:
-    """Whether autograd must know that outputs share memory: a gradient flows through one of several, or one may not be used any more."""
+    """Whether autograd must know that outputs share memory: a gradient flows through one of several, or one may not
+    be used any more."""
     stale = any(when == "before" for _, when, _ in users.values())
     return stale or (len(users) > 1 and any(tracked for _, _, tracked in users.values()))
 
@@ -141,7 +166,8 @@ def _must_be_views(users: _Users) -> bool:
 def _views(
     tensors: Mapping[str, Tensor], slot_of: Mapping[int, Arg | Captured], lineage: Lineage
 ) -> tuple[dict[str, View], list[tuple[Tensor, _Users]]]:
-    """The outputs that are inputs or views of them; and the other tensors outputs are views of, each with these outputs."""
+    """The outputs that are inputs or views of them; and the other tensors outputs are views of, each with these
+    outputs."""
     views: dict[str, View] = {}
     intermediates: dict[int, tuple[Tensor, _Users]] = {}
     for path, tensor in tensors.items():
@@ -149,7 +175,9 @@ def _views(
             views[path] = View(slot_of[id(tensor)])
             continue
         now = lineage.current(tensor)
-        root, steps, written_since = lineage.path(now, lambda t: id(lineage.named(t)) in slot_of and not lineage.is_past(t), True)
+        root, steps, written_since = lineage.path(
+            now, lambda t: id(lineage.named(t)) in slot_of and not lineage.is_past(t), True
+        )
         own = lineage.named(root)
         if id(own) in slot_of:
             when: When = "after"
@@ -157,21 +185,26 @@ def _views(
                 when = "last" if lineage.current(own) is root else "before"
             elif written_since or (is_stale(root) and lineage.late(now, root) < len(steps)):
                 when = "before"
-            holder = root if lineage.given(own) is not None else own  # what stands for it looks at memory that it has in the end alone
+            # what stands for it looks at memory that it has in the end alone
+            holder = root if lineage.given(own) is not None else own
             tracked = has_history(now) and (lineage.is_opaque(now, holder) or detaches(steps))
             computed = tracked or lineage.is_ruled(now, holder)
-            if root is not holder and (when == "before" or computed):  # it looked like this for a while, or does not yet
+            # it looked like this for a while, or does not yet
+            if root is not holder and (when == "before" or computed):
                 _, before, _ = lineage.path(root, lambda t, own=own: t is own)  # type: ignore[misc]
                 steps = (*before, *steps)
             if own is root and lineage.precedes(now, own):
                 if written_since or not lineage.written(lambda t, own=own: t is own):  # type: ignore[misc]
                     when = "first"
                 else:
-                    steps = tuple(evolve(step, tracked=False) for step in steps)  # no gradient flows to it, as to one taken before
+                    # no gradient flows to it, as to one taken before
+                    steps = tuple(evolve(step, tracked=False) for step in steps)
             elif own is root and lineage.follows(now, own):
                 steps = (DETACH, *steps)  # it still requires grad when the view is taken again
             if computed:
-                views[path] = View(slot_of[id(own)], steps, "last" if root is holder and root is not own else "after", computed=True)
+                views[path] = View(
+                    slot_of[id(own)], steps, "last" if root is holder and root is not own else "after", computed=True
+                )
             else:
                 late = lineage.late(now, root) if when == "before" else 0
                 views[path] = View(slot_of[id(own)], steps, when, is_stale(now) and when == "last", late=late)
@@ -197,7 +230,8 @@ def _require_plain(attributes: Sequence[tuple[str, Any]], path: str) -> None:
 
 
 def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, object]) -> None:
-    """A leaf that the function makes and returns, or stores, would not get the gradient of a result that depends on it."""
+    """A leaf that the function makes and returns, or stores, would not get the gradient of a result that depends on
+    it."""
     tensors = [t for _, t in named]
     own = {id(t) for t in tensors if is_leaf(t) and id(t) not in slot_of and t.requires_grad}
     depends = own and {id(leaf) for leaf in leaves_below([t for t in tensors if has_history(t)])} & own
@@ -207,7 +241,8 @@ def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, ob
             continue
         if id(tensor) in depends:
             raise MutationError(
-                f"the function stores a parameter that it makes, or another leaf ({path}), together with results that depend on it",
+                f"the function stores a parameter that it makes, or another leaf ({path}), together with results that "
+                "depend on it",
                 where=path,
                 fix="make it before: call the function once under torch.no_grad(), or make it where the object is made",
             )
@@ -219,6 +254,7 @@ def _refuse_leaves(named: Sequence[tuple[str, Tensor]], slot_of: Mapping[int, ob
             )
     if depends:
         raise UnsupportedTransformError(
-            "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend on it",
+            "the function returns a leaf it made itself (requires_grad_() inside) together with results that depend "
+            "on it",
             fix="make the leaf outside and pass it as an argument",
         )

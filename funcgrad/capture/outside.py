@@ -40,10 +40,13 @@ _INSTEAD = {
 
 
 def require_compiled_operator(func: Any) -> None:
-    """Raise ``UnsupportedOperatorError`` for a higher-order operator that no trace carries out: its functions would be lost."""
+    """Raise ``UnsupportedOperatorError`` for a higher-order operator that no trace carries out: its functions would
+    be lost."""
     name = operator_of_functions(func)
     if name is not None and name not in _CALLS:
-        raise unsupported_operator(f"the function calls the higher-order operator {name}", _INSTEAD.get(name, "what it computes in torch"))
+        raise unsupported_operator(
+            f"the function calls the higher-order operator {name}", _INSTEAD.get(name, "what it computes in torch")
+        )
 
 
 VALUE_CHECKS: dict[Any, str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
@@ -53,27 +56,39 @@ While one runs under the trace, each value it reads is taken to be false, and ch
 
 
 _PHASE = (
-    "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The specified loss function "
+    "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The "
+    "specified loss function "
     "depends on this phase term, making it ill-defined."
 )
 BACKWARD_CHECKS: dict[str | None, str] = {"LinalgSvdBackward0": _PHASE}
-"""Nodes of autograd that ask whether values are close, only to raise a RuntimeError where they are not, with its message."""
+"""Nodes of autograd that ask whether values are close, only to raise a RuntimeError where they are not, with its
+message."""
 
 
 def _with_lengths_as_tensors(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
     """ctc_loss makes a tensor of lengths given as ints in C++ and reads it at once: give it tensors from the start."""
 
     def call(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *rest: Any, **more: Any) -> Any:
-        lengths = [v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.int64) for v in (input_lengths, target_lengths)]
+        lengths = [
+            v if isinstance(v, Tensor) else torch.tensor(v, dtype=torch.int64) for v in (input_lengths, target_lengths)
+        ]
         return ctc_loss(log_probs, targets, *lengths, *rest, **more)
 
     return call
 
 
 def _contiguous_in_training(rrelu: Callable[..., Any]) -> Callable[..., Any]:
-    """What ``rrelu`` returns in training is contiguous in eager PyTorch, in place aside; the functional form keeps strides."""
+    """What ``rrelu`` returns in training is contiguous in eager PyTorch, in place aside; the functional form keeps
+    strides."""
 
-    def call(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False, **more: Any) -> Any:
+    def call(
+        input: Tensor,
+        lower: float = 1 / 8,
+        upper: float = 1 / 3,
+        training: bool = False,
+        inplace: bool = False,
+        **more: Any,
+    ) -> Any:
         given = (lower, upper, training, inplace) if rrelu is torch.nn.functional.rrelu else (lower, upper, training)
         return rrelu(input.contiguous() if training and not inplace else input, *given, **more)
 
@@ -81,7 +96,8 @@ def _contiguous_in_training(rrelu: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_whole_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss that takes classes as bytes, too, but not of images: on fake tensors, PyTorch looks them up as an index, which is no byte."""
+    """A loss that takes classes as bytes, too, but not of images: on fake tensors, PyTorch looks them up as an
+    index, which is no byte."""
 
     def call(input: Any, target: Any, *rest: Any, **more: Any) -> Any:
         is_bytes = isinstance(target, Tensor) and target.dtype == torch.uint8 and input.ndim <= 2
@@ -91,15 +107,16 @@ def _of_whole_targets(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_hot(input: Tensor, num_classes: int = -1) -> Any:
-    """As eager PyTorch makes it, by an index that may be wrong; on fake tensors it compares with each class, as always in ``vmap``."""
+    """As eager PyTorch makes it, by an index that may be wrong; on fake tensors it compares with each class, as
+    always in ``vmap``."""
     if input.dtype != torch.int64 or num_classes < 0 or unwrap_transform(input).ndim > input.ndim:
         return torch.nn.functional.one_hot(input, num_classes)
     return input.new_zeros((*input.shape, num_classes)).scatter(-1, input.unsqueeze(-1), 1)
 
 
 def _of_a_batch(f: Callable[..., Any], ndim: int) -> Callable[..., Any]:
-    """Dropout in place of an input of ``ndim`` dimensions without one for a batch: on a view that has one. PyTorch gives it to the input
-    itself, and takes it off again, inside of a call where nobody hears of it."""
+    """Dropout in place of an input of ``ndim`` dimensions without one for a batch: on a view that has one. PyTorch
+    gives it to the input itself, and takes it off again, inside of a call where nobody hears of it."""
 
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not inplace or input.ndim != ndim:
@@ -126,7 +143,8 @@ REWRITES: dict[Any, Callable[..., Any]] = {
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Sizes of ``_ctc_loss``: the second result is a table for its own backward, as long as the longest target at most."""
+    """Sizes of ``_ctc_loss``: the second result is a table for its own backward, as long as the longest target at
+    most."""
     steps, batch = log_probs.shape[0], log_probs.shape[1]
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
 
@@ -139,14 +157,16 @@ FAKE_RESULTS: dict[Any, Callable[..., Any]] = {
 
 
 def require_fitting_values(target: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
-    """What eager PyTorch raises for ``index_put`` of values that do not fit where they go, which fake tensors do not ask."""
+    """What eager PyTorch raises for ``index_put`` of values that do not fit where they go, which fake tensors do not
+    ask."""
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return  # how many there are depends on values
     shape = torch.ops.aten.index.Tensor(target, list(indices)).shape
     sizes = zip(reversed(values.shape), reversed(shape), strict=False)
     if values.dim() > len(shape) or any(n not in (1, m) for n, m in sizes):
         raise RuntimeError(
-            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of shape {list(shape)}"
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
+            f"shape {list(shape)}"
         )
 
 
@@ -155,8 +175,8 @@ FILLS = {torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.at
 
 
 def _zero_tangent(like: Tensor, primal: Tensor, batch_dims: int) -> tuple[Any, Any, Any] | None:
-    """The call that makes zeros that lie in memory as a primal does, which forward mode relies on: those of an expanded one, which would
-    lie over one another, do not. None where torch's own operator is to make them."""
+    """The call that makes zeros that lie in memory as a primal does, which forward mode relies on: those of an
+    expanded one, which would lie over one another, do not. None where torch's own operator is to make them."""
     if primal.is_contiguous() or overlaps_itself(primal):
         return torch.ops.aten.new_zeros.default, (like, [*like.shape[:batch_dims], *primal.shape]), {}
     if batch_dims == 0 and is_dense(primal):
@@ -165,7 +185,8 @@ def _zero_tangent(like: Tensor, primal: Tensor, batch_dims: int) -> tuple[Any, A
 
 
 def rewrite(op: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """The call to make in place of one that writes to its arguments without saying so in its schema, or whose result cannot be written to.
+    """The call to make in place of one that writes to its arguments without saying so in its schema, or whose result
+    cannot be written to.
 
     Batch normalisation updates the running statistics it is given; the form that says so can be functionalised.
     """

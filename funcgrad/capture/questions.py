@@ -1,7 +1,8 @@
-"""What a function asks of a tensor besides its values, dtype, sizes and strides: where it lies, whether it is a view, its attributes.
+"""What a function asks of a tensor besides its values, dtype, sizes and strides: where it lies, whether it is a view,
+its attributes.
 
-A stand-in answers as the real tensor does, and the question becomes part of the key: a tensor of which the answer is another
-one is for another program. What a program cannot know (an address, a version counter) is refused.
+A stand-in answers as the real tensor does, and the question becomes part of the key: a tensor of which the answer is
+another one is for another program. What a program cannot know (an address, a version counter) is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ _OF_THE_REAL = {"{}.retains_grad", "{}.output_nr", "{}.is_shared()", "{}.is_pinn
 
 _HOOKED = "bool({0}._backward_hooks or {0}._post_accumulate_grad_hooks)"
 _UNKNOWABLE = {
-    Tensor.data_ptr: ("the address of a tensor (data_ptr())", "compare tensors with `is`; ask for addresses outside of the function"),
+    Tensor.data_ptr: (
+        "the address of a tensor (data_ptr())",
+        "compare tensors with `is`; ask for addresses outside of the function",
+    ),
     ASKS_VERSION: ("the version counter of a tensor (_version)", "ask for it outside of the function"),
     Tensor.__reduce_ex__: (
         "for a tensor to be copied by the copy module, or pickled",
@@ -70,7 +74,8 @@ _UNKNOWABLE = {
 
 @frozen(eq=False)
 class _History:
-    """Stands for the ``grad_fn`` of an input: the graph it belongs to lies outside, and is another one in the next call."""
+    """Stands for the ``grad_fn`` of an input: the graph it belongs to lies outside, and is another one in the next
+    call."""
 
     known_as: str
 
@@ -83,13 +88,16 @@ class _History:
 
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedTensorError(
-            f"the function looks into the history of an input (grad_fn.{name})", where=user_line(), fix="look at it outside of the function"
+            f"the function looks into the history of an input (grad_fn.{name})",
+            where=user_line(),
+            fix="look at it outside of the function",
         )
 
 
 @frozen(eq=False)
 class Asked:
-    """A question to an input, and the answer; ``again``: what the next run is told, if the answer was the same throughout the first."""
+    """A question to an input, and the answer; ``again``: what the next run is told, if the answer was the same
+    throughout the first."""
 
     slot: Arg | Captured
     question: str
@@ -104,7 +112,8 @@ def answer_of(question: str, tensor: Tensor) -> Any:
 
 @define(eq=False)
 class Questions:
-    """The questions of one run. ``known`` are answers by the identity of the tensor the function has, for the run after the first."""
+    """The questions of one run. ``known`` are answers by the identity of the tensor the function has, for the run
+    after the first."""
 
     reals: Callable[[], Mapping[int, Tensor]]
     asked: dict[tuple[int, str], list[Any]] = field(factory=dict)
@@ -155,7 +164,11 @@ class Questions:
         if real is None or self.known:
             return ABSENT
         if name == "_is_param":
-            return ABSENT if real is tensor else self._note(real, question, True if isinstance(real, nn.Parameter) else ABSENT)
+            return (
+                ABSENT
+                if real is tensor
+                else self._note(real, question, True if isinstance(real, nn.Parameter) else ABSENT)
+            )
         value = real.__dict__.get(name, ABSENT)
         if name == "_is_buffer" or not name.startswith("_") or is_user_file(sys._getframe(2).f_code.co_filename):
             self._note(real, question, value)
@@ -165,11 +178,14 @@ class Questions:
         """What an input is a view of may be compared with None, not computed with: the next call's is another one."""
         if id(real) in self.bases:
             raise UnsupportedTensorError(
-                "the function uses the tensor that an input is a view of (_base)", where=user_line(), fix="pass it as an argument"
+                "the function uses the tensor that an input is a view of (_base)",
+                where=user_line(),
+                fix="pass it as an argument",
             )
 
     def has_hooks(self, real: Tensor) -> bool:
-        """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another program's."""
+        """Whether hooks run where a gradient arrives at a tensor; a call in which it is otherwise is another
+        program's."""
         return bool(self._note(real, _HOOKED, has_hooks(real)))
 
     def are_views(self, reals: Iterable[Tensor]) -> None:
@@ -201,7 +217,8 @@ def set_by_function(tensor: Tensor) -> dict[str, Any]:
 
 
 def require_bare(inputs: Mapping[int, Tensor], named: Iterable[tuple[Any, Tensor]]) -> None:
-    """Raise ``MutationError`` for an attribute that the function set of an argument, by the identity of the real tensor."""
+    """Raise ``MutationError`` for an attribute that the function set of an argument, by the identity of the real
+    tensor."""
     for slot, real in named:
         for name in set_by_function(inputs[id(real)]) if not is_wrapper_subclass(real) else ():
             raise MutationError(
@@ -215,4 +232,6 @@ def refuse_unknowable(func: Any) -> None:
     """Raise ``UnsupportedTensorError`` for what no program can know of a tensor."""
     if func in _UNKNOWABLE and (func in _BY_ANYBODY or is_user_file(sys._getframe(3).f_code.co_filename)):
         what, fix = _UNKNOWABLE[func]
-        raise UnsupportedTensorError(f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix)
+        raise UnsupportedTensorError(
+            f"the function asks {what}, which is another one in each call", where=user_line(), fix=fix
+        )

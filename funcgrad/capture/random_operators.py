@@ -1,7 +1,8 @@
 """Random operators while tracing: as they are (``rng="eager"``), or as pure functions of a key (``rng="philox"``).
 
-Then each takes as many counters as its result has elements, and is made of uniform numbers and ordinary tensor code, so that nothing in
-the graph draws: it may be computed again, elsewhere, or fused. A rule is given the ``Draw`` and the operator's own arguments.
+Then each takes as many counters as its result has elements, and is made of uniform numbers and ordinary tensor code, so
+that nothing in the graph draws: it may be computed again, elsewhere, or fused. A rule is given the ``Draw`` and the
+operator's own arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from attrs import frozen
 from torch import Tensor
 
 from ..errors import TraceError, UnsupportedTransformError
-from ..generators import generator_state, initial_seed, is_default, is_new, manual_seed, seed_generator, set_generator_state
+from ..generators import (
+    generator_state,
+    initial_seed,
+    is_default,
+    is_new,
+    manual_seed,
+    seed_generator,
+    set_generator_state,
+)
 from ..graphs import type_text
 from ..philox import philox
 from ..torch_private.fakes import without_modes
@@ -94,7 +103,10 @@ class Draws:
 
     def seed(self, _: Any, *args: Any, **kwargs: Any) -> NoReturn:
         """``torch.seed``: by another number in each call, which the function asks for."""
-        self._refuse("seeds the random generator with a number that it is told (torch.seed)", "torch.manual_seed(n), or seed outside")
+        self._refuse(
+            "seeds the random generator with a number that it is told (torch.seed)",
+            "torch.manual_seed(n), or seed outside",
+        )
 
     def seed_one(self, original: Callable[..., Any], generator: torch.Generator, *args: Any, **kwargs: Any) -> Any:
         """``Generator.manual_seed``."""
@@ -113,7 +125,9 @@ class Draws:
         if seed is not None:
             return seed % 2**64
         if is_default(generator) or generator_id(generator) in (self._outside or ()):
-            self._refuse("asks for the seed of a random generator, which is another in other calls", "pass it as an argument")
+            self._refuse(
+                "asks for the seed of a random generator, which is another in other calls", "pass it as an argument"
+            )
         return original(generator)  # type: ignore[no-any-return]
 
     def get_state(self, original: Callable[..., Any], generator: torch.Generator) -> Tensor:
@@ -124,7 +138,8 @@ class Draws:
         return state
 
     def set_state(self, original: Callable[..., Any], generator: torch.Generator, state: Tensor) -> Any:
-        """``Generator.set_state``; nothing is done where it is in that state (``torch.random.fork_rng`` around what draws nothing)."""
+        """``Generator.set_state``; nothing is done where it is in that state (``torch.random.fork_rng`` around what
+        draws nothing)."""
         if not any(known is state and of is generator and drawn == self.drawn for known, of, drawn in self._states):
             self._done(set_generator_state, state, *self._named(generator))
             self._seeded_with.pop(generator_id(generator), None)
@@ -139,8 +154,8 @@ class Draws:
         return generator.device, generator
 
     def _met(self, generator: torch.Generator, mode: AbstractContextManager[Any]) -> None:
-        """The program has one generator for each that the function makes in this run (in the first one, nobody knows which it makes), and
-        seeds it as new ones are, in each call."""
+        """The program has one generator for each that the function makes in this run (in the first one, nobody knows
+        which it makes), and seeds it as new ones are, in each call."""
         known = generator_id(generator)
         if known in self.named:
             return
@@ -172,15 +187,16 @@ class Draws:
         raise error
 
     def require_settled(self) -> None:
-        """Refuse a function that has seeded the generator by a method it took out of it before the trace (those cannot be replaced)."""
+        """Refuse a function that has seeded the generator by a method it took out of it before the trace (those
+        cannot be replaced)."""
         seed, heard = seeds_noted()
         if heard == self._seeds[1] and seed != self._seeds[0]:
             self._refuse("sets the state of the random generator by a method it took before", "torch.manual_seed")
 
     def order_of(self, op: Any, args: Sequence[Any]) -> list[int] | None:
-        """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager PyTorch draws in that
-        order, but in the functional form, ``bernoulli``, in the order of the dimensions (and that is contiguous). None where they agree,
-        and for any other operator."""
+        """The dimensions of what ``bernoulli_`` fills, from the largest steps in memory to the smallest: eager
+        PyTorch draws in that order, but in the functional form, ``bernoulli``, in the order of the dimensions (and
+        that is contiguous). None where they agree, and for any other operator."""
         if op not in (aten.bernoulli_.float, aten.bernoulli_.Tensor):
             return None
         shape, stride = args[0].shape, args[0].stride()
@@ -189,8 +205,8 @@ class Draws:
         return None if moving == sorted(moving) else order
 
     def require_order(self, op: Any, args: Sequence[Any]) -> None:
-        """Refuse ``normal_`` of a tensor with gaps in memory: of 16 elements on, eager PyTorch draws one by one for it, and in pairs of
-        eight for the dense tensor that the functional form makes."""
+        """Refuse ``normal_`` of a tensor with gaps in memory: of 16 elements on, eager PyTorch draws one by one for
+        it, and in pairs of eight for the dense tensor that the functional form makes."""
         if op is aten.normal_.default and not self._is_pure and not is_dense(args[0]) and args[0].numel() >= _PAIRED:
             raise UnsupportedTransformError(
                 f"normal_ fills a tensor {type_text(args[0])} whose elements do not lie side by side in memory",
@@ -215,7 +231,9 @@ class Draws:
             return NotImplemented
         if op not in RULES:
             raise UnsupportedTransformError(
-                f'{op} is not made of counter-based numbers: rng="philox" has no rule for it', where=user_line(), fix='rng="eager"'
+                f'{op} is not made of counter-based numbers: rng="philox" has no rule for it',
+                where=user_line(),
+                fix='rng="eager"',
             )
         if self._key is None and not self._first_run:
             raise TraceError(
@@ -244,7 +262,13 @@ def _require_accepted(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> N
     if op in (aten.randperm.default, aten.randperm.generator) or any(isinstance(a, torch.SymFloat) for a in args):
         return
     with without_modes(), without_function_modes():
-        op(*(torch.empty(0, dtype=a.dtype) if isinstance(a, Tensor) else [0] if isinstance(a, list) else a for a in args), **kwargs)
+        op(
+            *(
+                torch.empty(0, dtype=a.dtype) if isinstance(a, Tensor) else [0] if isinstance(a, list) else a
+                for a in args
+            ),
+            **kwargs,
+        )
 
 
 @frozen(eq=False)
@@ -278,7 +302,8 @@ class Draw:
         return found if digits >= 24 else torch.floor(found * 2.0**digits) * 2.0**-digits
 
     def normal(self) -> tuple[Tensor, Tensor]:
-        """Two independent numbers of the standard normal distribution (Box and Muller): within 5.8 of 0 in single precision."""
+        """Two independent numbers of the standard normal distribution (Box and Muller): within 5.8 of 0 in single
+        precision."""
         radius = torch.sqrt(torch.log(1 - self.bits(self.kind, 0)) * -2)
         angle = self.bits(self.kind, 1) * (2 * math.pi)
         return radius * torch.cos(angle), radius * torch.sin(angle)
@@ -335,7 +360,8 @@ def _randn(draw: Draw, **_: Any) -> Tensor:
 
 
 @_rule(
-    aten.normal_functional.default, aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.float_float,
+    aten.normal_functional.default, aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor,
+    aten.normal.float_float,
 )  # fmt: skip
 def _normal(draw: Draw, mean: Any = 0.0, std: Any = 1.0, **_: Any) -> Tensor:
     return draw.result(_scaled(draw.normal()[0], mean, std))
@@ -362,7 +388,9 @@ def _cauchy(draw: Draw, self: Tensor, median: float = 0.0, sigma: float = 1.0) -
 
 
 @_rule(aten.rrelu_with_noise_functional.default)
-def _rrelu(draw: Draw, self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
+def _rrelu(
+    draw: Draw, self: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+) -> Any:
     slope = torch.where(self <= 0, draw.result(draw.uniform() * (upper - lower) + lower), 1.0)
     return self * slope, slope
 
@@ -394,7 +422,8 @@ def _geometric(draw: Draw, self: Tensor, p: float) -> Tensor:
 
 
 def _between(draw: Draw, low: int, high: int) -> Tensor:
-    """Whole numbers from ``low`` to ``high - 1``; those of a span beyond 2^53 are, as in ATen, remainders of 64 bits."""
+    """Whole numbers from ``low`` to ``high - 1``; those of a span beyond 2^53 are, as in ATen, remainders of 64
+    bits."""
     span = high - low
     if span <= 2**53:
         return draw.result(_cast(torch.floor(draw.bits(torch.float64) * span), torch.int64) + low)
@@ -403,11 +432,14 @@ def _between(draw: Draw, low: int, high: int) -> Tensor:
         return draw.result((bits & (span - 1) if span < 2**64 else bits) + low)
     if span < 2**63:
         return draw.result(torch.remainder(bits, span) + low)
-    raise UnsupportedTransformError(f"a draw of whole numbers from {low} to {high - 1}", where=user_line(), fix='rng="eager"')
+    raise UnsupportedTransformError(
+        f"a draw of whole numbers from {low} to {high - 1}", where=user_line(), fix='rng="eager"'
+    )
 
 
 @_rule(
-    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator, aten.randint_like.default,
+    aten.randint.default, aten.randint.generator, aten.randint.low, aten.randint.low_generator,
+    aten.randint_like.default,
     aten.randint_like.generator, aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype,
 )  # fmt: skip
 def _randint(draw: Draw, high: int, low: int = 0, **_: Any) -> Tensor:

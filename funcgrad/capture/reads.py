@@ -1,9 +1,10 @@
 """Values of tensors that Python reads: ``if x.any():``, ``x.item()``, the size of ``x[mask]``.
 
-A constant (what is computed of no input, no captured tensor and no draw) is the same in every call, and known. Any other value is computed
-for this call, from the tape, and the program that is made is for calls in which Python reads the same: it takes one *path* through the
-function. A check in the graph says at run time whether it is (``expect``, ``Sized``); where not, it raises ``PathMiss`` before anything
-has happened, and another program is found, or made, for what was read.
+A constant (what is computed of no input, no captured tensor and no draw) is the same in every call, and known. Any
+other value is computed for this call, from the tape, and the program that is made is for calls in which Python reads
+the same: it takes one *path* through the function. A check in the graph says at run time whether it is (``expect``,
+``Sized``); where not, it raises ``PathMiss`` before anything has happened, and another program is found, or made, for
+what was read.
 """
 
 from __future__ import annotations
@@ -52,23 +53,28 @@ _ARRAYS: set[Any] = {Tensor.numpy, Tensor.__array__}
 _SPLITS: set[Any] = {torch.tensor_split, Tensor.tensor_split}
 _INDEXES: set[Any] = {Tensor.__getitem__, Tensor.__setitem__}
 _COUNTED: set[Any] = {
-    torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, Tensor.new_zeros, Tensor.new_ones,
+    torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, Tensor.new_zeros,
+    Tensor.new_ones,
     Tensor.new_empty, Tensor.new_full,
 }  # fmt: skip
 """Functions that make a tensor, and take tensors for numbers where they ask how large."""
 TAKES_DATA: set[Any] = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, *_SPLITS, *_INDEXES, *_COUNTED}
-"""Functions that read tensors among their arguments where no mode hears of it: those in lists, where to split, and sizes."""
+"""Functions that read tensors among their arguments where no mode hears of it: those in lists, where to split, and
+sizes."""
 BY_MASK = {
-    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.masked_select.default, aten.masked_scatter.default,
+    aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten.masked_select.default,
+    aten.masked_scatter.default,
 }  # fmt: skip
 """Operators whose second operand is a mask, or a list of indices that may be masks."""
 _COUNTS = {
-    aten.nonzero.default, aten.argwhere.default, aten._unique.default, aten._unique2.default, aten.unique_consecutive.default,
+    aten.nonzero.default, aten.argwhere.default, aten._unique.default, aten._unique2.default,
+    aten.unique_consecutive.default,
     aten.bincount.default, aten.repeat_interleave.Tensor,
 }  # fmt: skip
 """Operators that make as many elements, or rows, as they find."""
 _SMALL = 1 << 16
-"""Constants of so many bytes become data of the program; larger ones are computed by it where that is sure to give the same sizes."""
+"""Constants of so many bytes become data of the program; larger ones are computed by it where that is sure to give
+the same sizes."""
 
 
 READS_LATER = (DataDependentOutputException, DynamicOutputShapeException)
@@ -118,7 +124,8 @@ class Reads:
     # ── what Python asks ─────────────────────────────────────────────────────────────────────────────────────────
 
     def answer(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator says of values (``item``, ``equal``). Raises ``DataDependentOutputException`` where nobody knows."""
+        """What an operator says of values (``item``, ``equal``). Raises ``DataDependentOutputException`` where
+        nobody knows."""
         if self.tape.is_constant([*args, *kwargs.values()]):
             return self.tape.constant(op, args, kwargs)
         is_item = op is aten._local_scalar_dense.default
@@ -143,7 +150,8 @@ class Reads:
                 return NotImplemented
             known = self._known[i] if i < len(self._known) else None
             if known is not None and self._trace.current_pass == "backward":
-                self.tape.require_determined(operands)  # another run may have read of an input what this one reads when backward runs
+                # another run may have read of an input what this one reads when backward runs
+                self.tape.require_determined(operands)
             value = look() if known is None else known
         except UnknownValue:
             return NotImplemented
@@ -153,7 +161,8 @@ class Reads:
         return value
 
     def _now(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator says of values now. A number that is read after one that is a symbol is a symbol, too: it may be the same."""
+        """What an operator says of values now. A number that is read after one that is a symbol is a symbol, too: it
+        may be the same."""
         value = self.tape.now(op, args, kwargs)
         return AnyNumber(type(value)) if type(value) in (float, int) and has_symbols(self._known) else value
 
@@ -168,7 +177,8 @@ class Reads:
         return symbol
 
     def as_size(self, number: Int) -> Any:
-        """A number that is a symbol, where PyTorch takes it for a size: a symbol of PyTorch's, if all it is computed of was read."""
+        """A number that is a symbol, where PyTorch takes it for a size: a symbol of PyTorch's, if all it is computed
+        of was read."""
         node, trace = number.node, self._trace
         reads = [self.numbers.get(symbol) for symbol in node.symbols]
         if trace.graph is None:  # sizes are no symbols in this run
@@ -191,7 +201,8 @@ class Reads:
         if real is None:
             return NotImplemented
         with without_modes(), without_function_modes(), outside_transforms():
-            made = method(real.requires_grad_(tensor.requires_grad), *args, **kwargs)  # of which eager PyTorch makes no array
+            # of which eager PyTorch makes no array
+            made = method(real.requires_grad_(tensor.requires_grad), *args, **kwargs)
         if method in _ARRAYS:
             made.flags.writeable = False
         return made
@@ -237,21 +248,30 @@ class Reads:
         """A whole number in a tensor, or those in a list, as Python reads it where it is a size."""
         if isinstance(value, (tuple, list)):
             return type(value)(map(self._as_number, value)) if type(value) in (tuple, list) else value
-        if not isinstance(value, Tensor) or value.dim() or value.is_floating_point() or value.is_complex() or not self.allowed:
+        if (
+            not isinstance(value, Tensor)
+            or value.dim()
+            or value.is_floating_point()
+            or value.is_complex()
+            or not self.allowed
+        ):
             return value
         number = seen(value.item())
         return self.as_size(number) if type(number) is Int else number
 
     def _as_data(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [self._as_data(v) for v in value] if any(isinstance(v, (Tensor, list, tuple)) for v in value) else value
+            return (
+                [self._as_data(v) for v in value] if any(isinstance(v, (Tensor, list, tuple)) for v in value) else value
+            )
         real = self.real(value, True)
         return value if real is None else real
 
     # ── sizes that depend on values ──────────────────────────────────────────────────────────────────────────────
 
     def sized(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of an operator whose size depends on values. Raises ``DynamicOutputShapeException`` where nobody knows it."""
+        """The result of an operator whose size depends on values. Raises ``DynamicOutputShapeException`` where
+        nobody knows it."""
         if self.tape.is_constant([*args, *kwargs.values()]):
             return self._sized_constant(op, args, kwargs)
         try:
@@ -263,7 +283,9 @@ class Reads:
         shapes = self._read(lambda: self._shapes_now(op, real), [args, kwargs], has_numbers=True)
         now = numbers_replaced(lambda number, size: size if number.now is None else number.now, shapes, shapes_of(real))
         with without_modes(), without_function_modes(), outside_transforms():
-            reals = [r if tuple(r.shape) == shape else _like(r, shape) for r, shape in zip(several(real), now, strict=True)]
+            reals = [
+                r if tuple(r.shape) == shape else _like(r, shape) for r, shape in zip(several(real), now, strict=True)
+            ]
         outs = self._as_fakes(reals) if self._trace.graph is None else self._as_symbolic_fakes(reals, shapes)
         if shapes_of(real) == now:
             self.tape.keep(outs, reals, is_constant=False)
@@ -274,7 +296,8 @@ class Reads:
         return out
 
     def _shapes_now(self, op: Any, real: Any) -> Shapes:
-        """The sizes of what an operator makes now. Those that are read after a symbol are symbols, too, where they count what was found."""
+        """The sizes of what an operator makes now. Those that are read after a symbol are symbols, too, where they
+        count what was found."""
         shapes = shapes_of(real)
         if op not in _COUNTS or not has_symbols(self._known):
             return shapes
@@ -298,7 +321,8 @@ class Reads:
         """The call in the graph, and the sizes that are symbols."""
         trace, read = self._trace, len(self.done) - 1
         symbolic = [
-            (tensor, i, d) for i, (tensor, shape) in enumerate(zip(several(out), shapes, strict=True)) for d in range(len(shape))
+            (tensor, i, d) for i,
+            (tensor, shape) in enumerate(zip(several(out), shapes, strict=True)) for d in range(len(shape))
             if isinstance(tensor.shape[d], torch.SymInt)
         ]  # fmt: skip
         symbols = tuple((str(expression(tensor.shape[d])), i, d) for tensor, i, d in symbolic)
@@ -328,8 +352,9 @@ class Reads:
             return tuple(self._trace.fakes.from_tensor(r, static_shapes=True) for r in reals)
 
     def by_places(self, op: Any, args: Sequence[Any]) -> Any:
-        """The result of an operator of ``BY_MASK``, computed with the places where its masks are true: so its size is known, and that of
-        its gradient: one read serves all who ask. ``NotImplemented`` where eager PyTorch's call is as good."""
+        """The result of an operator of ``BY_MASK``, computed with the places where its masks are true: so its size
+        is known, and that of its gradient: one read serves all who ask. ``NotImplemented`` where eager PyTorch's
+        call is as good."""
         x, masks, *rest = args
         if not isinstance(masks, Tensor):
             return self._at_places(op, x, masks, rest) if any(map(self._is_mask, masks)) else NotImplemented
@@ -343,7 +368,9 @@ class Reads:
             places, (source,) = self._places(masks) if shape == x.shape else (), rest
             if not places or places[0].numel() > source.numel():
                 return NotImplemented
-            flat = source if source.is_contiguous() else aten.clone.default(source, memory_format=torch.contiguous_format)
+            flat = (
+                source if source.is_contiguous() else aten.clone.default(source, memory_format=torch.contiguous_format)
+            )
             return aten.index_put.default(x, places, aten.view.default(flat, [source.numel()])[: places[0].numel()])
 
     def _at_places(self, op: Any, x: Tensor, given: Sequence[Any], rest: Sequence[Any]) -> Any:
@@ -359,7 +386,8 @@ class Reads:
                     found += self._places(at)
                 else:
                     raise IndexError(
-                        f"The shape of the mask {list(at.shape)} at index {i} does not match the shape of the indexed tensor "
+                        f"The shape of the mask {list(at.shape)} at index {i} does not match the shape of the indexed "
+                        "tensor "
                         f"{list(x.shape)} at index {d}"
                     )
             return op(x, found, *rest)
@@ -392,7 +420,8 @@ class Reads:
 
 
 def _like(real: Tensor, size: Sequence[int]) -> Tensor:
-    """A tensor of another size that lies as a real one does: what a kernel rounds otherwise may be more, or fewer, elements."""
+    """A tensor of another size that lies as a real one does: what a kernel rounds otherwise may be more, or fewer,
+    elements."""
     order = sorted(range(real.dim()), key=real.stride, reverse=True)
     made = real.new_empty([size[d] for d in order])
     return made.permute([order.index(d) for d in range(real.dim())])

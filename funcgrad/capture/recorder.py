@@ -85,11 +85,14 @@ class Recorder:
         assert self.graph is not None
         leaves = out if isinstance(out, (list, tuple)) else [out]
         if any(isinstance(v, (list, tuple)) for v in leaves):  # a custom operator's lists beside other results
-            self.record(written_copies, (op, (), args, kwargs), {}, tuple(v for v in flatten(out)[0] if isinstance(v, Tensor)))
+            self.record(
+                written_copies, (op, (), args, kwargs), {}, tuple(v for v in flatten(out)[0] if isinstance(v, Tensor))
+            )
             return
         if not any(isinstance(v, Tensor) for v in leaves):
             return
-        if op is torch.ops.aten._efficientzerotensor.default:  # what it stands for is known by now; who gets it may write to it
+        # what it stands for is known by now; who gets it may write to it
+        if op is torch.ops.aten._efficientzerotensor.default:
             op = torch.ops.aten.zeros.default
         if self.symbols:
             args, kwargs = self._that_fit((args, kwargs), [*flatten((args, kwargs))[0], *leaves])
@@ -111,13 +114,17 @@ class Recorder:
         if self.regions and self.current_pass == "forward":
             mark(self.regions, node, op, args, kwargs, out)
 
-    def opaque(self, function: Callable[..., Any], values: Sequence[Any], like: Sequence[Tensor], **options: Any) -> list[Tensor]:
-        """Append an opaque call of fakes (or their nodes) and numbers, with options of ``call_opaque``: the fakes of its results, and of
-        what the arguments hold then that it writes to."""
+    def opaque(
+        self, function: Callable[..., Any], values: Sequence[Any], like: Sequence[Tensor], **options: Any
+    ) -> list[Tensor]:
+        """Append an opaque call of fakes (or their nodes) and numbers, with options of ``call_opaque``: the fakes of
+        its results, and of what the arguments hold then that it writes to."""
         assert self.graph is not None
         args = [v if isinstance(v, fx.Node) else self._argument(v, function) for v in values]
         with without_modes():
-            found = call_opaque(self.graph, function, args, like, during=self.current_pass, where=self.line(), **options)
+            found = call_opaque(
+                self.graph, function, args, like, during=self.current_pass, where=self.line(), **options
+            )
         for node in found:
             self._remember(value_of(node), node)
         if self.regions and self.current_pass == "forward":
@@ -149,7 +156,8 @@ class Recorder:
         return value
 
     def _that_fit(self, given: Any, beside: Sequence[Any]) -> Any:
-        """Arguments in which a symbolic float is one that the dtypes of the tensors beside it hold, which is a guard; else it is fixed."""
+        """Arguments in which a symbolic float is one that the dtypes of the tensors beside it hold, which is a
+        guard; else it is fixed."""
         if isinstance(given, (list, tuple)):
             return type(given)(self._that_fit(v, beside) for v in given)
         if isinstance(given, dict):
@@ -277,8 +285,11 @@ class Recorder:
         node.meta = {"val": value, "pass": self.current_pass, "where": user_line()}
         return node
 
-    def inner_graph(self, name: str, fakes: Sequence[Tensor], run: Callable[[], list[Tensor]]) -> tuple[Graph | None, list[Tensor]]:
-        """What ``run`` records, as a graph of its own that takes these fakes (None where nothing is recorded); and the fakes it returns."""
+    def inner_graph(
+        self, name: str, fakes: Sequence[Tensor], run: Callable[[], list[Tensor]]
+    ) -> tuple[Graph | None, list[Tensor]]:
+        """What ``run`` records, as a graph of its own that takes these fakes (None where nothing is recorded); and
+        the fakes it returns."""
         if self.graph is None:
             return None, run()
         outer = self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of
@@ -289,6 +300,8 @@ class Recorder:
                 self._placeholder(slot, fake)
             found = run()
             self.graph.output(tuple(self.own(self.node(fake)) for fake in found))
-            return Graph(Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name), found
+            return Graph(
+                Signature(slots, tuple(Out(f"[{i}]") for i in range(len(found)))), self.graph, self.constants, name
+            ), found
         finally:
             self.graph, self._nodes, self.constants, self._scalars, self.placeholder_of = outer

@@ -1,8 +1,9 @@
 """Checkpoint regions: what is recorded inside ``torch.utils.checkpoint.checkpoint``, and what its policy says of it.
 
-While a trace runs, a checkpointed function is called like any other, and each call it makes is marked. The innermost region
-speaks for a value; a value that leaves it is judged by the region around it, and one that leaves all of them is saved: that
-is where computing again stops. Eager PyTorch recomputes a region as a whole; the partition takes from it what backward needs.
+While a trace runs, a checkpointed function is called like any other, and each call it makes is marked. The innermost
+region speaks for a value; a value that leaves it is judged by the region around it, and one that leaves all of them is
+saved: that is where computing again stops. Eager PyTorch recomputes a region as a whole; the partition takes from it
+what backward needs.
 """
 
 from __future__ import annotations
@@ -38,14 +39,16 @@ _numbers = itertools.count()
 
 @frozen
 class Region:
-    """One call of a checkpointed function, or (``policy=``) a compiled function as a whole. No policy: nothing is saved."""
+    """One call of a checkpointed function, or (``policy=``) a compiled function as a whole. No policy: nothing is
+    saved."""
 
     number: int
     policy: Policy | None
     name: str
 
     def judge(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Said:
-        """What the policy says of one call, on fake tensors. Policies speak of operators; anything else may be computed again."""
+        """What the policy says of one call, on fake tensors. Policies speak of operators; anything else may be
+        computed again."""
         if self.policy is None or not is_operator(op):
             return Said(self.number, self.name, Tag.PREFER_RECOMPUTE, f"inside of {self.name}")
         answer = self.policy(policy_context(out), op, *args, **kwargs)
@@ -67,8 +70,8 @@ def whole(policy: Policy) -> Region:
 
 
 def checkpointed(enter: Callable[[Region], contextlib.AbstractContextManager[None]]) -> Callable[..., Iterator[None]]:
-    """What stands for torch's own generator in ``checkpoint(f, use_reentrant=False)`` while a trace runs: it is entered before ``f``
-    is called and left afterwards."""
+    """What stands for torch's own generator in ``checkpoint(f, use_reentrant=False)`` while a trace runs: it is
+    entered before ``f`` is called and left afterwards."""
 
     def region(*args: Any, **kwargs: Any) -> Iterator[None]:
         where = user_line()
@@ -86,16 +89,19 @@ def _policy(context_fn: Callable[[], tuple[Any, Any]]) -> Policy | None:
     policy: Policy | None = getattr(contexts[0], "policy_fn", None)
     if policy is None:
         raise UnsupportedTransformError(
-            "torch.utils.checkpoint is given a context_fn whose contexts are not those of create_selective_checkpoint_contexts",
+            "torch.utils.checkpoint is given a context_fn whose contexts are not those of "
+            "create_selective_checkpoint_contexts",
             where=user_line(),
             fix="say what is saved with a policy: context_fn=partial(create_selective_checkpoint_contexts, policy)",
         )
     return policy
 
 
-def mark(regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Note what the regions around a call say of its result. Where it only names a value, they are asked about the call that made
-    the value, once more: by name."""
+def mark(
+    regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> None:
+    """Note what the regions around a call say of its result. Where it only names a value, they are asked about the
+    call that made the value, once more: by name."""
     said = tuple(region.judge(op, args, kwargs, out) for region in regions)
     for one in (node, *node.users):
         say(one, said)
@@ -106,4 +112,5 @@ def mark(regions: Sequence[Region], node: fx.Node, op: Any, args: Sequence[Any],
         if made.op == "call_function":
             args, kwargs = fx.map_arg((made.args, made.kwargs), value_of)
             of = {region.number: region.judge(made.target, args, kwargs, value_of(made)) for region in regions}
-            say(node, tuple(of.get(one.region, one) for one in said_of(node)))  # a region speaks only of what is made in it
+            # a region speaks only of what is made in it
+            say(node, tuple(of.get(one.region, one) for one in said_of(node)))

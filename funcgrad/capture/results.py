@@ -1,7 +1,8 @@
 """Leaves of a result that are no tensors: a compiled call returns them as they were when the function was traced.
 
-That is right for immutable values, and for objects that were there before the call. A tensor hidden in an object that is no
-pytree would be the traced one; an object the function makes would be one object for all calls. Both are refused by name.
+That is right for immutable values, and for objects that were there before the call. A tensor hidden in an object that
+is no pytree would be the traced one; an object the function makes would be one object for all calls. Both are refused
+by name.
 """
 
 from __future__ import annotations
@@ -23,22 +24,31 @@ from ..subclasses import is_traced
 from ..trees import Leaf, Tree
 
 _IMMUTABLE = (
-    bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, type, types.ModuleType, enum.Enum,
+    bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice, type,
+    types.ModuleType, enum.Enum,
     torch.dtype, torch.device, torch.layout, torch.memory_format, types.CodeType,
 )  # fmt: skip
 """Values nobody can tell from equal ones but by ``is``."""
 
 PLAIN = (bool, int, float, complex, str, bytes)
 _SYMBOLIC = (SymInt, SymFloat, SymBool)
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, functools.partial)
-_OPAQUE = (types.ModuleType, types.FrameType, types.CodeType, type, weakref.WeakKeyDictionary)  # in which a module has its programs
+_FUNCTIONS = (
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    functools.partial,
+)
+# in which a module has its programs
+_OPAQUE = (types.ModuleType, types.FrameType, types.CodeType, type, weakref.WeakKeyDictionary)
 _AT_MOST = 100_000
 
 _Child = tuple[str, Any]
 
 
 def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) -> None:
-    """A hook on an input hears of gradients that come by way of the function; where that returns the input itself, they do not."""
+    """A hook on an input hears of gradients that come by way of the function; where that returns the input itself,
+    they do not."""
     for leaf in leaves:
         if id(leaf) in hooked:
             raise MutationError(
@@ -49,15 +59,17 @@ def require_unhooked(hooked: Mapping[int, str | None], leaves: Sequence[Any]) ->
 
 
 def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> None:
-    """Raise ``ResultError`` for a tensor of the trace that hides in a leaf of the result, or in what its pytree takes for constant."""
+    """Raise ``ResultError`` for a tensor of the trace that hides in a leaf of the result, or in what its pytree
+    takes for constant."""
     for kind, context in contexts(tree):
         hidden = hidden_tensor((context,))
         if hidden is not None:
             raise ResultError(
-                f"the function returns a {kind.__name__}, and what its pytree takes for constant holds a tensor: context"
-                + hidden.removeprefix("[0]"),
+                f"the function returns a {kind.__name__}, and what its pytree takes for constant holds a tensor: "
+                "context" + hidden.removeprefix("[0]"),
                 where="result",
-                fix=f"let the flatten function of {kind.__name__} return the tensor among the children, not in the context",
+                fix=f"let the flatten function of {kind.__name__} return the tensor among the children, not in the "
+                "context",
             )
     for leaf, path in zip(leaves, paths, strict=True):
         hidden = hidden_tensor(leaf)
@@ -71,7 +83,8 @@ def require_visible(leaves: Sequence[Any], paths: Sequence[str], tree: Tree) -> 
 
 
 def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequence[Any]) -> None:
-    """Raise an error for a leaf that two runs (``first``: the leaves of the other one) made anew and that may change, or is another."""
+    """Raise an error for a leaf that two runs (``first``: the leaves of the other one) made anew and that may
+    change, or is another."""
     for leaf, path, before in zip(leaves, paths, first, strict=True):
         if leaf is before or isinstance(leaf, (Tensor, *_SYMBOLIC)):
             continue
@@ -83,7 +96,8 @@ def require_the_same(leaves: Sequence[Any], paths: Sequence[str], first: Sequenc
             )
         if not _is_immutable(leaf):
             raise ResultError(
-                f"the function makes a {type(leaf).__name__} and returns it: eager PyTorch returns a new one from each call, a "
+                f"the function makes a {type(leaf).__name__} and returns it: eager PyTorch returns a new one from "
+                "each call, a "
                 "compiled function would return this one from all of them",
                 where=f"result{path}",
                 fix=_instead_of(leaf),
@@ -112,7 +126,8 @@ def hidden_tensor(value: Any) -> str | None:
 
 
 def _inside(value: Any) -> Iterator[_Child]:
-    """What an object holds, by name where it has one; what the garbage collector knows besides (the frame of a generator, say)."""
+    """What an object holds, by name where it has one; what the garbage collector knows besides (the frame of a
+    generator, say)."""
     named: list[_Child] = []
     if isinstance(value, dict):
         named += ((f"[{k!r}]" if isinstance(k, _IMMUTABLE) else "[…]", v) for k, v in value.items())
@@ -134,10 +149,16 @@ def _inside(value: Any) -> Iterator[_Child]:
     if type(attributes) is dict:
         named += ((f".{name}", v) for name, v in attributes.items())
     slots = [n for kind in type(value).__mro__ for n in _names(getattr(kind, "__slots__", ()))]
-    named += ((f".{name}", getattr(value, name)) for name in slots if not name.startswith("__") and hasattr(value, name))
+    named += (
+        (f".{name}", getattr(value, name)) for name in slots if not name.startswith("__") and hasattr(value, name)
+    )
     known = {id(child) for _, child in named} | {id(attributes)}
     yield from named
-    yield from (("{…}" if isinstance(value, (set, frozenset)) else " …", v) for v in gc.get_referents(value) if id(v) not in known)
+    yield from (
+        ("{…}" if isinstance(value, (set, frozenset)) else " …", v)
+        for v in gc.get_referents(value)
+        if id(v) not in known
+    )
 
 
 def contexts(tree: Tree) -> Iterator[tuple[type, Any]]:
@@ -173,6 +194,7 @@ def _instead_of(value: Any) -> str:
         return f"return its parts in a tuple, a list or a dict, and make the {kind.__name__} outside"
     name = kind.__qualname__
     return (
-        f"register the class: torch.utils._pytree.register_pytree_node({name}, flatten, unflatten), where flatten(value) returns "
+        f"register the class: torch.utils._pytree.register_pytree_node({name}, flatten, unflatten), where "
+        "flatten(value) returns "
         f"(children, context) and unflatten(children, context) a {name}; or return the tensors themselves"
     )

@@ -1,9 +1,9 @@
 """Writes through views that functionalisation cannot undo: ``as_strided``, ``unfold`` and ``expand``.
 
-Such a view is taken anew, by slices, of the tensor all of whose memory it looks at (its *root*), and written to there. Where there
-are no such slices, a copy is written to, and put back element by element. Where several elements of a view are one in memory, what
-fills them fills that one; any other write to them is refused: by eager PyTorch, or, where that goes on, by name, since the result
-depends on the order in which it goes.
+Such a view is taken anew, by slices, of the tensor all of whose memory it looks at (its *root*), and written to there.
+Where there are no such slices, a copy is written to, and put back element by element. Where several elements of a view
+are one in memory, what fills them fills that one; any other write to them is refused: by eager PyTorch, or, where that
+goes on, by name, since the result depends on the order in which it goes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MASKED = {
     aten.masked_fill_.Scalar, aten.masked_fill_.Tensor, aten.index_fill_.int_Scalar, aten.index_fill_.int_Tensor,
     aten.index_put_.default,
 }  # fmt: skip
-"""What eager PyTorch lets write to several elements that are one in memory; here: where all that are written get one value."""
+"""What eager PyTorch lets write to several elements that are one in memory; here: where all that are written get one
+value."""
 
 
 def root_of(lineage: Lineage, tensor: Tensor) -> Tensor:
@@ -42,9 +43,11 @@ def root_of(lineage: Lineage, tensor: Tensor) -> Tensor:
     return lineage.path(tensor, lambda _: False, through=True)[0]
 
 
-def strided(lineage: Lineage, reals: Mapping[int, Tensor] | None, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """``as_strided``, by views of the root, which can be undone; None where there are none. ``reals`` (in the first run) are what
-    tensors of the trace stand for: out of their memory, eager PyTorch's error is raised."""
+def strided(
+    lineage: Lineage, reals: Mapping[int, Tensor] | None, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Tensor | None:
+    """``as_strided``, by views of the root, which can be undone; None where there are none. ``reals`` (in the first
+    run) are what tensors of the trace stand for: out of their memory, eager PyTorch's error is raised."""
     tensor, size, stride, *rest = (*args, *kwargs.values())
     start = tensor.storage_offset() if rest in ([], [None]) else rest[0]
     root = root_of(lineage, tensor)
@@ -64,13 +67,15 @@ def _require_room(tensor: Tensor, size: Sequence[int], stride: Sequence[int], st
     needed = (start + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * tensor.element_size()
     if 0 not in size and needed > room:
         raise RuntimeError(
-            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {start}, and itemsize {tensor.element_size()} "
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {start}, and itemsize "
+            f"{tensor.element_size()} "
             f"requiring a storage size of {needed} are out of bounds for storage of size {room}"
         )
 
 
 def is_not_undone(lineage: Lineage, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call writes to a view that functionalisation cannot undo, or to several elements that are one in memory."""
+    """Whether a call writes to a view that functionalisation cannot undo, or to several elements that are one in
+    memory."""
     return any(_is_not_undone(lineage, target) for target in written_by(op, args, kwargs))
 
 
@@ -132,12 +137,17 @@ def _fill(root: Tensor, target: Tensor, op: Any, args: Sequence[Any]) -> None:
     elif look is not None:
         look.fill_(value)
     else:
-        value = value.to(root.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=root.dtype, device=root.device)
+        value = (
+            value.to(root.dtype)
+            if isinstance(value, Tensor)
+            else torch.full((), value, dtype=root.dtype, device=root.device)
+        )
         aten.index_put_.default(root, _indices(root, once), value)
 
 
 def _filled(target: Tensor, op: Any, args: Sequence[Any]) -> tuple[Any, Tensor | None]:
-    """The one value that a call writes, and where (a bool for each element; None: everywhere). Raises where it writes several."""
+    """The one value that a call writes, and where (a bool for each element; None: everywhere). Raises where it
+    writes several."""
     is_copy = op is aten.fill_.Tensor and target.device == args[1].device  # so eager PyTorch carries it out
     if op in FILLS and not (is_copy and is_expanded(target)):
         return (0 if op is aten.zero_.default else args[1]), None
@@ -186,5 +196,6 @@ def _indices(root: Tensor, own: Geometry) -> list[Tensor]:
             fix="pass the tensor all of whose memory it looks at, and take the view of that",
         )
     return [
-        torch.tensor(i.tolist(), dtype=torch.int64, device=root.device).reshape(i.shape) for i in np.unravel_index(order[at], base.shape)
+        torch.tensor(i.tolist(), dtype=torch.int64, device=root.device).reshape(i.shape)
+        for i in np.unravel_index(order[at], base.shape)
     ]

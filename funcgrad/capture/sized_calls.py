@@ -1,6 +1,7 @@
 """Calls that PyTorch makes with the value of a size, said in another way, in which a symbol stays one.
 
-The same is computed: of ``linspace`` by its formula, of ``torch.tensor(n)`` by ``full``, of a pooling in one dimension by one in two.
+The same is computed: of ``linspace`` by its formula, of ``torch.tensor(n)`` by ``full``, of a pooling in one dimension
+by one in two.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def _of_data(make: Callable[..., Any]) -> Callable[..., Any]:
         numbers = _flat(given[-1])
         if not _are_symbolic(numbers) or not all(isinstance(n, _NUMBERS) for n in numbers) or more.keys() - _OPTIONS:
             return make(*given, **more)
-        like = {"dtype": given[0].dtype, "device": given[0].device} if make is Tensor.new_tensor else {"dtype": None, "device": None}
+        like = (
+            {"dtype": given[0].dtype, "device": given[0].device}
+            if make is Tensor.new_tensor
+            else {"dtype": None, "device": None}
+        )
         options = like | {name: value for name, value in more.items() if value is not None}
         made = _made_of(given[-1], options["dtype"], options["device"])
         return made.requires_grad_() if options.get("requires_grad") else made
@@ -56,23 +61,35 @@ def _of_data(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_counted(steps: Any, out: Any, *ends: Any) -> bool:
-    return is_size(steps) and bool(steps > 1) and out is None and not any(isinstance(v, (Tensor, complex)) for v in ends)
+    return (
+        is_size(steps) and bool(steps > 1) and out is None and not any(isinstance(v, (Tensor, complex)) for v in ends)
+    )
 
 
 def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, out: Any = None, **like: Any) -> Tensor:
     """As PyTorch computes it: from both ends to the middle."""
     if not _is_counted(steps, out, start, end):
-        return torch.linspace(start, end, steps, dtype=dtype, **like) if out is None else torch.linspace(start, end, steps, out=out)
+        return (
+            torch.linspace(start, end, steps, dtype=dtype, **like)
+            if out is None
+            else torch.linspace(start, end, steps, out=out)
+        )
     dtype = dtype or torch.get_default_dtype()
     if not dtype.is_floating_point:
         return torch.linspace(start, end, steps, dtype=dtype, **like)
-    at = torch.arange(steps, dtype=torch.promote_types(dtype, torch.float32), **{k: v for k, v in like.items() if k != "requires_grad"})
+    at = torch.arange(
+        steps,
+        dtype=torch.promote_types(dtype, torch.float32),
+        **{k: v for k, v in like.items() if k != "requires_grad"},
+    )
     step = (end - start) / (steps - 1)
     found = torch.where(at < steps // 2, start + step * at, end - step * (steps - 1 - at)).to(dtype)
     return found.requires_grad_() if like.get("requires_grad") else found
 
 
-def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, out: Any = None, **like: Any) -> Tensor:
+def _logspace(
+    start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, out: Any = None, **like: Any
+) -> Tensor:
     if not _is_counted(steps, out, start, end, base):
         given = {"out": out} if out is not None else {"dtype": dtype, **like}
         return torch.logspace(start, end, steps, base, **given)
@@ -81,7 +98,9 @@ def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: An
     return torch.pow(base, _linspace(start, end, steps, dtype=dtype, **like))
 
 
-def _max_pool1d(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *rest: Any, **more: Any) -> Any:
+def _max_pool1d(
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *rest: Any, **more: Any
+) -> Any:
     """A pooling in two dimensions, of which one is of size 1."""
     if more.get("return_indices", any(rest[1:])) or input.dim() not in (2, 3) or not _are_symbolic(input.shape):
         pool: Any = functional.max_pool1d
@@ -116,7 +135,8 @@ def _set_item(tensor: Tensor, at: Any, value: Any) -> None:
 
 
 def _selected(tensor: Tensor, at: Any) -> tuple[Tensor, Any]:
-    """What is left of a tensor where sizes index it, and what else it is indexed by: dimensions are counted from the nearer end."""
+    """What is left of a tensor where sizes index it, and what else it is indexed by: dimensions are counted from the
+    nearer end."""
     items = at if isinstance(at, tuple) else (at,)
     if not any(map(is_size, items)):
         return tensor, items

@@ -22,12 +22,14 @@ _OURS = LIBRARIES | {"sympy", "mpmath"}
 _PASSED_ON = tuple(
     os.path.join(*file)
     for file in (
-        ("capture", "floats.py"), ("capture", "traced_sizes.py"), ("capture", "torch_patches.py"), ("state", "hooks.py"),
-        ("capture", "modes.py"), ("capture", "reads.py"), ("capture", "sized_calls.py"), ("capture", "math_functions.py"),
+        ("capture", "floats.py"), ("capture", "traced_sizes.py"), ("capture", "torch_patches.py"),
+        ("state", "hooks.py"),
+        ("capture", "modes.py"), ("capture", "reads.py"), ("capture", "sized_calls.py"),
+        ("capture", "math_functions.py"),
     )
 )  # fmt: skip
-"""Where errors are raised that are the function's: what a float divided by 0.0 is, a symbolic one is, too; an attribute that lacks; and
-where PyTorch, or Python, is called for the function, and may raise in C."""
+"""Where errors are raised that are the function's: what a float divided by 0.0 is, a symbolic one is, too; an
+attribute that lacks; and where PyTorch, or Python, is called for the function, and may raise in C."""
 _DEFINITIONS = os.path.join("transforms", "definition.py")
 """What a transform means: it runs the backward pass of the function's, which PyTorch may refuse."""
 
@@ -45,7 +47,8 @@ def asked_by_us(depth: int = 2) -> bool:
 def asked_by_library(depth: int = 2) -> bool:
     """Whether torch's code, or funcgrad's, ``depth`` frames up, asks something of an object, and not the function."""
     frame = sys._getframe(depth)
-    while frame.f_back is not None and frame.f_code.co_filename == _ABC:  # asks for a class on behalf of who looks at it
+    # asks for a class on behalf of who looks at it
+    while frame.f_back is not None and frame.f_code.co_filename == _ABC:
         frame = frame.f_back
     return frame.f_code.co_filename.startswith((_HERE, _TORCH))
 
@@ -76,8 +79,8 @@ def user_line_of(error: BaseException) -> str | None:
 
 
 def is_defect(error: BaseException) -> bool:
-    """Whether an error is none of the function's, nor of PyTorch's, nor one that has a name: funcgrad's own code raised it. A
-    ``RuntimeError`` is PyTorch's: funcgrad raises it where PyTorch would, in its words."""
+    """Whether an error is none of the function's, nor of PyTorch's, nor one that has a name: funcgrad's own code
+    raised it. A ``RuntimeError`` is PyTorch's: funcgrad raises it where PyTorch would, in its words."""
     if isinstance(error, (FuncgradError, RuntimeError)):
         return False
     files = [f.filename for f in traceback.extract_tb(error.__traceback__)]
@@ -85,7 +88,8 @@ def is_defect(error: BaseException) -> bool:
 
 
 def is_of_function(error: BaseException) -> bool:
-    """Whether an error is the function's own, or PyTorch's in it: it came out of the caller's code, and is not what a trace refuses."""
+    """Whether an error is the function's own, or PyTorch's in it: it came out of the caller's code, and is not what
+    a trace refuses."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = any(package(frame.f_globals.get("__name__", "torch")) not in _OURS for frame in frames)
     own = own or any(frame.f_code.co_filename.endswith(_DEFINITIONS) for frame in frames)

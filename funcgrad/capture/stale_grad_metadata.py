@@ -1,9 +1,10 @@
-"""What autograd goes by, and is not told of: sizes changed under ``no_grad`` (``x.t_()``), other memory of other sizes (``x.data = y``): it
-goes on with a gradient of other sizes. And ``x.data = y`` of any sizes: what was saved of ``x`` for backward is ``y`` from then on.
+"""What autograd goes by, and is not told of: sizes changed under ``no_grad`` (``x.t_()``), other memory of other sizes
+(``x.data = y``): it goes on with a gradient of other sizes. And ``x.data = y`` of any sizes: what was saved of ``x``
+for backward is ``y`` from then on.
 
-In eager PyTorch such a backward fails, or is wrong without a word where the matrix is square. A program is refused that would need one.
-No such tensor is a view, as autograd finds its history when asked for, nor a leaf nobody has used so far; nor is it one that got
-more dimensions of size one in front, which a gradient may have.
+In eager PyTorch such a backward fails, or is wrong without a word where the matrix is square. A program is refused that
+would need one. No such tensor is a view, as autograd finds its history when asked for, nor a leaf nobody has used so
+far; nor is it one that got more dimensions of size one in front, which a gradient may have.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Forgotten:
         """Each with the nodes of autograd that may have saved it."""
         self._errors: dict[int, MutationError] = {}
         self._outdated: dict[Any, MutationError] = {}
-        """The nodes that have saved what is another value since, or get a gradient of other sizes than the history behind them."""
+        """The nodes that have saved what is another value since, or get a gradient of other sizes than the history
+        behind them."""
         self._parted: list[tuple[Tensor, Tensor, int, MutationError]] = []
         """What was given other memory than its views have, or what it is a view of."""
         self._severed: list[tuple[Tensor, Tensor, MutationError]] = []
@@ -75,26 +77,31 @@ class Forgotten:
             self._outdated |= dict.fromkeys(nodes if known(tensor) else (), error)
 
     def parted(self, tensor: Tensor, by: Tensor, version: int, what: str) -> None:
-        """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still share one history,
-        which it finds again by how it lies in memory, if that was written to since the ``version``."""
+        """``by`` stands for ``tensor``, a view or something looked at, and has other memory: to autograd, they still
+        share one history, which it finds again by how it lies in memory, if that was written to since the
+        ``version``."""
         error = MutationError(
-            f"the function gives {what} other memory (.data =), and writes to it, to a view of it, or to what it is a view of",
+            f"the function gives {what} other memory (.data =), and writes to it, to a view of it, or to what it is a "
+            "view of",
             where=user_line(),
             fix="use the other tensor itself",
         )
         self._parted.append((tensor, by, version, error))
 
     def require_apart(self) -> None:
-        """Raises ``MutationError`` where something was written to since that shares a history, and no memory, with something else."""
+        """Raises ``MutationError`` where something was written to since that shares a history, and no memory, with
+        something else."""
         for tensor, by, version, error in self._parted:
             tracked = by.requires_grad or family_of(tensor).requires_grad
             if tracked and max(version_of(tensor), version_of(by)) != version:
                 raise error
 
     def severed(self, tensor: Tensor, what: str) -> None:
-        """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd tracks that."""
+        """Nothing can be differentiated from now on of the family of ``tensor``, which is ``set_``, and autograd
+        tracks that."""
         error = MutationError(
-            f"the function gives {what} with a history other memory, or one to it (set_), and then uses another with that history",
+            f"the function gives {what} with a history other memory, or one to it (set_), and then uses another with "
+            "that history",
             where=user_line(),
             fix="x.data = y",
         )
@@ -109,7 +116,8 @@ class Forgotten:
     def misfits(self, by: Tensor, what: str) -> None:
         """``by`` stands for what has a history of other sizes, or of another dtype."""
         self._outdated[by.grad_fn] = MutationError(
-            f"the function gives {what} that requires grad other memory of another kind, {type_text(by)}, and goes back through it",
+            f"the function gives {what} that requires grad other memory of another kind, {type_text(by)}, and goes "
+            "back through it",
             where=user_line(),
             fix="use the other tensor itself: autograd would go on with a gradient of other sizes",
         )
@@ -130,8 +138,11 @@ class Forgotten:
         if id(tensor) in self._errors:
             raise self._errors[id(tensor)]
 
-    def restrided(self, func: Any, real: Tensor, own: Tensor, tensor: Tensor, by: Tensor, views: Callable[[], Iterable[Tensor]]) -> None:
-        """``tensor``, which is what ``own`` looks like, looks like ``by`` from now on; ``real`` is what that stands for.
+    def restrided(
+        self, func: Any, real: Tensor, own: Tensor, tensor: Tensor, by: Tensor, views: Callable[[], Iterable[Tensor]]
+    ) -> None:
+        """``tensor``, which is what ``own`` looks like, looks like ``by`` from now on; ``real`` is what that stands
+        for.
 
         Autograd finds the history of its ``views`` again when asked for: it goes by the sizes that their base has then.
         """
@@ -145,9 +156,11 @@ class Forgotten:
         error = self._errors.get(id(tensor))
         if error is None and (used or (computed and not fits)):
             error = MutationError(
-                f"the function changes the sizes of a tensor {type_text(own)} that was computed or used, under no_grad ({func.__name__})",
+                f"the function changes the sizes of a tensor {type_text(own)} that was computed or used, under "
+                f"no_grad ({func.__name__})",
                 where=user_line(),
-                fix="do it in grad mode or before, or take the view: autograd would go on with a gradient of other sizes",
+                fix="do it in grad mode or before, or take the view: autograd would go on with a gradient of other "
+                "sizes",
             )
         if error is not None:
             self._errors |= dict.fromkeys([id(by), *(id(view) for view in views() if has_history(view))], error)
@@ -156,13 +169,15 @@ class Forgotten:
 
 
 def _saving(outs: Sequence[Tensor], args: Sequence[Tensor]) -> Iterator[Any]:
-    """The nodes of autograd between what a call returned and what it was given, but for those that save no tensor (of views, of sums)."""
+    """The nodes of autograd between what a call returned and what it was given, but for those that save no tensor
+    (of views, of sums)."""
     before = {t.grad_fn for t in args if has_history(t) and not any(t is out for out in outs)}
     pending: list[Any] = [t.grad_fn for t in outs if has_history(t)]
     seen = before.union(pending)
     while pending:
         node = pending.pop()
-        if node.name() == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(node)):  # a write to a view holds another node
+        # a write to a view holds another node
+        if node.name() == "CopySlices" or any(name.startswith("_raw_saved_") for name in dir(node)):
             yield node
         below = [n for n, _ in getattr(node, "next_functions", ()) if n is not None and n not in seen]
         seen |= {*below}

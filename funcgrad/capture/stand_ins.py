@@ -1,8 +1,9 @@
 """Stand-ins: the functional fake tensors a function gets in a trace in place of the caller's tensors.
 
-In the dry run they mirror everything autograd knows of the real ones (leaf or computed, view of what, made how), so that what
-eager PyTorch forbids is forbidden at once, before anything is touched, and in its own words. In the recorded run they
-are *fresh*: a tensor that is written to is another tensor over the same value, so that a recorded function is pure.
+In the dry run they mirror everything autograd knows of the real ones (leaf or computed, view of what, made how), so
+that what eager PyTorch forbids is forbidden at once, before anything is touched, and in its own words. In the recorded
+run they are *fresh*: a tensor that is written to is another tensor over the same value, so that a recorded function is
+pure.
 """
 
 from __future__ import annotations
@@ -63,12 +64,15 @@ def copied(tensor: Tensor) -> Tensor:
     wrapping = Wrapping.of(tensor)
     if wrapping is None:
         return to_functional(from_functional(tensor))
-    return wrapping.build(to_functional(from_functional(inner)) for inner in inner_tensors(tensor)).requires_grad_(False)
+    return wrapping.build(to_functional(from_functional(inner)) for inner in inner_tensors(tensor)).requires_grad_(
+        False
+    )
 
 
 @frozen(eq=False)
 class Mirrored:
-    """What stands for one real tensor in a dry run: ``seen`` is what the function gets, ``family`` what autograd knows as its base.
+    """What stands for one real tensor in a dry run: ``seen`` is what the function gets, ``family`` what autograd knows
+    as its base.
 
     ``memory`` is a tensor over the same memory that only this module holds, ``leaf`` where gradients arrive.
     """
@@ -97,7 +101,8 @@ class Mirrored:
         return [storage_id(t) for t in now] != [storage_id(t) for t in inner_tensors(self.memory)]
 
     def how_written(self, tracked: bool) -> str:
-        """``"tracked"`` by autograd; ``"detached"``: its version counter alone; ``"unversioned"``: without its knowledge.
+        """``"tracked"`` by autograd; ``"detached"``: its version counter alone; ``"unversioned"``: without its
+        knowledge.
 
         ``tracked``: whether one of the writes that came through this very tensor could be tracked.
         """
@@ -136,7 +141,8 @@ def mirror_alone(trace: Trace, real: Tensor, grad: bool) -> Mirrored:
     leaf, seen = _as_tracked(memory, real, tracked)
     for inner, own in zip(inner_tensors(seen), inner_tensors(real), strict=True):
         if inner is not seen and grad and own.requires_grad:
-            inner.requires_grad_()  # the class works below autograd; who takes an inner tensor out of it is tracked, and refused
+            # the class works below autograd; who takes an inner tensor out of it is tracked, and refused
+            inner.requires_grad_()
     return _mirrored(seen, seen, leaf, memory)
 
 
@@ -166,7 +172,15 @@ def _family_bases(overlap: Overlap, reals: dict[Any, Tensor]) -> list[tuple[Any,
 
 def _mirrored(seen: Tensor, family: Tensor, leaf: Tensor, memory: Tensor) -> Mirrored:
     return Mirrored(
-        seen, family, leaf, memory, version_of(family), family.grad_fn, seen.requires_grad, tuple(inner_tensors(seen)), metadata(seen)
+        seen,
+        family,
+        leaf,
+        memory,
+        version_of(family),
+        family.grad_fn,
+        seen.requires_grad,
+        tuple(inner_tensors(seen)),
+        metadata(seen),
     )
 
 
@@ -186,7 +200,8 @@ def _as_tracked(memory: Tensor, real: Tensor, tracked: bool) -> tuple[Tensor, Te
 
 
 def _view(family: Tensor, base: Tensor, real: Tensor) -> Tensor:
-    """A view of ``family``, which stands for ``base``, that lies as ``real`` lies, and may be written to where that may."""
+    """A view of ``family``, which stands for ``base``, that lies as ``real`` lies, and may be written to where that
+    may."""
     with torch.enable_grad():
         view = _look(family, base, real)
     if view_base(view) is not None:
@@ -198,5 +213,6 @@ def _look(stand_in: Tensor, base: Tensor, real: Tensor) -> Tensor:
     own = Geometry.of(real)
     steps = steps_between(Geometry.of(base), own)
     if steps is None or base.dtype != real.dtype:
-        return stand_in.as_strided(own.shape, own.stride, own.offset)  # it may be looked at; a write to memory around it is refused
+        # it may be looked at; a write to memory around it is refused
+        return stand_in.as_strided(own.shape, own.stride, own.offset)
     return take(stand_in, steps)

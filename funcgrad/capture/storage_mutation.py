@@ -1,7 +1,8 @@
-"""Other memory: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do to a tensor of the trace.
+"""Other memory: what ``x.data = y``, ``x.set_(y)``, ``x.resize_(n)`` and ``out=x`` of other sizes do to a tensor of the
+trace.
 
-A functional tensor is not told of it: its sizes would change, and what it computes would not. From then on another tensor stands
-for it (``Lineage.give``).
+A functional tensor is not told of it: its sizes would change, and what it computes would not. From then on another
+tensor stands for it (``Lineage.give``).
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
     """``tensor``, which stands for ``original``, is given the memory of ``value``; it keeps its history."""
     if value is tensor and how == "data":
         return  # x.data = x
-    if not (isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device):
+    if not (
+        isinstance(tensor, FunctionalTensor) and isinstance(value, FunctionalTensor) and tensor.device == value.device
+    ):
         raise MutationError(
-            f"the function gives a tensor {type_text(tensor)} other memory of another class or device, {type_text(value)}",
+            f"the function gives a tensor {type_text(tensor)} other memory of another class or device, "
+            f"{type_text(value)}",
             where=user_line(),
             fix="give it a plain tensor on its own device, or use the other tensor itself",
         )
@@ -48,7 +52,9 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         raise _of_a_view()
     own = original if is_traced(original) else trace.lift(original)
     if trace.lineage.given(own) is not None and trace.lineage.how_given(own).how != how:
-        raise MutationError("the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two")
+        raise MutationError(
+            "the function gives a tensor other memory in two ways", where=user_line(), fix="one of the two"
+        )
     for counted in {id(t): t for t in (own, tensor)}.values() if how != "data" else ():
         bump_version(counted)  # what was saved of it, or of what shares its counter, is out of date
     memory = value.data  # a version counter of its own
@@ -60,7 +66,8 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
         trace.forgotten.misfits(by, f"a tensor {type_text(tensor)}")
     trace.lineage.give(own, by, memory, how)
     if id(own) not in trace.inputs:
-        trace.writes.link([tensor, by])  # it keeps the version counter it shares with what it was a view of, or what was saved of it
+        # it keeps the version counter it shares with what it was a view of, or what was saved of it
+        trace.writes.link([tensor, by])
         if tensor._is_view() or any(view._is_view() for view in trace.lineage.views_of(tensor)):
             trace.forgotten.parted(tensor, by, trace.lineage.version_taken(tensor), f"a tensor {type_text(tensor)}")
     trace.writes.spread_versions()
@@ -68,7 +75,8 @@ def give_data(trace: Trace, original: Any, tensor: Tensor, value: Any, how: HowG
 
 def _of_a_view() -> MutationError:
     return MutationError(
-        "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base was written to",
+        "the function gives other memory (.data =, set_) by, or to, a view that autograd forbids to use once its base "
+        "was written to",
         where=user_line(),
         fix="use the other tensor itself",
     )
@@ -76,10 +84,13 @@ def _of_a_view() -> MutationError:
 
 def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more: Any) -> Any:
     if more or (source is not None and not isinstance(source, Tensor)):
-        raise MutationError("the function gives a tensor the memory of a storage (set_)", where=user_line(), fix="x.set_(y) of a tensor")
+        raise MutationError(
+            "the function gives a tensor the memory of a storage (set_)", where=user_line(), fix="x.set_(y) of a tensor"
+        )
     if is_stale(tensor):
         raise _of_a_view()
-    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():  # in later runs, inputs are leaves
+    # in later runs, inputs are leaves
+    if trace.graph is None and tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     source = tensor.new_empty(0) if source is None else source
     if source.dtype != tensor.dtype:
@@ -91,10 +102,19 @@ def _set(trace: Trace, original: Any, tensor: Tensor, source: Any = None, *more:
             give_data(trace, original, tensor, source, "set_")
         return original
     own = original if is_traced(original) else trace.lift(original)
-    of_input = tensor._is_view() and id(own) not in trace.inputs and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
-    if trace.tracks or trace.lineage.given(own) is not None or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs):
+    of_input = (
+        tensor._is_view()
+        and id(own) not in trace.inputs
+        and trace.lineage.path(tensor, lambda t: id(t) in trace.inputs)[0]
+    )
+    if (
+        trace.tracks
+        or trace.lineage.given(own) is not None
+        or (isinstance(of_input, Tensor) and id(of_input) in trace.inputs)
+    ):
         raise MutationError(
-            "the function gives a tensor with a history other memory, or one to it (set_), in a gradient transform, a second time, or "
+            "the function gives a tensor with a history other memory, or one to it (set_), in a gradient transform, a "
+            "second time, or "
             "through a view it takes of an input",
             where=user_line(),
             fix="x.data = y",
@@ -122,18 +142,29 @@ def _resize(trace: Trace, original: Any, tensor: Tensor, *size: Any, **more: Any
     inside = is_traced(original) and id(original) not in trace.inputs
     inside = inside and (trace.lineage.source(tensor) is not None or trace.lineage.is_looked_at(tensor))
     if trace.lineage.given(original) is not None:
-        raise MutationError("the function resizes other memory that it gave a tensor", where=user_line(), fix="give it what it is to hold")
-    beyond = not is_traced(real) and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+        raise MutationError(
+            "the function resizes other memory that it gave a tensor",
+            where=user_line(),
+            fix="give it what it is to hold",
+        )
+    beyond = (
+        not is_traced(real)
+        and real.untyped_storage().nbytes() > (real.storage_offset() + real.numel()) * real.element_size()
+    )
     inside = inside or (not tensor.numel() and trace.lineage.is_looked_at(tensor))
     if more or inside or not is_dense(tensor) or (beyond and shape.numel() > tensor.numel()):
         raise MutationError(
-            "the function resizes a tensor in place to memory that lies around it (resize_)", where=user_line(), fix="return a new tensor"
+            "the function resizes a tensor in place to memory that lies around it (resize_)",
+            where=user_line(),
+            fix="return a new tensor",
         )
     order = sorted(range(tensor.dim()), key=lambda d: tensor.stride(d), reverse=True)
     flat = tensor.clone().permute(order).reshape(-1)  # as it lies in memory; its views are no views of the tensor
     if shape.numel() > flat.numel():
         flat = torch.cat([flat, flat.new_zeros(shape.numel() - flat.numel())])
-    give_data(trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data")
+    give_data(
+        trace, original, tensor, flat[: shape.numel()].clone().view(shape), "resize_" if tensor.numel() else "data"
+    )
     return original
 
 
@@ -153,7 +184,8 @@ GIVES: dict[Any, Callable[..., Any]] = {set_: _set, Tensor.resize_: _resize, Ten
 
 
 def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or another dtype.
+    """A call that writes to what ``out=`` names (``original``, for the caller), which may have other sizes, strides or
+    another dtype.
 
     Raises where eager PyTorch does not cast what is computed.
     """
@@ -166,13 +198,18 @@ def call_with_out(trace: Trace, func: Any, original: Any, args: Sequence[Any], k
     with without_modes(), without_function_modes(), trace.fakes, torch.no_grad():
         likes = func(*plain, **plain_rest)
     named = original if isinstance(original, tuple) else (original,)
-    outs = tuple(_fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True))
-    refused = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0])
+    outs = tuple(
+        _fit(trace, *one) for one in zip(named, outs, [likes] if isinstance(likes, Tensor) else likes, strict=True)
+    )
+    refused = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in flatten((args, rest, outs))[0]
+    )
     if refused or all(out.is_contiguous() for out in outs):
         before = list(map(version_of, outs))
         result = func(*args, **rest, out=outs if isinstance(original, tuple) else outs[0])
         missed = [i for i, out in enumerate(outs) if out.numel() and version_of(out) == before[i]]
-        if missed and func not in _LEAVES_OUT:  # it wrote to what functionalisation takes for another tensor (kron, matrix_rank)
+        # it wrote to what functionalisation takes for another tensor (kron, matrix_rank)
+        if missed and func not in _LEAVES_OUT:
             values = func(*args, **rest)
             for i in missed:
                 outs[i].copy_([values][i] if isinstance(values, Tensor) else values[i])
@@ -201,10 +238,16 @@ def _fit(trace: Trace, original: Any, out: Tensor, like: Tensor) -> Tensor:
     if like.shape == out.shape or (torch.is_grad_enabled() and out.requires_grad):
         return out
     if out.requires_grad:
-        raise MutationError("the function gives a tensor that requires grad other memory (out=)", where=user_line(), fix="out.copy_(value)")
+        raise MutationError(
+            "the function gives a tensor that requires grad other memory (out=)",
+            where=user_line(),
+            fix="out.copy_(value)",
+        )
     own = trace.reals.get(id(original), original)
     if out.numel() and not like.is_contiguous():
-        raise MutationError("the function resizes what out= names to a transposed layout", where=user_line(), fix="return a new tensor")
+        raise MutationError(
+            "the function resizes what out= names to a transposed layout", where=user_line(), fix="return a new tensor"
+        )
     if (
         out.numel()
         or not like.numel()

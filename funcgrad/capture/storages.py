@@ -1,4 +1,5 @@
-"""Storages of traced tensors: which memory a tensor lies in is known while it is traced, what is in it, and where it is, are not."""
+"""Storages of traced tensors: which memory a tensor lies in is known while it is traced, what is in it, and where it
+is, are not."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _KNOWN = frozenset({"_cdata", "device", "is_cuda", "is_cpu", "is_sparse"})
 
 
 class TracedStorage:
-    """What ``x.untyped_storage()`` and ``x.storage()`` are in a traced function: an identity and a device; all else raises by name.
+    """What ``x.untyped_storage()`` and ``x.storage()`` are in a traced function: an identity and a device; all else
+    raises by name.
 
     The storage below is none that Python can use: to resize it ends the process.
     """
@@ -24,7 +26,8 @@ class TracedStorage:
     __slots__ = ("__weakref__", "_is_input", "_storage", "_unit")
 
     def __init__(self, storage: Any, is_input: bool, unit: int) -> None:
-        """``unit``: of how many bytes its size is told; ``is_input``: no program knows how much memory lies around an input."""
+        """``unit``: of how many bytes its size is told; ``is_input``: no program knows how much memory lies around
+        an input."""
         self._storage, self._is_input, self._unit = storage, is_input, unit
 
     def __eq__(self, other: object) -> bool:
@@ -80,7 +83,8 @@ def _unknown(what: str) -> DataDependentControlFlowError:
     return DataDependentControlFlowError(
         f"the function asked for {what}: there is no memory behind a tensor while it is traced",
         where=user_line(),
-        fix="compute with torch functions, do it outside of the function, or wrap what reads memory in a torch.library.custom_op",
+        fix="compute with torch functions, do it outside of the function, or wrap what reads memory in a "
+        "torch.library.custom_op",
     )
 
 
@@ -90,7 +94,9 @@ def require_memory_in_place(func: Any) -> None:
         raise _unknown("the memory of a tensor (DLPack)")
     if func is Tensor.share_memory_ or func is Tensor.pin_memory:
         raise MutationError(
-            f"the function moves the memory of a tensor ({func.__name__}())", where=user_line(), fix="do it outside of the function"
+            f"the function moves the memory of a tensor ({func.__name__}())",
+            where=user_line(),
+            fix="do it outside of the function",
         )
 
 

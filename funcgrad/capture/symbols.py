@@ -12,7 +12,14 @@ from torch import Tensor
 from ..symbolic.sizes import Sizes, sizes_of
 from ..symbolic.torch_sizes import shape_of, strides_of
 from ..torch_private.fakes import FakeTensorMode
-from ..torch_private.symbols import ShapeEnv, expression, guard_expressions, make_environment, symbolic_fake, symbolic_shapes
+from ..torch_private.symbols import (
+    ShapeEnv,
+    expression,
+    guard_expressions,
+    make_environment,
+    symbolic_fake,
+    symbolic_shapes,
+)
 from .floats import Floats, NotSymbolicError
 
 
@@ -29,7 +36,8 @@ class Symbols:
         """By symbol, the tensor, an input or a result that was read, and the dimension whose size it stands for."""
 
     def _environment(self) -> ShapeEnv:
-        if self._env is None:  # only for symbols: with an environment, values read from tensors would become symbols, too
+        # only for symbols: with an environment, values read from tensors would become symbols, too
+        if self._env is None:
             self._env = self._fakes.shape_env = make_environment(self.floats.note_line)
         return self._env
 
@@ -63,7 +71,10 @@ class Symbols:
                 self.known.symbol(str(expression(size)), now)
                 self.known.origins[str(expression(size))] = f"{name}.shape[{d}]"
         for stride in fake.stride():
-            if isinstance(stride, torch.SymInt) and not {str(s) for s in expression(stride).free_symbols} <= self.sizes.keys():
+            if (
+                isinstance(stride, torch.SymInt)
+                and not {str(s) for s in expression(stride).free_symbols} <= self.sizes.keys()
+            ):
                 raise NotSymbolicError(f"{name} does not lie as its sizes say")
         return fake
 
@@ -92,5 +103,7 @@ class Symbols:
         """Conditions on floats the run relied on, as Python over the symbols' names; those on sizes ``known`` tells."""
         for condition in guard_expressions(self._env) if self._env is not None else ():
             if not {str(s) for s in condition.free_symbols} <= self.sizes.keys():
-                raise NotSymbolicError(f"a condition on sizes is on more than those of inputs: {self.known.named(str(condition))}")
+                raise NotSymbolicError(
+                    f"a condition on sizes is on more than those of inputs: {self.known.named(str(condition))}"
+                )
         return list(self.floats.guards)

@@ -1,8 +1,10 @@
-"""The tape of a run: which call made each value. With it a value can be computed for real as soon as Python asks for it.
+"""The tape of a run: which call made each value. With it a value can be computed for real as soon as Python asks for
+it.
 
-Below functionalisation a value never changes, so a fake stands for one value, and a write to a tensor makes one more. All calls are noted;
-nothing is computed before it is asked for. Then the slice of the tape that leads to the value is run, by the operators of eager PyTorch,
-each once: from data that Python wrote down (a *constant*: the same in every call), or from what this call is given, and draws.
+Below functionalisation a value never changes, so a fake stands for one value, and a write to a tensor makes one more.
+All calls are noted; nothing is computed before it is asked for. Then the slice of the tape that leads to the value is
+run, by the operators of eager PyTorch, each once: from data that Python wrote down (a *constant*: the same in every
+call), or from what this call is given, and draws.
 """
 
 from __future__ import annotations
@@ -27,17 +29,24 @@ aten = torch.ops.aten
 
 _LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default}
 """How data enters that Python wrote down (``torch.tensor([1, 2])``): the operand is a real tensor."""
-_NUMBERS: tuple[tuple[type, Callable[[Any], Any]], ...] = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+_NUMBERS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (torch.SymInt, int),
+    (torch.SymFloat, float),
+    (torch.SymBool, bool),
+)
 _BY_LOOKS = {
-    aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.empty_like.default, aten.new_ones.default,
-    aten.new_zeros.default, aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default, aten.zero.default,
+    aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.new_ones.default,
+    aten.new_zeros.default, aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default,
+    aten.zero.default,
     aten.fill.Scalar, aten.fill.Tensor, aten.copy.default,
 }  # fmt: skip
 """Operators to whose result the first operand gives no values: only sizes, strides, dtype and device."""
 
 
 class UnknownValue(Exception):  # noqa: N818 a signal
-    """A value that this call does not determine: a cotangent that comes in later, an operand of a body that runs many times."""
+    """A value that this call does not determine: a cotangent that comes in later, an operand of a body that runs
+    many times."""
 
 
 @frozen(eq=False)
@@ -106,7 +115,8 @@ class Tape:
         return not isinstance(value, (list, tuple)) or all(map(self.is_constant, value))
 
     def is_exact(self, value: Any) -> bool:
-        """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do otherwise, changes no size."""
+        """Whether constants are computed of whole numbers and bools alone: rounding, which a kernel may do
+        otherwise, changes no size."""
         pending, seen = list(fakes_in(value)), set()
         while pending:
             fake = pending.pop()
@@ -134,7 +144,8 @@ class Tape:
         (self._constants if is_constant else self._now).update(zip(map(id, fakes), reals, strict=True))
 
     def constant(self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What an operator makes of the values of constants. A size that is a symbol is fixed to its value now, by a guard."""
+        """What an operator makes of the values of constants. A size that is a symbol is fixed to its value now, by a
+        guard."""
         return self._evaluated(op, args, kwargs, self._constants, _fixed)
 
     def now(self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -142,7 +153,12 @@ class Tape:
         return self._evaluated(op, args, kwargs, self._now, _hint)
 
     def _evaluated(
-        self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], values: dict[int, Tensor], number: Callable[[Any], Any]
+        self,
+        op: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        values: dict[int, Tensor],
+        number: Callable[[Any], Any],
     ) -> Any:
         default = torch.get_default_dtype()
         with without_modes(), without_function_modes(), outside_transforms(), torch.no_grad(), autocast_as(()):
@@ -150,7 +166,9 @@ class Tape:
                 self._compute(list(fakes_in([args, kwargs])), values, number)
             finally:
                 torch.set_default_dtype(default)
-            return op(*(_real(a, values, number) for a in args), **{k: _real(v, values, number) for k, v in kwargs.items()})
+            return op(
+                *(_real(a, values, number) for a in args), **{k: _real(v, values, number) for k, v in kwargs.items()}
+            )
 
     def _compute(self, pending: list[Tensor], values: dict[int, Tensor], number: Callable[[Any], Any]) -> None:
         """Compute the values that these fakes stand for."""
@@ -191,7 +209,9 @@ def _run(call: _Call, values: dict[int, Tensor], number: Callable[[Any], Any]) -
         like = args[0]
         size, stride = (_real(v, values, number) for v in (like.shape, like.stride()))
         args[0] = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
-    out = call.op(*(_real(a, values, number) for a in args), **{k: _real(v, values, number) for k, v in call.kwargs.items()})
+    out = call.op(
+        *(_real(a, values, number) for a in args), **{k: _real(v, values, number) for k, v in call.kwargs.items()}
+    )
     for fake, real in zip(call.outs, several(out), strict=True):
         if isinstance(fake, Tensor):
             assert fake.dtype == real.dtype, f"{call.op} made {real.dtype} of values, and {fake.dtype} of their fakes"
@@ -232,8 +252,8 @@ _VARIES = -1
 
 @functools.cache
 def _first_that_counts(op: Any) -> int | None:
-    """The first operand whose values matter; ``_VARIES`` for an operator that makes no constants: a draw, a custom one; None for one that
-    makes no value."""
+    """The first operand whose values matter; ``_VARIES`` for an operator that makes no constants: a draw, a custom
+    one; None for one that makes no value."""
     if not is_operator(op) or writes_inputs(op) or returns_nothing(op):
         return None
     return int(op in _BY_LOOKS) if is_torchs_own(op) and not draws_random(op) else _VARIES

@@ -1,10 +1,12 @@
-"""Functions of torch, and of ``math``, that are others in a trace: what a trace cannot see otherwise, or could not carry out.
+"""Functions of torch, and of ``math``, that are others in a trace: what a trace cannot see otherwise, or could not
+carry out.
 
-All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks first whether it
-is its own thread that traces: in every other thread it is the original. The first trace to begin puts it there, the last one to end takes
-it away. But what code that ``torch.compile`` makes in any thread may have looked at stays once it is there, and is the original to the
-compiler: were it another from one call to the next, that code would be compiled again. What had no original stays, too: another thread may
-have listed it and be about to read it. And two modules give functions of their own to a thread that traces, and to others those they have.
+All threads read the same attributes of torch's modules and classes, so what stands there while any trace runs asks
+first whether it is its own thread that traces: in every other thread it is the original. The first trace to begin puts
+it there, the last one to end takes it away. But what code that ``torch.compile`` makes in any thread may have looked at
+stays once it is there, and is the original to the compiler: were it another from one call to the next, that code would
+be compiled again. What had no original stays, too: another thread may have listed it and be about to read it. And two
+modules give functions of their own to a thread that traces, and to others those they have.
 """
 
 from __future__ import annotations
@@ -91,7 +93,8 @@ _own = _Thread()
 _lock = threading.Lock()
 _running = 0
 _seeded = 0
-torch.overrides.get_overridable_functions()  # a table that torch keeps for good: it is made of the originals, whoever asks first
+# a table that torch keeps for good: it is made of the originals, whoever asks first
+torch.overrides.get_overridable_functions()
 _there: list[tuple[_Place, Any, Any]] = []
 """What was replaced (None where it was inherited), and by what."""
 _stays: dict[_Place, Any] = {}
@@ -107,7 +110,8 @@ def seeds_noted() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def replacing(replacements: Mapping[str, Replacement]) -> Iterator[None]:
-    """Inside, in this thread, functions of torch are what is named here (see ``_PLACES``; the others stay as they are)."""
+    """Inside, in this thread, functions of torch are what is named here (see ``_PLACES``; the others stay as they
+    are)."""
     _begin()
     outer, _own.replacements = _own.replacements, replacements
     try:
@@ -130,10 +134,14 @@ def _begin() -> None:
             made: dict[int, Any] = {}
             for place in _PLACES:
                 before = vars(place.owner).get(place.name)
-                if place in _stays and inspect.unwrap(before, stop=lambda f, place=place: f is _stays[place]) is _stays[place]:  # type: ignore[misc, arg-type]
+                if (
+                    place in _stays
+                    and inspect.unwrap(before, stop=lambda f, place=place: f is _stays[place]) is _stays[place]
+                ):  # type: ignore[misc, arg-type]
                     continue
                 original = getattr(place.owner, place.name) if before is None else before
-                now = made.setdefault(id(original), _dispatching(place.key, original))  # what was one function is one (torch._dynamo asks)
+                # what was one function is one (torch._dynamo asks)
+                now = made.setdefault(id(original), _dispatching(place.key, original))
                 set_attribute(place.owner, place.name, now)
                 if place.stays:
                     _stays[place] = now
@@ -196,7 +204,8 @@ class _OfThreads(types.ModuleType):
     def __getattribute__(self, name: str) -> Any:
         if _own.replacements is not None and (self, name) in _given:
             return _given[self, name]
-        return types.ModuleType.__getattribute__(self, name)  # not super(): another thread may have given the class back by now
+        # not super(): another thread may have given the class back by now
+        return types.ModuleType.__getattribute__(self, name)
 
 
 _MODULES = math, torch.overrides
@@ -211,11 +220,13 @@ def _alone(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 _ELSEWHERE: Mapping[str, Replacement] = {"cond": _alone}
-"""In threads that trace nothing: eager ``torch.cond`` notes for the whole process that it traces, as that of a trace does."""
+"""In threads that trace nothing: eager ``torch.cond`` notes for the whole process that it traces, as that of a trace
+does."""
 
 
 def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Replacement]:
-    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)`` there."""
+    """What functions of torch are in a trace; an operand of a custom ``autograd.Function`` is ``operand(argument)``
+    there."""
     checkpoint, draws = checkpointed(trace.within), trace.draws
 
     def attribute(original: Callable[..., Any], tensor: torch.Tensor, name: str) -> Any:
@@ -251,13 +262,17 @@ def replacements_of(trace: Trace, operand: Callable[[Any], Any]) -> dict[str, Re
         return found
 
     return {
-        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),  # torch's own would be compiled by torch; so would others
+        # torch's own would be compiled by torch; so would others
+        "cond": lambda _, *args, **kwargs: cond(trace, *args, **kwargs),
         "operator of functions": lambda _, function, args, kwargs=None: function(*args, **(kwargs or {})),
-        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),  # on a real tensor, torch's own would be carried out at once
+        # on a real tensor, torch's own would be carried out at once
+        "set_": lambda _, *args, **kwargs: set_(*args, **kwargs),
         "apply": apply_function,
-        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),  # torch's own would run the function again in backward
+        # torch's own would run the function again in backward
+        "checkpoint": lambda _, *args, **kwargs: checkpoint(*args, **kwargs),
         "engine": run_engine,
-        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,  # torch's own reads the values of the mask
+        # torch's own reads the values of the mask
+        "causal mask": lambda _, mask, is_causal=None, size=None: is_causal is True,
         "manual_seed": draws.manual_seed,
         "linearize": _no_linearize,
         "level": lambda original, tensor, *at: original(trace.lifting().stand_in(tensor), *at),
@@ -279,7 +294,8 @@ def _no_linearize(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     raise UnsupportedTransformError(
         "the function calls torch.func.linearize, which starts a tracer of its own",
         where=user_line(),
-        fix="fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the compiled function",
+        fix="fg.linearize_compiled(f, *primals), which may stand inside; or torch.func.linearize outside, of the "
+        "compiled function",
     )
 
 

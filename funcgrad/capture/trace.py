@@ -1,8 +1,9 @@
 """One run of a function on functional fake tensors, recorded as an fx graph or only watched.
 
-The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function closes over is
-replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake tensors. The tracer is our own, not
-``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as expressions instead of nodes.
+The stack of modes, from the caller down: ``Lifter`` (a torch-function mode above autograd: a real tensor the function
+closes over is replaced by an input of the trace) · autograd · functionalisation · ``Tracer`` (records each op) · fake
+tensors. The tracer is our own, not ``make_fx``'s: it records at a quarter of the cost and keeps symbolic scalars as
+expressions instead of nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
 from ..torch_private.fakes import FakeTensor, without_modes
-from ..torch_private.functional import FunctionalTensor, from_functional, make_functional_mode, replace_value, to_functional, view_kind
+from ..torch_private.functional import (
+    FunctionalTensor,
+    from_functional,
+    make_functional_mode,
+    replace_value,
+    to_functional,
+    view_kind,
+)
 from ..torch_private.levels import outside_transforms
 from ..torch_private.modes import without_function_modes
 from ..torch_private.operators import writes_inputs
@@ -73,8 +81,8 @@ class Trace(Recorder):
         stand_in_for: Callable[[Tensor], Tensor] | None = None,
         path: Path | None = None,
     ) -> None:
-        """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an error. ``path``: what
-        Python reads first of values; None where it may not read any."""
+        """``stand_in_for`` makes a stand-in for a real tensor met inside the function; without it, meeting one is an
+        error. ``path``: what Python reads first of values; None where it may not read any."""
         super().__init__(record=record, reads_symbols=path is not None and has_sizes(path))
         self._backward_autocast = backward_autocast
         self.lineage = Lineage()
@@ -92,16 +100,23 @@ class Trace(Recorder):
         self.rereads: dict[int, tuple[Input, Tensor]] = {}
         self.reals: dict[int, Tensor] = {}
         self.inputs: set[int] = set()
-        self.asked_for_gradient, self.given_gradient, self.switched = list[Tensor](), list[Tensor](), list[tuple[Tensor, bool]]()
+        self.asked_for_gradient, self.given_gradient, self.switched = (
+            list[Tensor](),
+            list[Tensor](),
+            list[tuple[Tensor, bool]](),
+        )
         self.switched_with: dict[int, list[Tensor]] = {}
-        """What is to require grad as soon as an input does, by its identity: what stands for it to its views that are inputs, too."""
+        """What is to require grad as soon as an input does, by its identity: what stands for it to its views that
+        are inputs, too."""
         self.hooked: dict[int, str | None] = {}
         """Where the function registers hooks on what stands for inputs."""
         self.forgotten = Forgotten()
         self.differentiates = False
         """Whether a backward pass of the function's own has run (``.backward()``, ``torch.autograd.grad``)."""
         self.backward_begins: Callable[[], None] = lambda: None
-        self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: None
+        self.backward_is_done: Callable[[bool, bool, Sequence[Any]], None] = lambda keeps_graph, create_graph, targets: (
+            None
+        )
         """Called around a ``.backward()`` of the function's; ``targets``: its ``inputs``."""
         self.questions = Questions(lambda: self.reals)
         self.checks: str | None = None
@@ -113,16 +128,18 @@ class Trace(Recorder):
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.tracks = False  # whether it is a gradient that is traced, which switches grad mode on itself
         self.at_level = 0
-        """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those it lies in."""
+        """The level of autograd the program is for (0: none): what it closes over may be of that level, and of those
+        it lies in."""
         self.varying: frozenset[str] = frozenset()
-        """Where the function returns, or stores, numbers that are others for other sizes, which are no symbols in this run."""
+        """Where the function returns, or stores, numbers that are others for other sizes, which are no symbols in
+        this run."""
         self._depth = 0
 
     # ── inputs ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def input(self, slot: Slot, real: Tensor, requires_grad: bool, dims: Collection[int] = ()) -> Tensor:
-        """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under ``slot``; its sizes along
-        ``dims`` are symbols."""
+        """A functional fake of ``real`` (sizes, strides, dtype, device) that is an input of the graph under
+        ``slot``; its sizes along ``dims`` are symbols."""
         functional = self._symbolic_stand_in(slot, real, dims) if dims else self.plain_stand_in(real)
         self._enter(slot, functional)
         return functional.requires_grad_(requires_grad)
@@ -143,14 +160,16 @@ class Trace(Recorder):
             self.wrappings[slot] = wrapping
 
     def plain_stand_in(self, real: Tensor) -> Tensor:
-        """A functional fake of ``real`` that requires no grad; of a wrapper subclass, a subclass of functional fakes."""
+        """A functional fake of ``real`` that requires no grad; of a wrapper subclass, a subclass of functional
+        fakes."""
         require_traceable(real, None)
         wrapping = Wrapping.of(real)
         if wrapping is not None:
             inner = [self.plain_stand_in(t) for t in inner_tensors(real)]
             with without_function_modes(), outside_transforms(), self.fakes, self.functional, torch.no_grad():
                 return wrapping.build(iter(inner)).requires_grad_(False)
-        with without_function_modes(), outside_transforms():  # f may meet its first captured tensor in the middle of a vmap of its own
+        # f may meet its first captured tensor in the middle of a vmap of its own
+        with without_function_modes(), outside_transforms():
             with without_modes():
                 fake = self.fakes.from_tensor(detached(real), static_shapes=True)
             self._give(fake, real)
@@ -166,7 +185,8 @@ class Trace(Recorder):
             return to_functional(fake)
 
     def _give(self, fake: Tensor, real: Tensor) -> None:
-        """What Python reads of a fake is read of the real tensor; of one of a vmap's, which is another one in each sample, of none."""
+        """What Python reads of a fake is read of the real tensor; of one of a vmap's, which is another one in each
+        sample, of none."""
         value = below_levels(real)
         if value is not None:
             self.reads.tape.give(fake, value)
@@ -215,7 +235,8 @@ class Trace(Recorder):
     def reread(self, touched: Tensor) -> None:
         """The caller's Python touches, in backward, the memory of an input: from here on it holds what it holds *then*.
 
-        Between forward and backward the caller may write to it; and a backward that runs twice sees what the first one wrote.
+        Between forward and backward the caller may write to it; and a backward that runs twice sees what the first one
+        wrote.
         """
         for inner in inner_tensors(touched):
             self._reread(inner)
@@ -239,12 +260,15 @@ class Trace(Recorder):
         for inner in inner_tensors(tensor) if self.graph is not None else ():
             node = self.result(inner)
             node.meta["where"] = None  # no line of the caller's says this
-            tag(node, Tag.MUST_BE_IN_BACKWARD, "the gradient of the result with respect to itself: backward starts here")
+            tag(
+                node, Tag.MUST_BE_IN_BACKWARD, "the gradient of the result with respect to itself: backward starts here"
+            )
         return tensor
 
     @contextlib.contextmanager
     def nesting(self) -> Iterator[bool]:
-        """Entered by every definition as it is called; True for the one that is being traced, False for one it calls."""
+        """Entered by every definition as it is called; True for the one that is being traced, False for one it
+        calls."""
         self._depth += 1
         try:
             yield self._depth == 1
@@ -252,7 +276,8 @@ class Trace(Recorder):
             self._depth -= 1
 
     def symbolic_number(self, slot: Slot, value: float) -> Any:
-        """A symbolic float or int as an input: comparisons on it become guards, arithmetic on it becomes scalar expressions."""
+        """A symbolic float or int as an input: comparisons on it become guards, arithmetic on it becomes scalar
+        expressions."""
         symbol = self.symbols.floats.symbol(str(slot), value)
         node = self._placeholder(slot, symbol)
         if node is not None:
@@ -260,8 +285,8 @@ class Trace(Recorder):
         return symbol
 
     def is_view_here_alone(self, tensor: Tensor) -> bool:
-        """Whether a tensor may be none that autograd knows to be a view but in this trace: it looks otherwise since (``t_``); or it stands
-        for an input in the run that is recorded."""
+        """Whether a tensor may be none that autograd knows to be a view but in this trace: it looks otherwise since
+        (``t_``); or it stands for an input in the run that is recorded."""
         named = self.lineage.named(tensor)
         return self.graph is not None or (named is not tensor and not self.reals.get(id(named), named)._is_view())
 
@@ -275,7 +300,8 @@ class Trace(Recorder):
                 raise TraceError(
                     f"the function used another outside tensor ({type_text(real)}) in its second run than in its first",
                     where=user_line(),
-                    fix="make it a pure function of its arguments: no caches filled on the first call, no randomness from Python",
+                    fix="make it a pure function of its arguments: no caches filled on the first call, no randomness "
+                    "from Python",
                 )
             require_traceable(real, user_line())
             self.questions.require_no_base(real)
@@ -284,7 +310,8 @@ class Trace(Recorder):
         return self.captured[id(real)].functional
 
     def stand_in(self, value: Tensor) -> Tensor:
-        """A tensor of the function's result as one of the trace: it may have returned a real one, or made a subclass of one."""
+        """A tensor of the function's result as one of the trace: it may have returned a real one, or made a subclass
+        of one."""
         if not is_traced(value):
             return self.lift(value)
         for inner in inner_tensors(value):
@@ -316,7 +343,8 @@ class Trace(Recorder):
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function under the modes; errors that come from tracing get their funcgrad name.
 
-        What it runs of the caller's, it runs inside ``lifting()``; and in a copy of the context, as no variable of it can be unset.
+        What it runs of the caller's, it runs inside ``lifting()``; and in a copy of the context, as no variable of it
+        can be unset.
         """
         return copy_context().run(self._run, function, args, kwargs)
 
@@ -339,7 +367,8 @@ class Trace(Recorder):
         except Exception as error:
             named = error if isinstance(error, (FuncgradError, NotSymbolicError)) else named_error(error)
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
-                raise NotSymbolicError(f"{type(error).__name__}: {error}") from error  # the values say whether it is for symbols alone
+                # the values say whether it is for symbols alone
+                raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
             if named is None or named is error:
                 raise
             raise named from error
@@ -381,11 +410,14 @@ class Trace(Recorder):
             return value
         fake = from_functional(self.stand_in(value))
         if is_zero_tensor(fake) and not self.knows(fake):  # a look at zeros of forward mode, taken anew
-            fake = from_functional(torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_())
+            fake = from_functional(
+                torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device).zero_()
+            )
         return self.node(fake)
 
     def results(self, slot: Slot, value: Any) -> dict[Slot, Any]:
-        """What the graph returns for the value of one output slot: a wrapper subclass comes out as its inner tensors."""
+        """What the graph returns for the value of one output slot: a wrapper subclass comes out as its inner
+        tensors."""
         if not isinstance(value, Tensor):
             return {slot: self.result(value)}
         tensor = self.stand_in(value)
@@ -395,7 +427,8 @@ class Trace(Recorder):
     # ── record ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _outer(self, op: Any, args: Any, kwargs: Any, call: Callable[[], Any]) -> Any:
-        """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the outer tensor."""
+        """An op of wrapper subclasses: which of them it looks at or writes to, autograd and the caller know by the
+        outer tensor."""
         inside, self.inside_subclass = self.inside_subclass, True
         try:
             out = call()

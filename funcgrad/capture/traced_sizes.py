@@ -1,8 +1,8 @@
 """Symbolic sizes as the function sees them: ints.
 
-PyTorch's own symbolic ints are none to ``isinstance``, have no ``divmod``, and print as symbols. What the function is given instead has the
-same node below, so that PyTorch takes it for its own, and is an ``int`` to everybody but PyTorch. What no symbol can answer is asked of its
-value, which becomes a guard.
+PyTorch's own symbolic ints are none to ``isinstance``, have no ``divmod``, and print as symbols. What the function is
+given instead has the same node below, so that PyTorch takes it for its own, and is an ``int`` to everybody but PyTorch.
+What no symbol can answer is asked of its value, which becomes a guard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from .floats import own
 from .source_location import asked_by_library
 
 _ARITHMETIC = (
-    "add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor rxor "
+    "add radd sub rsub mul rmul floordiv rfloordiv truediv rtruediv mod rmod pow rpow neg pos abs and rand or ror xor "
+    "rxor "
     "lshift rlshift rshift rrshift"
 )
 

@@ -12,7 +12,14 @@ from ..graphs import written_copies
 from ..subclasses import is_traced
 from ..torch_private.fakes import without_modes
 from ..torch_private.functional import from_functional, replace_value, to_functional
-from ..torch_private.operators import arguments_by_name, functional_form, is_torchs_own, returns_nothing, writes_inputs, written_by
+from ..torch_private.operators import (
+    arguments_by_name,
+    functional_form,
+    is_torchs_own,
+    returns_nothing,
+    writes_inputs,
+    written_by,
+)
 from .captures import require_dense
 from .scattered import strided
 from .source_location import user_line
@@ -23,8 +30,9 @@ if TYPE_CHECKING:
 
 
 def unfunctional(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg), and a custom
-    one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented`` for any other."""
+    """Record what functionalisation has no rule for: an op that is called for its effect alone (a check of linalg),
+    and a custom one that writes to its arguments; or a wrong one: a fill in the order of memory. ``NotImplemented``
+    for any other."""
     require_data_alone(op)
     require_dense(op)
     trace.draws.require_order(op, args)
@@ -67,7 +75,9 @@ def _custom_write(trace: Trace, op: Any, args: tuple[Any, ...], kwargs: dict[str
     tensors = {id(t) for t in written_by(op, args, kwargs)}
     written = tuple(place for place, value in places.items() if id(value) in tensors)
     if len(written) != len(tensors):
-        raise UnsupportedTensorError(f"{op} writes to tensors in a list", where=user_line(), fix="give it one argument per tensor")
+        raise UnsupportedTensorError(
+            f"{op} writes to tensors in a list", where=user_line(), fix="give it one argument per tensor"
+        )
     plain = [from_functional(a) if isinstance(a, Tensor) else a for a in args]
     named = {k: from_functional(v) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
     with without_modes(), trace.fakes:

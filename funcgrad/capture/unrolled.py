@@ -1,4 +1,5 @@
-"""A Python loop that a trace has unrolled: as many copies of its body as it has steps, all compiled and all printed. A hint says so."""
+"""A Python loop that a trace has unrolled: as many copies of its body as it has steps, all compiled and all printed.
+A hint says so."""
 
 from __future__ import annotations
 
@@ -20,14 +21,22 @@ _Call = tuple[str, Any, str]
 
 
 def warn_of_unrolled(graph: Graph) -> None:
-    """An ``UnrolledLoopWarning`` where lines of the caller's are recorded more than 50 times, each time of what the time before has made.
+    """An ``UnrolledLoopWarning`` where lines of the caller's are recorded more than 50 times, each time of what the
+    time before has made.
 
-    A layer that is called in many places does that, too, but few models are so deep; a sum over many tensors does it with one operator.
+    A layer that is called in many places does that, too, but few models are so deep; a sum over many tensors does it
+    with one operator.
     """
     repeated: dict[_Call, list[fx.Node]] = defaultdict(list)
     for node in graph.fx.nodes:
         where = where_of(node)
-        if where is not None and node.op == "call_function" and pass_of(node) == "forward" and not is_view(node) and not is_getitem(node):
+        if (
+            where is not None
+            and node.op == "call_function"
+            and pass_of(node) == "forward"
+            and not is_view(node)
+            and not is_getitem(node)
+        ):
             repeated[where, node.target, type_text(value_of(node))].append(node)
     repeated = {call: nodes for call, nodes in repeated.items() if len(nodes) > _STEPS}
     if not repeated:
@@ -41,7 +50,8 @@ def warn_of_unrolled(graph: Graph) -> None:
             steps = len(repeated[calls[0]])
             operators = ", ".join(dict.fromkeys(target_text(op) for _, op, _ in calls))
             warnings.warn(
-                f"the function unrolls a loop: {where} is traced {steps} times, each time of what the last one made ({operators}). It is "
+                f"the function unrolls a loop: {where} is traced {steps} times, each time of what the last one made "
+                f"({operators}). It is "
                 "compiled once if it is the body of torch._higher_order_ops.scan(body, carry, xs)",
                 UnrolledLoopWarning,
                 stacklevel=2,

@@ -1,8 +1,8 @@
 """Views: how one tensor looks at the memory of another, as a sequence of ATen view ops that can be taken again.
 
 An output that is a view of an input is not computed by a program: the view is taken again, of the caller's tensor. The
-steps are the very ops the function called, so the result has the strides, the history and the limits (a part of ``unbind``
-cannot be written to) that it has in eager PyTorch. ``as_strided`` would lose them.
+steps are the very ops the function called, so the result has the strides, the history and the limits (a part of
+``unbind`` cannot be written to) that it has in eager PyTorch. ``as_strided`` would lose them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ When = Literal["first", "before", "after", "last"]
 class View:
     """The tensor one gets from ``of`` by ``steps``; with none of them, ``of`` itself.
 
-    ``when`` it was taken: ``"first"``, before ``of`` came to require grad; ``"before"`` memory it looks at was written to,
-    ``"after"`` that, or ``"last"``, of what an input looks like in the end. Autograd forbids to use some views (a part of
-    ``unbind``) once their base was written to or restrided: ``stale`` ones. So many of the last steps were taken ``late``, of a view
-    taken before, when nothing was written to any more. ``computed``: it has a history of its own (a custom Function's, or it was
-    written to after ``detach``), which its value carries.
+    ``when`` it was taken: ``"first"``, before ``of`` came to require grad; ``"before"`` memory it looks at was written
+    to, ``"after"`` that, or ``"last"``, of what an input looks like in the end. Autograd forbids to use some views (a
+    part of ``unbind``) once their base was written to or restrided: ``stale`` ones. So many of the last steps were
+    taken ``late``, of a view taken before, when nothing was written to any more. ``computed``: it has a history of its
+    own (a custom Function's, or it was written to after ``detach``), which its value carries.
     """
 
     of: Slot
@@ -98,8 +98,8 @@ class Geometry:
 def steps_between(base: Geometry, member: Geometry) -> tuple[Step, ...] | None:
     """The view ops that lead from a base to a tensor that looks at part of its memory, or None where there are none.
 
-    Slices where they do it; windows (``unfold``) of its flat memory where elements overlap, or strides interlock. Never ``as_strided``,
-    which goes by how a value lies in memory: what is computed in its place lies otherwise.
+    Slices where they do it; windows (``unfold``) of its flat memory where elements overlap, or strides interlock. Never
+    ``as_strided``, which goes by how a value lies in memory: what is computed in its place lies otherwise.
     """
     if (base.shape, base.stride, base.offset) == (member.shape, member.stride, member.offset):
         return (ALIAS,)
@@ -129,7 +129,8 @@ _Strides = Sequence[tuple[int, int]]
 
 
 def _slices_of_flat(length: int, start: int, strides: _Strides) -> list[Step] | None:
-    """From a flat tensor: rows are cut out and made a dimension of their own, from the largest stride to the smallest."""
+    """From a flat tensor: rows are cut out and made a dimension of their own, from the largest stride to the
+    smallest."""
     steps: list[Step] = []
     rows: tuple[int, ...] = ()
     for k, (size, stride) in enumerate(strides):
@@ -218,13 +219,14 @@ def detaches(steps: Sequence[Step]) -> bool:
 
 
 HowGiven = Literal["data", "set_", "set_, tracked", "resize_"]
-"""How a tensor is given other memory: ``x.data = y``, ``x.set_(y)``, or more than its own: ``x.resize_(n)``. A ``set_`` that is tracked
-(in grad mode, one of both requires grad) has no derivative."""
+"""How a tensor is given other memory: ``x.data = y``, ``x.set_(y)``, or more than its own: ``x.resize_(n)``. A
+``set_`` that is tracked (in grad mode, one of both requires grad) has no derivative."""
 
 
 @frozen
 class Given:
-    """How a tensor is given other memory; how that changes its sizes and strides since, and whether it is written to."""
+    """How a tensor is given other memory; how that changes its sizes and strides since, and whether it is written
+    to."""
 
     how: HowGiven
     restrides: tuple[Step, ...] = ()

@@ -1,4 +1,5 @@
-"""Writes: what a traced function writes to, made right where functionalisation would get it wrong, and told to who must know."""
+"""Writes: what a traced function writes to, made right where functionalisation would get it wrong, and told to who
+must know."""
 
 from __future__ import annotations
 
@@ -58,12 +59,14 @@ class Writes:
             targets = [t for t in written_by(op, args, kwargs) if isinstance(t, FunctionalTensor)]
             roots = [root_of(self._lineage, t) for t in targets]
             self._written = [(root, Geometry.of(root)) for root in roots if is_dense(root)]
-            self._conjugated = [root for t, root in zip(targets, roots, strict=True) if _is_lazy(t) and not _is_lazy(root)]
+            self._conjugated = [
+                root for t, root in zip(targets, roots, strict=True) if _is_lazy(t) and not _is_lazy(root)
+            ]
         return op, args, kwargs
 
     def after(self) -> None:
-        """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are told, the offset; nor
-        that it went through a conjugated or negated look."""
+        """A write computed a dense value in memory of its own: strides must not show it, nor, where overlaps are
+        told, the offset; nor that it went through a conjugated or negated look."""
         for root in self._conjugated:
             if _is_lazy(value := from_functional(root)):
                 replace_value(root, value.resolve_conj().resolve_neg())
@@ -76,7 +79,9 @@ class Writes:
             if self.first_run and not (in_place and value.storage_offset() == place.offset):
                 last = sum((n - 1) * s for n, s in zip(value.shape, place.stride, strict=True)) if value.numel() else -1
                 room = torch.ops.aten.new_empty.default(value, [place.offset + last + 1])
-                replace_value(tensor, torch.ops.aten.as_strided.default(room, list(value.shape), list(place.stride), place.offset))
+                replace_value(
+                    tensor, torch.ops.aten.as_strided.default(room, list(value.shape), list(place.stride), place.offset)
+                )
             elif not self.first_run and not in_place:
                 room = torch.ops.aten.new_empty_strided.default(value, list(value.shape), list(place.stride))
                 replace_value(tensor, torch.ops.aten.copy.default(room, value))
@@ -113,10 +118,14 @@ class Writes:
         return written[0] if len(op._schema.returns) == 1 else tuple(written) or None
 
     def run_custom_function(
-        self, apply: Callable[..., Any], operands: Sequence[Any], keywords: Mapping[str, Any], dirty: Callable[[Tensor], None]
+        self,
+        apply: Callable[..., Any],
+        operands: Sequence[Any],
+        keywords: Mapping[str, Any],
+        dirty: Callable[[Tensor], None],
     ) -> Any:
-        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it returns as it is:
-        ``dirty`` is called with each of these that requires grad."""
+        """Apply a custom ``autograd.Function``. What it told autograd that it writes to (``mark_dirty``) is what it
+        returns as it is: ``dirty`` is called with each of these that requires grad."""
         self.custom_functions += 1
         try:
             out = apply(*operands, **keywords)
@@ -136,13 +145,14 @@ class Writes:
         self._placed += [(t, place) for t, place in own if not is_dense(t) or (place.offset and self.first_run)]
 
     def link(self, tensors: Sequence[Tensor]) -> None:
-        """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share theirs."""
+        """Tensors whose real ones share a version counter: what moves one moves all, whether or not they share
+        theirs."""
         if len({id(family_of(t)) for t in tensors}) > 1:
             self._linked.append({id(t): (t, version_of(t)) for t in tensors})
 
     def spread_versions(self) -> None:
-        """Move the version counters of linked tensors to where the furthest is. Called when a call of the function's has returned:
-        autograd moves a counter after the op, and saves tensors before the next."""
+        """Move the version counters of linked tensors to where the furthest is. Called when a call of the function's
+        has returned: autograd moves a counter after the op, and saves tensors before the next."""
         if not self._linked:
             return
         with without_function_modes():
@@ -156,7 +166,8 @@ class Writes:
     # ── forward and backward ─────────────────────────────────────────────────────────────────────────────────────
 
     def watch(self, memory: Mapping[Slot, Tensor]) -> None:
-        """Remember how often each input was written to when the forward pass ends. The outermost function's inputs count."""
+        """Remember how often each input was written to when the forward pass ends. The outermost function's inputs
+        count."""
         if self._memory is None:
             self._memory = dict(memory)
             self.after_forward.append(lambda: self._counts.update({s: _count(t) for s, t in memory.items()}))
@@ -186,7 +197,8 @@ def _name(op: Any) -> str:
 
 
 def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
-    """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its order."""
+    """Raise for a write to memory that is read elsewhere: what eager PyTorch raises, or where it goes on, by its
+    order."""
     name = _name(what)
     for other in (t for value in others for t in tensors_in(value)):
         if storage_id(other) != storage_id(target) or (name in _FILLING and other.numel() == 1):
@@ -194,12 +206,14 @@ def refuse_overlap(what: Any, target: Tensor, others: Sequence[Any]) -> None:
         is_same = other is target or Geometry.of(other) == Geometry.of(target)
         if name not in _UNCHECKED and (_partly_overlap(target, other) or (is_same and name in _ELSEWHERE)):
             raise RuntimeError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                "memory location. "
                 "Please clone() the tensor before performing the operation."
             )
         if (not is_same or name in _UNCHECKED) and share_elements(other, target):
             raise MutationError(
-                f"{target_text(what)} writes to memory it reads elsewhere: the result depends on the order in which it goes",
+                f"{target_text(what)} writes to memory it reads elsewhere: the result depends on the order in which "
+                "it goes",
                 where=user_line(),
                 fix="read a copy: x[2::2].copy_(x[:-2:2].clone())",
             )
@@ -209,13 +223,15 @@ _FILLING = {"fill", "masked_fill", "index_fill"}
 """What reads the one value it writes before it writes."""
 
 _ELSEWHERE = {
-    "index_put", "index_copy", "index_add", "index_reduce", "scatter", "scatter_add", "scatter_reduce", "put", "gather", "index_select",
+    "index_put", "index_copy", "index_add", "index_reduce", "scatter", "scatter_add", "scatter_reduce", "put", "gather",
+    "index_select",
     "take", "cat", "stack",
 }  # fmt: skip
 """What eager PyTorch does not let read any of what it writes to, the same element of it neither."""
 
 _UNCHECKED = {
-    "masked_scatter", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "matmul", "sum", "nansum", "mean", "prod", "amax",
+    "masked_scatter", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "addr", "matmul", "sum", "nansum",
+    "mean", "prod", "amax",
     "amin", "max", "min", "any", "all", "argmax", "argmin", "var", "std", "norm", "linalg_vector_norm", "logsumexp",
 }  # fmt: skip
 """What reads other elements than the one it writes, and goes on where it has written to them."""
@@ -225,8 +241,8 @@ _ADDING = {"addmm", "baddbmm", "addbmm", "addmv", "addr"}
 
 
 def _refuse_as_eager(op: Any, target: Tensor, args: Any) -> None:
-    """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads what it
-    overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
+    """Raise what eager PyTorch raises where a functional form of the op would go through: for a write that reads
+    what it overwrites elsewhere, and for a product that does not fit the dtype it is written to."""
     first = op._schema.arguments[0].alias_info
     is_method = first is not None and first.is_write
     if not (op is torch.ops.aten.index_put_.default and _is_masked_fill(*args[1:])):
@@ -255,8 +271,12 @@ _PRODUCTS = {torch.ops.aten.mul_.Tensor, torch.ops.aten.mul_.Scalar}
 
 
 def _partly_overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two dense tensors over one memory overlap without being the same look at it; for others PyTorch does not tell."""
+    """Whether two dense tensors over one memory overlap without being the same look at it; for others PyTorch does
+    not tell."""
     if not is_dense(a) or not is_dense(b) or not a.numel() or not b.numel():
         return False
-    first, second = (a.storage_offset(), a.storage_offset() + a.numel()), (b.storage_offset(), b.storage_offset() + b.numel())
+    first, second = (
+        (a.storage_offset(), a.storage_offset() + a.numel()),
+        (b.storage_offset(), b.storage_offset() + b.numel()),
+    )
     return first[0] < second[1] and second[0] < first[1] and (first != second or a.stride() != b.stride())

@@ -20,8 +20,8 @@ from .tokens import Ref, refs_in
 
 @frozen
 class Look:
-    """How a result of the caller's Python looked: its sizes; of each plain tensor that it is made of, or is, sizes, strides, dtype and
-    device; and how a wrapper subclass is made of them."""
+    """How a result of the caller's Python looked: its sizes; of each plain tensor that it is made of, or is, sizes,
+    strides, dtype and device; and how a wrapper subclass is made of them."""
 
     shape: tuple[int, ...]
     inner: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device], ...]
@@ -35,8 +35,8 @@ class Look:
 
 @frozen(eq=False)
 class Accumulate:
-    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients are the call's own.
-    ``taken``: which of those become the leaf's as they are."""
+    """Add gradients to what leaves have. ``new``: which leaves had none when the program was made; these gradients
+    are the call's own. ``taken``: which of those become the leaf's as they are."""
 
     new: tuple[bool, ...]
     taken: tuple[bool, ...]
@@ -60,18 +60,20 @@ class Accumulate:
 
 @frozen(eq=False)
 class Step:
-    """What one statement of a block does. ``made``: what its results are called; ``text``: a call, of what is there by name and of what
-    the step needs besides; ``needs``."""
+    """What one statement of a block does. ``made``: what its results are called; ``text``: a call, of what is there
+    by name and of what the step needs besides; ``needs``."""
 
     text: str
     made: tuple[str, ...] = ()
     needs: Mapping[str, Any] = {}
 
 
-def block(name: str, steps: Sequence[Step], given: Sequence[str], kept: Sequence[str]) -> Callable[..., tuple[Any, ...] | None]:
-    """Statements of one node of autograd that run the caller's Python, and sums in ``.grad`` between them, one after the other: a
-    function of the hooks, of what was packed, of the values of the graph that it reads (``given``), and of what only has to be computed
-    before. ``kept``: what of it all is read outside."""
+def block(
+    name: str, steps: Sequence[Step], given: Sequence[str], kept: Sequence[str]
+) -> Callable[..., tuple[Any, ...] | None]:
+    """Statements of one node of autograd that run the caller's Python, and sums in ``.grad`` between them, one after
+    the other: a function of the hooks, of what was packed, of the values of the graph that it reads (``given``), and
+    of what only has to be computed before. ``kept``: what of it all is read outside."""
     lines = [f"def {name}({', '.join(('hooks', 'packed', *given))}, *_):"]
     needs: dict[str, Any] = {}
     for i, step in enumerate(steps):
@@ -80,15 +82,21 @@ def block(name: str, steps: Sequence[Step], given: Sequence[str], kept: Sequence
         made = f"{', '.join(step.made)}, = " if step.made else ""
         lines.append(f"    {made}{step.text.format(**own)}")
     lines += [f"    return {', '.join(kept)},"] if kept else []
-    made_function: Callable[..., tuple[Any, ...] | None] = compile_function(Source(name, "python", "\n".join(lines) + "\n", needs))
+    made_function: Callable[..., tuple[Any, ...] | None] = compile_function(
+        Source(name, "python", "\n".join(lines) + "\n", needs)
+    )
     return made_function
 
 
 def calling(
-    statement: Statement, names: Mapping[Ref, str], wanted: Sequence[bool], looks: Sequence[Look | None], then: Sequence[int | None]
+    statement: Statement,
+    names: Mapping[Ref, str],
+    wanted: Sequence[bool],
+    looks: Sequence[Look | None],
+    then: Sequence[int | None],
 ) -> Step:
-    """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is known; ``then``: among
-    the versions when the pass began, those of what it is given as saved."""
+    """``wanted``: which results are tensors, and not None; ``looks``: how results looked of which nothing else is
+    known; ``then``: among the versions when the pass began, those of what it is given as saved."""
     needs: dict[str, Any] = {"run": statement.run}
     made = tuple(names[r] for r in statement.results)
     args = [_text(a, names, needs) for a in statement.args]
@@ -135,8 +143,9 @@ def unwrapping(statement: Statement, name: str, made: Wrapping | None, inner: Se
 
 
 def storing(variable: str, grad: str, is_own: bool, is_taken: bool, is_free: bool) -> Step:
-    """A sum in ``.grad``; see ``Accumulate`` for ``is_own`` and ``is_taken``. ``is_free``: the caller's Python gave the gradient, and no
-    other statement reads it: where nobody else has it, it becomes the leaf's as it is, as in eager PyTorch."""
+    """A sum in ``.grad``; see ``Accumulate`` for ``is_own`` and ``is_taken``. ``is_free``: the caller's Python gave
+    the gradient, and no other statement reads it: where nobody else has it, it becomes the leaf's as it is, as in
+    eager PyTorch."""
     if is_free:  # asked while it is known by one name, and is no argument
         text = f"is_own = {{holders}}({grad}) == {{alone}}; {{add}}({variable}, {grad}, is_own)"
         return Step(text, needs={"add": accumulate, "holders": holders, "alone": ALONE})

@@ -1,8 +1,10 @@
-"""Regions of ``fg.jit`` in a captured backward pass: the graphs of their backward halves, copied node by node in the place of calls.
+"""Regions of ``fg.jit`` in a captured backward pass: the graphs of their backward halves, copied node by node in the
+place of calls.
 
-A region comes in three parts. The prologue is an opaque call: it looks whether what was saved is what it was, and takes the tensors that
-are read as they are then. The graph is copied under names of its own (``aot3_mul``), so that what stands around it is fused with it, and
-what nobody reads is not computed. The epilogue, where backward writes to tensors, is an opaque call that does.
+A region comes in three parts. The prologue is an opaque call: it looks whether what was saved is what it was, and takes
+the tensors that are read as they are then. The graph is copied under names of its own (``aot3_mul``), so that what
+stands around it is fused with it, and what nobody reads is not computed. The epilogue, where backward writes to
+tensors, is an opaque call that does.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from .tokens import Ref
 
 
 class Region(Function):
-    """The backward of a region that may be copied. ``sizes``: the ints among what it has saved, then ``sizes_beside``, as the engine hands
-    them over."""
+    """The backward of a region that may be copied. ``sizes``: the ints among what it has saved, then
+    ``sizes_beside``, as the engine hands them over."""
 
     def __init__(self, given: Sequence[bool], sizes: Sequence[Ref]) -> None:
         super().__init__(given)
@@ -53,16 +55,16 @@ def floats_of(context: Any) -> list[float]:
 
 
 def written_by(context: Any, saved: Sequence[Any], read: Callable[[Ref], Any]) -> list[Tensor]:
-    """What the backward of a region writes to. ``saved``: what stands for what it has saved, of which outputs that it writes to come
-    last; what the caller's Python unpacks is its own."""
+    """What the backward of a region writes to. ``saved``: what stands for what it has saved, of which outputs that
+    it writes to come last; what the caller's Python unpacks is its own."""
     outs = saved[len(saved) - len(context.program.writes_outs) :]
     return [*context.written, *(read(ref) for ref in outs if ref.of == "inputs")]
 
 
 @frozen(eq=False)
 class _Prologue:
-    """Where a backward half begins. ``at``: where among the hooks of a run its node of autograd is; ``late``: which of the tensors that it
-    has kept are read as they are then, or what leads to parts of them."""
+    """Where a backward half begins. ``at``: where among the hooks of a run its node of autograd is; ``late``: which
+    of the tensors that it has kept are read as they are then, or what leads to parts of them."""
 
     at: int
     late: tuple[tuple[int, tuple[str, ...]], ...]
@@ -70,12 +72,14 @@ class _Prologue:
     def __call__(self, hooks: Sequence[Any], *_: Any) -> tuple[Tensor, ...]:
         context = hooks[self.at]
         require_saved_versions(context)
-        return tuple(_part(context.late[i], path).clone() for i, path in self.late)  # the caller's Python may write to them afterwards
+        # the caller's Python may write to them afterwards
+        return tuple(_part(context.late[i], path).clone() for i, path in self.late)
 
 
 @frozen(eq=False)
 class _Epilogue:
-    """Where it ends. ``n``: how many tensors it writes to; of these, the last are given, followed by what they will hold."""
+    """Where it ends. ``n``: how many tensors it writes to; of these, the last are given, followed by what they will
+    hold."""
 
     at: int
     n: int
@@ -92,8 +96,8 @@ def _part(value: Any, path: Sequence[str]) -> Any:
 
 
 class Copy:
-    """The backward half of one region, about to be copied into a trace. ``context``: its node of autograd in this run, the ``at``-th of
-    its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``."""
+    """The backward half of one region, about to be copied into a trace. ``context``: its node of autograd in this
+    run, the ``at``-th of its hooks. ``prefix``: what names of nodes begin with. ``beside``: its ``sizes_beside``."""
 
     def __init__(self, trace: Trace, hooks: fx.Node, at: int, context: Any, prefix: str, beside: Sequence[Any]) -> None:
         self._trace, self._hooks, self._at, self._prefix = trace, hooks, at, prefix
@@ -106,7 +110,9 @@ class Copy:
         for slot, node in zip(self._graph.signature.ins, self._graph.placeholders, strict=True):
             self._parts.setdefault(outer_slot(slot), []).append((inner_path(slot), node))
         self._late: list[Slot] = [slot for slot in self._parts if isinstance(slot, Late)]
-        made: list[Slot] = [slot for slot in self._parts if isinstance(slot, Cotangent)] if self._program.makes_zeros else []
+        made: list[Slot] = (
+            [slot for slot in self._parts if isinstance(slot, Cotangent)] if self._program.makes_zeros else []
+        )
         sizes = iter(beside)
         for slot, shape in zip((*self._late, *made), (*(t.shape for t in context.late), *context.shapes), strict=True):
             (path, node), *_ = self._parts[slot]
@@ -123,7 +129,8 @@ class Copy:
         self, kept: Sequence[Any], cotangents: Sequence[Tensor | None], functional: Callable[[Tensor], Tensor],
         readers: Callable[[], Sequence[fx.Node]],
     ) -> dict[int, Tensor | None]:  # fmt: skip
-        """Copy it. ``kept``: what was saved; ``readers``: what is computed before anything is written. Returns gradients by input."""
+        """Copy it. ``kept``: what was saved; ``readers``: what is computed before anything is written. Returns
+        gradients by input."""
         program, trace = self._program, self._trace
         incoming = [cotangents[i] for i in program.differentiable]
         here = [t is not None for t in incoming]
@@ -192,7 +199,11 @@ class Copy:
 
         def whole(slot: Slot) -> Any:
             wrapping = wrappings.get(slot)
-            return found[slot] if wrapping is None else wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
+            return (
+                found[slot]
+                if wrapping is None
+                else wrapping.build(found[inner_slot(slot, path)] for path in wrapping.paths())
+            )
 
         return list(map(whole, dict.fromkeys(map(outer_slot, found))))
 
@@ -200,7 +211,9 @@ class Copy:
         """What stands for the result of a call (or for a constant), once it is recorded."""
         trace = self._trace
         if node.op == "get_attr":
-            return trace.tracer.__torch_dispatch__(torch.ops.aten.lift_fresh_copy.default, (), (self._graph.constants[node.target],), {})  # type: ignore[index]
+            return trace.tracer.__torch_dispatch__(
+                torch.ops.aten.lift_fresh_copy.default, (), (self._graph.constants[node.target],), {}
+            )  # type: ignore[index]
         args, kwargs = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         target: Any = node.target
         if target in (getitem, again, scalar, size):
@@ -210,7 +223,12 @@ class Copy:
         value = value_of(node)
         if isinstance(target, Opaque):
             like = [self._like(v) for v in value[: len(target.returns)]]
-            more = {"name": f"{self._prefix}{target.name}", "writes": target.writes, "is_pure": target.is_pure, "traced": target.traced}
+            more = {
+                "name": f"{self._prefix}{target.name}",
+                "writes": target.writes,
+                "is_pure": target.is_pure,
+                "traced": target.traced,
+            }
             return trace.opaque(target.function, args, like, **more)
         if not isinstance(value, (Tensor, list, tuple)):  # a check
             trace.call(target, args, kwargs, value)

@@ -17,8 +17,9 @@ from .run import Run
 
 @frozen(eq=False)
 class Looks:
-    """Of a run: its inputs by what they are (``f32[16, 8]``) and how they lie, the numbers it is given, and which of the leaves to whose
-    ``.grad`` it adds have none yet. ``saved``: bytes of the inputs, each memory once: what forward saved, and the leaves."""
+    """Of a run: its inputs by what they are (``f32[16, 8]``) and how they lie, the numbers it is given, and which of
+    the leaves to whose ``.grad`` it adds have none yet. ``saved``: bytes of the inputs, each memory once: what
+    forward saved, and the leaves."""
 
     inputs: tuple[str, ...]
     lie: tuple[tuple[tuple[str, Any], ...], ...]
@@ -37,7 +38,8 @@ class Looks:
             memory |= memory_of(value) if value.layout is torch.strided else {}
         return Looks(
             tuple(map(type_text, run.inputs)), tuple(map(_lies, run.inputs)), tuple(tuple(t.shape) for t in run.inputs),
-            tuple(run.sizes), tuple(run.scalars), tuple((i, run.inputs[i].grad is None) for i in stored), ambient(), sum(memory.values()),
+            tuple(run.sizes), tuple(run.scalars), tuple((i, run.inputs[i].grad is None) for i in stored), ambient(),
+            sum(memory.values()),
         )  # fmt: skip
 
     def differences(self, other: Looks) -> Iterator[str]:
@@ -46,7 +48,9 @@ class Looks:
             if was != now:
                 yield f"inputs[{i}] is {now}, not {was}"
         for i, (old, new) in enumerate(zip(self.lie, other.lie, strict=True)):
-            yield from (f"inputs[{i}] has {name} {b}, not {a}" for (name, a), (_, b) in zip(old, new, strict=True) if a != b)
+            yield from (
+                f"inputs[{i}] has {name} {b}, not {a}" for (name, a), (_, b) in zip(old, new, strict=True) if a != b
+            )
         for name in ("sizes", "scalars"):
             pairs = zip(getattr(self, name), getattr(other, name), strict=True)
             yield from (f"{name}[{i}] is {b!r}, not {a!r}" for i, (a, b) in enumerate(pairs) if a != b)

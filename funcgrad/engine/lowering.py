@@ -1,6 +1,8 @@
-"""From statements to a joint graph: what is pure becomes ATen calls, the caller's Python and what is added to ``.grad`` opaque calls.
+"""From statements to a joint graph: what is pure becomes ATen calls, the caller's Python and what is added to ``.grad``
+opaque calls.
 
-An opaque call is given the hooks and the packed tensors of a run as two lists. One graph with opaque calls in it is one program.
+An opaque call is given the hooks and the packed tensors of a run as two lists. One graph with opaque calls in it is one
+program.
 """
 
 from __future__ import annotations
@@ -41,17 +43,19 @@ _WAITING = 1 << 20
 
 @frozen(eq=False)
 class Lowered:
-    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, or the tensors they are made of, a tensor
-    of a size at each of ``Symbolic.alone``, and ``numbers``; ``outputs``: what the run returns, for each a result of the graph or None."""
+    """A joint graph. Its inputs are the hooks, what was packed, the inputs of a run at ``takes``, or the tensors
+    they are made of, a tensor of a size at each of ``Symbolic.alone``, and ``numbers``; ``outputs``: what the run
+    returns, for each a result of the graph or None."""
 
     joint: Joint
     takes: tuple[int, ...]
     outputs: tuple[int | None, ...]
     wrapped: tuple[tuple[int, Wrapping], ...]
-    """What the run returns that is a wrapper subclass: its place, and how it is made of results of the graph, of which ``outputs`` says
-    the first."""
+    """What the run returns that is a wrapper subclass: its place, and how it is made of results of the graph, of
+    which ``outputs`` says the first."""
     objects: tuple[int, ...]
-    """The inputs that are handed over as they are, after the hooks: wrapper subclasses, which the graph knows by what they are made of."""
+    """The inputs that are handed over as they are, after the hooks: wrapper subclasses, which the graph knows by
+    what they are made of."""
     watched: tuple[int, ...]
     """The inputs whose versions, as they are when a run begins, are the last of the hooks; where there are any."""
     numbers: Mapping[str, tuple[int, int]]
@@ -62,7 +66,8 @@ def lower(
     statements: Sequence[Statement], outputs: Sequence[Any], names: Mapping[int, str], run: Run, symbolic: Symbolic,
     looks: Mapping[int, tuple[Look | None, ...]], name: str,
 ) -> Lowered:  # fmt: skip
-    """Play statements on fake tensors like those of a run. ``looks``: how the results of statements looked when they ran."""
+    """Play statements on fake tensors like those of a run. ``looks``: how the results of statements looked when they
+    ran."""
     return _Lowering(statements, names, run, symbolic, looks).lowered(outputs, name)
 
 
@@ -96,7 +101,9 @@ class _Lowering:
     def lowered(self, outputs: Sequence[Any], name: str) -> Lowered:
         trace = self._trace
         self._hooks, self._packed = (trace.given(self._slot(text), None) for text in ("hooks", "packed"))
-        used = self._readers_of = Counter(r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value))
+        used = self._readers_of = Counter(
+            r for value in [*(s.args for s in self._statements), list(outputs)] for r in refs_in(value)
+        )
         takes = tuple(sorted(r.at for r in used if r.of == "inputs"))
         with torch.no_grad():
             self._enter(takes)
@@ -131,7 +138,9 @@ class _Lowering:
             if all(first in symbols for first in dims.values()) and dims:
                 sizes = [symbols[dims[d]] if d in dims else n for d, n in enumerate(real.shape)]
                 strides = _strides_like(real, sizes)
-                fake = self._fake(functools.partial(torch.empty_strided, sizes, strides, dtype=real.dtype, device=real.device))
+                fake = self._fake(
+                    functools.partial(torch.empty_strided, sizes, strides, dtype=real.dtype, device=real.device)
+                )
                 self._trace.given(slot, fake)
                 tensor = self._functional(fake).requires_grad_(real.requires_grad)
             else:  # whether it requires grad, formulas ask: that of linalg.solve does
@@ -186,7 +195,9 @@ class _Lowering:
 
     def _is_python(self, s: Statement) -> bool:
         """Whether a statement is no part of the graph."""
-        return s.kind is Kind.STORE or (s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines))
+        return s.kind is Kind.STORE or (
+            s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines)
+        )
 
     def _is_new(self, s: Statement) -> bool:
         """Whether a leaf has no gradient yet."""
@@ -196,8 +207,8 @@ class _Lowering:
         return self._made[ref]
 
     def _store(self, s: Statement) -> None:
-        """Nobody looks at ``.grad`` until the caller's Python runs, so several are added to in one call; but not so many gradients wait
-        for it that it takes memory. One that becomes the leaf's own takes none."""
+        """Nobody looks at ``.grad`` until the caller's Python runs, so several are added to in one call; but not so
+        many gradients wait for it that it takes memory. One that becomes the leaf's own takes none."""
         variable, grad = (self._read(ref) for ref in s.args)
         if grad is None:
             return
@@ -222,7 +233,8 @@ class _Lowering:
         return len(self._run.hooks) + self._objects.setdefault(at, len(self._objects))
 
     def _look(self, s: Statement) -> None:
-        """What a statement reads that was saved is looked at before Python runs again: not so much of it waits that it takes memory."""
+        """What a statement reads that was saved is looked at before Python runs again: not so much of it waits that
+        it takes memory."""
         if self._has_run_python:
             new = dict.fromkeys(r for r in saved_by(s) if r not in self._looked_at)
             self._looked_at |= new
@@ -257,10 +269,15 @@ class _Lowering:
             self._trace.opaque(Accumulate(new, taken), nodes, (), name="accumulate_grad", writes=writes)
 
     def _may_take(self, variable: Tensor, grad: Tensor) -> bool:
-        """Whether a leaf's gradient may be the tensor that was computed, in every run: it lies as the leaf does, by no size that varies."""
+        """Whether a leaf's gradient may be the tensor that was computed, in every run: it lies as the leaf does, by
+        no size that varies."""
         own, made = (value_of(self._trace.result(v)) for v in (variable, grad))
         is_plain = own.layout is made.layout is torch.strided and own.dtype == made.dtype
-        return is_plain and all(isinstance(n, int) for v in (own, made) for n in (*v.shape, *v.stride())) and lies_like(made, own)
+        return (
+            is_plain
+            and all(isinstance(n, int) for v in (own, made) for n in (*v.shape, *v.stride()))
+            and lies_like(made, own)
+        )
 
     def _block(self, statements: Sequence[Statement]) -> None:
         """What the caller's Python does at a node, with what is added to ``.grad`` there, as one opaque call."""
@@ -298,7 +315,10 @@ class _Lowering:
                 continue
             like = [self._like(s, i) for i in range(len(s.likes))]
             looks = () if any(s.likes) else self._looks.get(s.number, ())
-            versions = [None if r is None else self._watched.setdefault(r.at, len(self._watched)) for r in then.get(s.number, ())]
+            versions = [
+                None if r is None else self._watched.setdefault(r.at, len(self._watched))
+                for r in then.get(s.number, ())
+            ]
             steps.append(calling(s, names, [v is not None for v in like], looks, versions))
             for r, v in zip(s.results, like, strict=True):
                 if v is not None and self._wraps:
@@ -311,7 +331,9 @@ class _Lowering:
         name = "_and_".join(dict.fromkeys(s.name for s in statements))
         run = block(name, steps, given, [n for name, v in kept for n in _names_of_inner(name, v)])
         results = [t for _, v in kept for t in inner_tensors(v)]
-        self._trace.opaque(run, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes))
+        self._trace.opaque(
+            run, (self._hooks, self._packed, *values, *before), results, name=name, writes=sorted(writes)
+        )
 
     def _region(self, s: Statement, region: Region) -> list[Any]:
         """The backward half of a compiled region, as a part of the graph."""
@@ -329,7 +351,8 @@ class _Lowering:
         kept = [self._read(ref) if scalar is None else scalar for ref, scalar in zip(saved, scalars, strict=True)]
         memory = [storage_id(t) for t in written_by(context, saved, self._run.read)]
         gradients = copy(kept, mapped(cotangents, self._read), self._functional, lambda: self._readers(memory))
-        results = [gradients.get(i - 2) for i in range(len(s.likes))]  # the first inputs of the autograd Function are no tensors
+        # the first inputs of the autograd Function are no tensors
+        results = [gradients.get(i - 2) for i in range(len(s.likes))]
         return validated(s.name, results, *mapped(validation, self._read)) if validation is not None else results
 
     def _like(self, s: Statement, i: int) -> Tensor | None:
@@ -341,8 +364,12 @@ class _Lowering:
         if isinstance(like, Ref) and self._read(like) is None:
             return None
         if look is not None and (self._wraps or like is None):
-            inner = [self._fake(functools.partial(torch.empty_strided, a, b, dtype=c, device=d)) for a, b, c, d in look.inner]
-            return inner[0] if look.wrapping is None else self._fake(functools.partial(look.wrapping.build, iter(inner)))
+            inner = [
+                self._fake(functools.partial(torch.empty_strided, a, b, dtype=c, device=d)) for a, b, c, d in look.inner
+            ]
+            return (
+                inner[0] if look.wrapping is None else self._fake(functools.partial(look.wrapping.build, iter(inner)))
+            )
         if isinstance(like, Ref):
             given, inside = self._read(like), self._inside.get(like)
             own = value_of(self._trace.node(from_functional(given))) if inside is None else inside
@@ -363,8 +390,13 @@ class _Lowering:
             return to_functional(fake) if made is None else made.build(iter(inner))
 
     def _readers(self, own: Collection[int]) -> list[fx.Node]:
-        """What has been computed of memory that a call may write to, and no call before has been given: it is computed before."""
-        given = [r for r, v in self._made.items() if r.of == "inputs" and not set(own).isdisjoint(memory_ids(self._run.read(r)))]
+        """What has been computed of memory that a call may write to, and no call before has been given: it is
+        computed before."""
+        given = [
+            r
+            for r, v in self._made.items()
+            if r.of == "inputs" and not set(own).isdisjoint(memory_ids(self._run.read(r)))
+        ]
         looks = [node for r in given for node in self._nodes(self._made[r])]
         memory = frozenset[int]().union(*map(storages, looks))
         found: list[fx.Node] = []

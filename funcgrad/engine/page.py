@@ -1,4 +1,5 @@
-"""What a captured backward pass looks like: its statements in the order they run, which hook is where, what it was compiled to."""
+"""What a captured backward pass looks like: its statements in the order they run, which hook is where, what it was
+compiled to."""
 
 from __future__ import annotations
 
@@ -34,10 +35,14 @@ def _name(function: Any) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     short = name.rpartition("<locals>.")[2]
-    return f"{short} ({Path(code.co_filename).name}:{code.co_firstlineno})" if isinstance(code, types.CodeType) else short
+    return (
+        f"{short} ({Path(code.co_filename).name}:{code.co_firstlineno})" if isinstance(code, types.CodeType) else short
+    )
 
 
-def statement_rows(statements: Sequence[Statement], nodes: Mapping[int, str], callers: Mapping[int, str]) -> Iterator[tuple[str, ...]]:
+def statement_rows(
+    statements: Sequence[Statement], nodes: Mapping[int, str], callers: Mapping[int, str]
+) -> Iterator[tuple[str, ...]]:
     """Node by node: its name where it begins, then what is done, and what that does besides making a value."""
     last = None
     for s in statements:

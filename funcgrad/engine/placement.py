@@ -1,11 +1,13 @@
 """Where each statement stands: in eager PyTorch's own order.
 
-The engine tells of nodes in the order of a stack. Where it runs them, it takes the node that was made last of those that are ready, and one
-that collects a gradient before all others. So nodes are put into that order, and what belongs to a node stays together in it: hooks before
-it on one gradient, then on all, the node, hooks after it, the sum in ``.grad``, hooks after that, in the order they were registered.
-A gradient with several addends is added up as they arrive.
+The engine tells of nodes in the order of a stack. Where it runs them, it takes the node that was made last of those
+that are ready, and one that collects a gradient before all others. So nodes are put into that order, and what belongs
+to a node stays together in it: hooks before it on one gradient, then on all, the node, hooks after it, the sum in
+``.grad``, hooks after that, in the order they were registered. A gradient with several addends is added up as they
+arrive.
 
-The engine's key does not tell apart graphs of one shape whose nodes were made in another order: ``Walk`` asks for it in each run.
+The engine's key does not tell apart graphs of one shape whose nodes were made in another order: ``Walk`` asks for it in
+each run.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class Reached:
 
 
 def reached(roots: Sequence[Any], targets: Sequence[Any], names: Mapping[int, str]) -> Reached | None:
-    """The nodes that a backward pass from ``roots`` runs, numbered as the engine numbers them, in the order in which eager PyTorch runs
-    them. ``targets``: nodes whose gradients alone are asked for, where there are any. None if the numbers are not those of ``names``."""
+    """The nodes that a backward pass from ``roots`` runs, numbered as the engine numbers them, in the order in which
+    eager PyTorch runs them. ``targets``: nodes whose gradients alone are asked for, where there are any. None if the
+    numbers are not those of ``names``."""
     following, waits = _edges(roots)
     needed = _needed(roots, targets, following)
     numbers: dict[Any, int] = {}
@@ -50,7 +53,9 @@ def reached(roots: Sequence[Any], targets: Sequence[Any], names: Mapping[int, st
         if node not in numbers:
             numbers[node] = n
             n += 1
-    if any(number in names and short_name(node.name()) != short_name(names[number]) for node, number in numbers.items()):
+    if any(
+        number in names and short_name(node.name()) != short_name(names[number]) for node, number in numbers.items()
+    ):
         return None
     return Reached(numbers, (root, *(numbers[node] for node in _as_eager(roots, following, waits, needed))), root)
 
@@ -115,7 +120,8 @@ class _Node:
 
 
 def _as_eager(roots: Sequence[Any], following: Any, waits: Counter[Any], needed: Any) -> Iterator[Any]:
-    """Nodes in the order in which the engine runs them. Among equals a heap decides: Python's moves elements as that of C++ does."""
+    """Nodes in the order in which the engine runs them. Among equals a heap decides: Python's moves elements as that
+    of C++ does."""
     left, heap = Counter(waits), list[_Node]()
     for node in _ready(roots, left, needed):
         heapq.heappush(heap, _Node(node))
@@ -129,8 +135,8 @@ def _as_eager(roots: Sequence[Any], following: Any, waits: Counter[Any], needed:
 class Walk:
     """A quick check that the nodes of a graph of known shape were made in a known order.
 
-    What a node leads to was made before it, but for what collects gradients, which comes when it can: so eager PyTorch runs all others in
-    the order of their numbers, and a graph in which these fall along ``order`` runs in that order.
+    What a node leads to was made before it, but for what collects gradients, which comes when it can: so eager PyTorch
+    runs all others in the order of their numbers, and a graph in which these fall along ``order`` runs in that order.
     """
 
     def __init__(self, found: Reached, roots: Sequence[Any]) -> None:
@@ -180,7 +186,11 @@ def placed(statements: Sequence[Statement], order: Order) -> list[Statement]:
     key: dict[int, tuple[int, int, int]] = {s.number: (at.get(s.node, len(at)), 0, s.number) for s in statements}
 
     def addends(value: Any) -> list[Any]:
-        return [a for v in sums[value.of].args for a in addends(v)] if isinstance(value, Ref) and value.of in sums else [value]
+        return (
+            [a for v in sums[value.of].args for a in addends(v)]
+            if isinstance(value, Ref) and value.of in sums
+            else [value]
+        )
 
     def made(value: Any) -> tuple[int, int, int]:
         return key[value.of] if isinstance(value, Ref) and isinstance(value.of, int) else (-1, 0, 0)
@@ -212,6 +222,7 @@ def verified(statements: Sequence[Statement]) -> list[Statement]:
 
 
 def is_seen(statements: Sequence[Statement]) -> bool:
-    """Whether somebody can tell in which order nodes run: there is a call of the caller's Python, and another one to compare it with."""
+    """Whether somebody can tell in which order nodes run: there is a call of the caller's Python, and another one to
+    compare it with."""
     seen = {s.node for s in statements if s.kind in (Kind.CALL, Kind.STORE)}
     return len(seen) > 1 and any(s.kind is Kind.CALL for s in statements)

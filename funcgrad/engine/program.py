@@ -1,4 +1,5 @@
-"""A captured backward pass, and the programs it was compiled to: one for each order of its nodes and kind of its inputs."""
+"""A captured backward pass, and the programs it was compiled to: one for each order of its nodes and kind of its
+inputs."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ _AT_MOST = 64
 
 @frozen(eq=False)
 class Made:
-    """A program for runs like one. ``fits`` says of the tensors, the sizes that are not symbols, and the rest, whether a run is."""
+    """A program for runs like one. ``fits`` says of the tensors, the sizes that are not symbols, and the rest,
+    whether a run is."""
 
     executable: Executable
     lowered: Lowered
@@ -101,19 +103,26 @@ class Variant:
 
 
 class Captured(Shown):
-    """One graph of the autograd engine: it keeps this, and hands it over whenever a graph of the same shape runs backward.
+    """One graph of the autograd engine: it keeps this, and hands it over whenever a graph of the same shape runs
+    backward.
 
-    ``statements``: what the engine does, in the order it told; ``programs``: what they were compiled to. ``str()``, and in a notebook the
-    object itself, show both: which hook is where, the graph, kernels, and what is kept for it.
+    ``statements``: what the engine does, in the order it told; ``programs``: what they were compiled to. ``str()``, and
+    in a notebook the object itself, show both: which hook is where, the graph, kernels, and what is kept for it.
     """
 
     def __init__(self, number: int, recorded: Recorder) -> None:
         statements = recorded.statements
-        self.number, self.statements, self.outputs, self.names = number, list(statements), recorded.outputs, recorded.names
+        self.number, self.statements, self.outputs, self.names = (
+            number,
+            list(statements),
+            recorded.outputs,
+            recorded.names,
+        )
         self.reasons, self.seconds = recorded.reasons, recorded.seconds
         self.is_seen = is_seen(statements)
         self.learns = any(s.may_be_none for s in statements)
-        """Whether the caller's Python may return what the engine does not say: the first run of a kind is by statements, and tells."""
+        """Whether the caller's Python may return what the engine does not say: the first run of a kind is by
+        statements, and tells."""
         self.calls_python = any(s.kind is Kind.CALL and not isinstance(s.run, Region) for s in statements)
         self.has_unpacked = any(s.kind is Kind.CALL and s.likes and not any(s.likes) for s in statements)
         self.stored = [s.args[0].at for s in statements if s.kind is Kind.STORE]
@@ -150,8 +159,8 @@ class Captured(Shown):
     # ── order ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def variant(self, roots: Sequence[Any] | None, find: Callable[[], Reached | None]) -> Variant:
-        """The statements in the order in which eager PyTorch runs them; as the engine tells them where it is not known from where the pass
-        starts. What nobody can see keeps the order of the first run."""
+        """The statements in the order in which eager PyTorch runs them; as the engine tells them where it is not
+        known from where the pass starts. What nobody can see keeps the order of the first run."""
         now = self._now
         if now is not None and (not self.is_seen or (roots is not None and now.walk is not None and now.walk(roots))):
             return now
@@ -202,7 +211,8 @@ class Captured(Shown):
         return self.learns or (self.calls_python and has_wrapped(run))
 
     def _kind(self, run: Run) -> Any:
-        """Of runs alike in this, one tells what the caller's Python returns. Sizes matter to what is unpacked and to subclasses."""
+        """Of runs alike in this, one tells what the caller's Python returns. Sizes matter to what is unpacked and to
+        subclasses."""
         if not self.has_unpacked and not has_wrapped(run):
             return None
         return tuple(run.sizes), tuple((type(v), tuple(v.shape)) for v in run.inputs)
@@ -219,11 +229,22 @@ class Captured(Shown):
     def _compile(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> Made | None:
         programs = variant.programs[options]
         symbolic = Symbolic(inlines=variant.inlines)
-        if options.dynamic is not False and not self.has_unpacked and options.memory_budget is None and not has_wrapped(run):
-            symbolic = evolve(_symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines)
+        if (
+            options.dynamic is not False
+            and not self.has_unpacked
+            and options.memory_budget is None
+            and not has_wrapped(run)
+        ):
+            symbolic = evolve(
+                _symbolic(programs[0] if programs else None, run, bool(options.dynamic)), inlines=variant.inlines
+            )
         attempts = [symbolic]
         attempts += [Symbolic(inlines=variant.inlines)] if symbolic.varies else []
-        attempts += [Symbolic(numbers=False)] if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions) else []
+        attempts += (
+            [Symbolic(numbers=False)]
+            if variant.inlines and any(floats_of(run.read(s.args[1])) for s in self._regions)
+            else []
+        )
         unsymbolic = ""
         stages = Stages(self.name)
         with stages.progress():
@@ -259,17 +280,24 @@ class Captured(Shown):
         what = getattr(error, "what", str(error)).splitlines()[0]
         if variant.inlines and self._regions:
             variant.inlines, self.learns = False, True
-            note("called", f"compiled functions, as their backward halves could not be traced: {type(error).__name__}: {what}")
+            note(
+                "called",
+                f"compiled functions, as their backward halves could not be traced: {type(error).__name__}: {what}",
+            )
             note("replayed", "what they return is learnt in a first run")
             return
         variant.refused = f"it could not be traced: {type(error).__name__}: {what}"
         note("replayed", variant.refused)
         log(1, f"{self.name}: {variant.refused}")
         warnings.warn(
-            f"a backward pass is run statement by statement, as {variant.refused} ({user_line()})", UncompiledBackwardWarning, stacklevel=2
+            f"a backward pass is run statement by statement, as {variant.refused} ({user_line()})",
+            UncompiledBackwardWarning,
+            stacklevel=2,
         )
 
-    def _made(self, lowered: Lowered, executable: Executable, symbolic: Symbolic, run: Run, seen: Looks, seconds: float) -> Made:
+    def _made(
+        self, lowered: Lowered, executable: Executable, symbolic: Symbolic, run: Run, seen: Looks, seconds: float
+    ) -> Made:
         tensors = [run.inputs[i] for i in lowered.takes]
         free = [tuple(symbolic.dims.get(i, ())) for i in lowered.takes]
         looks, takes = looks_like_in(tensors, free), lowered.takes
@@ -277,7 +305,12 @@ class Captured(Shown):
         inner_looks = looks_like([t for i in wrappings for t in inner_tensors(run.inputs[i])])
         state, scalars, sizes = ambient(), tuple(run.scalars), tuple(run.sizes)
         fixed = [(k, n) for k, n in enumerate(sizes) if k not in symbolic.sizes and k not in symbolic.alone]
-        equal = [(("inputs", i, d), first) for i, dims in symbolic.dims.items() for d, first in dims.items() if (i, d) != first]
+        equal = [
+            (("inputs", i, d), first)
+            for i, dims in symbolic.dims.items()
+            for d, first in dims.items()
+            if (i, d) != first
+        ]
         equal += [(("sizes", k, 0), first) for k, first in symbolic.sizes.items()]
         missing = [run.inputs[i].grad is None for i in self.stored]
         memory = self._memory(run, takes)
@@ -300,7 +333,9 @@ class Captured(Shown):
             found: dict[str, Any] = {}
             if symbolic.varies:
                 now = other.sizes
-                if any(now[k] != n for k, n in fixed) or any(_size(other, a) != inputs[i].shape[d] for a, (i, d) in equal):
+                if any(now[k] != n for k, n in fixed) or any(
+                    _size(other, a) != inputs[i].shape[d] for a, (i, d) in equal
+                ):
                     return False
                 found = {symbol: _size(other, place) for symbol, place in names.items()}
                 if any(n < 2 for n in found.values()):
@@ -324,7 +359,10 @@ class Captured(Shown):
         for s in self._regions:
             written += written_by(run.read(s.args[1]), s.args[2], run.read)
         lies = {i: memory_ids(run.inputs[i]) for i in takes} if written else {}
-        return [[i for i, own in lies.items() if not memory.isdisjoint(own)] for memory in map(set, map(memory_ids, written))]
+        return [
+            [i for i, own in lies.items() if not memory.isdisjoint(own)]
+            for memory in map(set, map(memory_ids, written))
+        ]
 
     def _numbers(self, run: Run) -> list[str]:
         """The floats that regions have saved: nan is nan, and 0.0 is not -0.0."""
@@ -337,7 +375,10 @@ def _why(last: Looks | None, now: Looks) -> str:
         return "a first run"
     found = list(last.differences(now))
     more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return "; ".join(found[:_NAMED]) + more or "what is written to shares other memory, or a number that was saved is another one"
+    return (
+        "; ".join(found[:_NAMED]) + more
+        or "what is written to shares other memory, or a number that was saved is another one"
+    )
 
 
 def _size(run: Run, place: tuple[str, int, int]) -> int:
@@ -346,7 +387,8 @@ def _size(run: Run, place: tuple[str, int, int]) -> int:
 
 
 def _symbols(known: Any) -> dict[str, tuple[str, int, int]]:
-    """Where the size that each symbol stands for is found in a run: ``inputs[3].shape[0]``, or ``sizes[3].shape[1]``."""
+    """Where the size that each symbol stands for is found in a run: ``inputs[3].shape[0]``, or
+    ``sizes[3].shape[1]``."""
     found: dict[str, tuple[str, int, int]] = {}
     for symbol, origin in (known.origins if known is not None else {}).items():
         path, _, dim = origin.partition(".shape")
@@ -360,8 +402,8 @@ def _what(symbolic: Symbolic) -> str:
 
 
 def _symbolic(last: Made | None, run: Run, every: bool) -> Symbolic:
-    """The sizes that were others in the program made last, or were symbols there; ``every``: all of them. Those that are equal now, and
-    were equal then, are one symbol. A size of 0 or 1 is none."""
+    """The sizes that were others in the program made last, or were symbols there; ``every``: all of them. Those that
+    are equal now, and were equal then, are one symbol. A size of 0 or 1 is none."""
     if last is None and not every:
         return Symbolic()
     shapes = tuple(tuple(v.shape) for v in run.inputs)

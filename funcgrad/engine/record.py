@@ -1,7 +1,7 @@
 """The other side of the autograd engine's hook: an object that is told, call by call, what a backward pass would do.
 
-The engine keeps what comes of it, and hands it new values whenever a graph of the same shape is run backward. So nothing here may depend
-on a value, nor on how a tensor looks: all it is given to hold are tokens.
+The engine keeps what comes of it, and hands it new values whenever a graph of the same shape is run backward. So
+nothing here may depend on a value, nor on how a tensor looks: all it is given to hold are tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from .tokens import Ref, Tokens
 
 
 class _Zeros(TorchDispatchMode):
-    """Where an ``autograd.Function`` is given zeros for a result that has no gradient, the engine makes them: of a size that is a token."""
+    """Where an ``autograd.Function`` is given zeros for a result that has no gradient, the engine makes them: of a
+    size that is a token."""
 
     def __init__(self, say: Callable[[Any, Mapping[str, Any]], Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,7 +54,8 @@ class _Zeros(TorchDispatchMode):
 
 
 class Recorder:
-    """One recording. ``done`` is given it when it ends, and returns what the engine keeps: what to call, and what to call it with."""
+    """One recording. ``done`` is given it when it ends, and returns what the engine keeps: what to call, and what to
+    call it with."""
 
     def __init__(self, done: Callable[[Recorder], tuple[Callable[..., Any], Any]]) -> None:
         self._done = done
@@ -74,7 +76,9 @@ class Recorder:
 
     # ── what it is given ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin_capture(self, inputs: Any, sizes: Any, scalars: Any, origins: Any, accumulate_grad: bool, check_nans: bool) -> Any:
+    def begin_capture(
+        self, inputs: Any, sizes: Any, scalars: Any, origins: Any, accumulate_grad: bool, check_nans: bool
+    ) -> Any:
         """Tokens for the tensors, sizes and numbers of a run."""
         number = self._tokens.number
         for value in scalars:
@@ -95,7 +99,9 @@ class Recorder:
         """What comes next belongs to a node."""
         self._node, self.names[node] = node, name
 
-    def _say(self, kind: Kind, name: str, run: Any, args: Sequence[Any], likes: Sequence[Any], **more: Any) -> list[Tensor]:
+    def _say(
+        self, kind: Kind, name: str, run: Any, args: Sequence[Any], likes: Sequence[Any], **more: Any
+    ) -> list[Tensor]:
         s = Statement(len(self.statements), self._node, kind, name, run, tuple(args), tuple(likes), **more)
         self.statements.append(s)
         return [self._tokens.tensor(ref) for ref in s.results]
@@ -136,8 +142,8 @@ class Recorder:
         return self._say(Kind.SUM, "accumulate", added, self._tokens.refs((old, new)), (None,))[0]
 
     def accumulate_grad(self, variable: Any, *rest: Any) -> Any:
-        """``(variable, its gradient now, grad, has_hooks)``; up to 2.11 ``(variable, grad, has_hooks)``. From 2.13 on, what the leaf's
-        gradient is then is returned: nobody reads it."""
+        """``(variable, its gradient now, grad, has_hooks)``; up to 2.11 ``(variable, grad, has_hooks)``. From 2.13
+        on, what the leaf's gradient is then is returned: nobody reads it."""
         grad = rest[-2]
         self._say(Kind.STORE, "accumulate_grad", store, self._tokens.refs((variable, grad)), ())
         return self._tokens.tensor(Ref("stored", 0)) if len(rest) > 2 else None
@@ -158,7 +164,9 @@ class Recorder:
 
     def call_copy_slices_prologue(self, inputs: Any, *geometry: Any) -> list[Tensor]:
         refs = self._tokens.refs
-        return self._say(Kind.PURE, "slice_of_base", slice_of_base, (refs(list(inputs)), *map(refs, geometry)), (None,) * 3)
+        return self._say(
+            Kind.PURE, "slice_of_base", slice_of_base, (refs(list(inputs)), *map(refs, geometry)), (None,) * 3
+        )
 
     def call_copy_slices_epilogue(self, needs: Any, whole: Any, found: Any, part: Any) -> list[Tensor]:
         refs = self._tokens.refs
@@ -168,7 +176,9 @@ class Recorder:
     # ── hooks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def unpack_hook(self, hook_id: int, data_id: int) -> Tensor:
-        return self._say(Kind.CALL, "unpack", unpack, (Ref("hooks", hook_id), Ref("packed", data_id)), (None,), may_be_none=True)[0]
+        return self._say(
+            Kind.CALL, "unpack", unpack, (Ref("hooks", hook_id), Ref("packed", data_id)), (None,), may_be_none=True
+        )[0]
 
     def tensor_pre_hook(self, inputs: list[Any], hook_id: int, i: int) -> list[Any]:
         ref = self._tokens.refs(inputs[i])

@@ -1,8 +1,8 @@
 """Where backward passes are captured: ``with fg.compiled_autograd() as region: loss.backward()``.
 
-The engine's hook is of the process, and so is the entry of backward passes that is replaced while a region is open. What belongs to one
-backward pass (where it starts, what is queued to run at its end) is of its thread. While a captured graph runs, nothing is captured: a
-backward pass in a hook runs as it is.
+The engine's hook is of the process, and so is the entry of backward passes that is replaced while a region is open.
+What belongs to one backward pass (where it starts, what is queued to run at its end) is of its thread. While a captured
+graph runs, nothing is captured: a backward pass in a hook runs as it is.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _TOO_MANY = 5
 
 @frozen
 class Event:
-    """Something that a region did: ``what`` is "captured", "called" (a compiled function whose backward half is not part of the graph),
-    "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the captured graph, None where there is none."""
+    """Something that a region did: ``what`` is "captured", "called" (a compiled function whose backward half is not
+    part of the graph), "compiled", "ran", "replayed" or "left alone", ``graph`` the number of the captured graph,
+    None where there is none."""
 
     number: int
     what: str
@@ -93,8 +94,8 @@ _running = 0
 class Region:
     """Inside, backward passes are captured from the autograd engine, compiled, and run in eager PyTorch's order.
 
-    ``captures``: the graphs that ran, in the order it met them; ``compiles``: how many programs it made; ``events``: what it did last, in
-    order; ``explain()``: the same, to read.
+    ``captures``: the graphs that ran, in the order it met them; ``compiles``: how many programs it made; ``events``:
+    what it did last, in order; ``explain()``: the same, to read.
     """
 
     options: Options
@@ -125,7 +126,8 @@ class Region:
     def __enter__(self) -> Region:
         if self in _open:
             raise FuncgradError(
-                "this region is open already", fix="write fg.compiled_autograd() where it is entered: with fg.compiled_autograd() as region"
+                "this region is open already",
+                fix="write fg.compiled_autograd() where it is entered: with fg.compiled_autograd() as region",
             )
         with _lock:
             before = set_engine_hook(_recorder)
@@ -137,7 +139,8 @@ class Region:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Regions may be left in any order, as those of several threads are: what a region found is found by the one opened after it."""
+        """Regions may be left in any order, as those of several threads are: what a region found is found by the one
+        opened after it."""
         with _lock:
             later = _open[_open.index(self) + 1 :]
             _open.remove(self)
@@ -157,7 +160,8 @@ class Region:
 
 @frozen
 class _Before:
-    """What a region found when it was opened: the engine's hook, and, of its thread, whether backward passes have several threads."""
+    """What a region found when it was opened: the engine's hook, and, of its thread, whether backward passes have
+    several threads."""
 
     hook: tuple[Any, bool]
     threads: bool
@@ -165,12 +169,13 @@ class _Before:
 
 
 def compiled_autograd(**options: Any) -> Region:
-    """Inside ``with fg.compiled_autograd(**options) as region:`` backward passes are captured from the autograd engine, compiled like any
-    other joint graph, and run in the order of eager PyTorch, hooks and custom functions included. The backward halves of functions that
-    ``fg.jit`` has compiled are parts of that graph.
+    """Inside ``with fg.compiled_autograd(**options) as region:`` backward passes are captured from the autograd engine,
+    compiled like any other joint graph, and run in the order of eager PyTorch, hooks and custom functions included. The
+    backward halves of functions that ``fg.jit`` has compiled are parts of that graph.
 
-    A graph that was captured is known when a graph of the same shape runs backward again. What cannot be traced runs statement by
-    statement, with an ``UncompiledBackwardWarning``; ``region.explain()`` says what happened. Takes the options of ``fg.jit``.
+    A graph that was captured is known when a graph of the same shape runs backward again. What cannot be traced runs
+    statement by statement, with an ``UncompiledBackwardWarning``; ``region.explain()`` says what happened. Takes the
+    options of ``fg.jit``.
     """
     return Region(make_options(options))
 
@@ -182,7 +187,9 @@ def reset() -> None:
     """
     global _graphs
     if _open or _running:
-        raise FuncgradError("captured graphs are forgotten where no region is open", fix="leave fg.compiled_autograd() first")
+        raise FuncgradError(
+            "captured graphs are forgotten where no region is open", fix="leave fg.compiled_autograd() first"
+        )
     forget_engine_graphs()
     _alike.clear()
     _graphs = itertools.count()
@@ -212,7 +219,9 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
             return original(roots, *args, **kwargs)
     targets = args[3] if len(args) > 3 else kwargs.get("inputs", ())
     known = all(not isinstance(t, Tensor) or t.requires_grad for t in (*roots, *targets))  # else the engine raises
-    _here.now = _Pass([node_of(r) for r in roots] if known else None, [node_of(t) for t in targets] if known else (), region)
+    _here.now = _Pass(
+        [node_of(r) for r in roots] if known else None, [node_of(t) for t in targets] if known else (), region
+    )
     try:
         return original(roots, *args, **kwargs)
     except RuntimeError as error:
@@ -229,7 +238,8 @@ def _entered(original: Callable[..., Any], roots: Sequence[Any], *args: Any, **k
 
 
 def _has_run(original: Callable[..., Any], error: Exception) -> bool:
-    """Whether a backward pass that we have heard nothing of has begun to run: in here torch's own may be on, off, or know its graph."""
+    """Whether a backward pass that we have heard nothing of has begun to run: in here torch's own may be on, off, or
+    know its graph."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return engine_hook() is not _recorder or frame.f_code is not original.__code__  # type: ignore[attr-defined]
 
@@ -250,8 +260,10 @@ def _recorded(recorder: Recorder) -> tuple[Callable[..., Any], Any]:
     _alike[nodes] += 1
     if _alike[nodes] == _TOO_MANY:
         warnings.warn(
-            f"backward passes of the same {len(nodes)} nodes were captured {_TOO_MANY} times ({user_line()}): an exponent or an eps"
-            " that varies makes another graph of PyTorch's engine each time; make it a tensor, or leave this backward pass out of"
+            f"backward passes of the same {len(nodes)} nodes were captured {_TOO_MANY} times ({user_line()}): an "
+            "exponent or an eps"
+            " that varies makes another graph of PyTorch's engine each time; make it a tensor, or leave this backward "
+            "pass out of"
             " fg.compiled_autograd()",
             RecompileWarning,
             stacklevel=2,
@@ -268,12 +280,15 @@ def _run(captured: Captured, inputs: Any, sizes: Any, scalars: Any, hooks: Any, 
     global _running
     here = _here.now
     _begin()
-    region = _open[-1] if _open else compiled_autograd()  # where none is open, torch's own has met it in the engine's cache
+    # where none is open, torch's own has met it in the engine's cache
+    region = _open[-1] if _open else compiled_autograd()
     region = region if here is None else here.region
     roots = here.roots if here is not None else None
 
     def find() -> Reached | None:
-        return reached(here.roots, here.targets, captured.names) if here is not None and here.roots is not None else None
+        return (
+            reached(here.roots, here.targets, captured.names) if here is not None and here.roots is not None else None
+        )
 
     variant = captured.variant(roots, find)
     here = roots = None  # nodes hold what was saved

@@ -1,4 +1,5 @@
-"""Statements, one after the other, on real values: where a graph cannot be traced, must itself be differentiable, or has not run yet."""
+"""Statements, one after the other, on real values: where a graph cannot be traced, must itself be differentiable, or
+has not run yet."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class Replay:
         self.looks: dict[int, tuple[Look | None, ...]] = {}
         first = first_after_python(statements)
         self._saved = [saved_by(s) if i >= first else [] for i, s in enumerate(statements)]
-        self._saved_for: list[Sequence[Ref | None]] = [saved_for(s) if i >= first else [] for i, s in enumerate(statements)]
+        self._saved_for: list[Sequence[Ref | None]] = [
+            saved_for(s) if i >= first else [] for i, s in enumerate(statements)
+        ]
         last: dict[Ref, int] = {}
         for i, s in enumerate(statements):
             last |= dict.fromkeys([*refs_in(s.args), *s.results], i)

@@ -25,7 +25,13 @@ class Run:
     packed: Sequence[Any]
 
     def read(self, ref: Ref) -> Any:
-        lists = {"inputs": self.inputs, "sizes": self.sizes, "scalars": self.scalars, "hooks": self.hooks, "packed": self.packed}
+        lists = {
+            "inputs": self.inputs,
+            "sizes": self.sizes,
+            "scalars": self.scalars,
+            "hooks": self.hooks,
+            "packed": self.packed,
+        }
         return lists[str(ref.of)][ref.at]
 
     def number(self, place: tuple[int, int]) -> float:
@@ -36,8 +42,8 @@ class Run:
 
 @frozen(eq=False)
 class Symbolic:
-    """Which sizes are symbols. ``dims``: by input, each symbolic dimension with the first ``(input, dimension)`` of its size; ``sizes``:
-    the same for the sizes the engine hands over; those in ``alone`` are sizes of no input."""
+    """Which sizes are symbols. ``dims``: by input, each symbolic dimension with the first ``(input, dimension)`` of
+    its size; ``sizes``: the same for the sizes the engine hands over; those in ``alone`` are sizes of no input."""
 
     dims: Mapping[int, Mapping[int, tuple[int, int]]] = {}
     sizes: Mapping[int, tuple[int, int]] = {}
@@ -60,4 +66,8 @@ def has_wrapped(run: Run) -> bool:
 
 def memory_ids(tensor: Tensor) -> list[int]:
     """The memory that a tensor lies in: of a wrapper subclass, that of its inner tensors."""
-    return [storage_id(tensor)] if type(tensor) in (Tensor, torch.nn.Parameter) else list(map(storage_id, inner_tensors(tensor)))
+    return (
+        [storage_id(tensor)]
+        if type(tensor) in (Tensor, torch.nn.Parameter)
+        else list(map(storage_id, inner_tensors(tensor)))
+    )

@@ -1,7 +1,7 @@
 """What the autograd engine does in a backward pass, as data: statements, each a call of something with values.
 
-A statement is played three ways: on real values, one after the other (``replay.py``); on fake ones, where the pure ones become ATen calls
-of a graph (``lowering.py``); or as an opaque call of that graph.
+A statement is played three ways: on real values, one after the other (``replay.py``); on fake ones, where the pure ones
+become ATen calls of a graph (``lowering.py``); or as an opaque call of that graph.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Declared:
 
 @frozen(eq=False)
 class Statement:
-    """``run(*args)`` returns a tuple of results, of which ``likes`` says how they look: as an argument does, as declared, as nobody knows
-    (None). ``node``: the number of the node of autograd it belongs to."""
+    """``run(*args)`` returns a tuple of results, of which ``likes`` says how they look: as an argument does, as
+    declared, as nobody knows (None). ``node``: the number of the node of autograd it belongs to."""
 
     number: int
     node: int
@@ -84,7 +84,8 @@ def _text(value: Any) -> str:
 
 @frozen
 class Functional:
-    """A node of PyTorch's own as a function of gradients and of what was saved; it is found by its name when it is called."""
+    """A node of PyTorch's own as a function of gradients and of what was saved; it is found by its name when it is
+    called."""
 
     name: str
 
@@ -107,16 +108,20 @@ def added(old: Tensor | None, new: Tensor | None) -> tuple[Tensor | None]:
     return (new if old is None else old if new is None else old + new,)
 
 
-def slice_of_base(grads: Sequence[Any], sizes: Any, strides: Any, offset: Any, view_sizes: Any, view_strides: Any, view_offset: Any) -> Any:
-    """What is differentiated through where a view was written to in forward: the gradient of its base in the base's own layout, what the
-    view sees of that, and a copy of it."""
+def slice_of_base(
+    grads: Sequence[Any], sizes: Any, strides: Any, offset: Any, view_sizes: Any, view_strides: Any, view_offset: Any
+) -> Any:
+    """What is differentiated through where a view was written to in forward: the gradient of its base in the base's
+    own layout, what the view sees of that, and a copy of it."""
     whole = grads[0].new_empty_strided(sizes, strides)
     whole.copy_(grads[0])
     part = whole.as_strided(view_sizes, view_strides, view_offset - offset)
     return whole, part, part.clone(memory_format=torch.contiguous_format)
 
 
-def slice_put_back(needs: Sequence[bool], whole: Tensor, found: Sequence[Tensor | None], part: Tensor) -> tuple[Tensor | None, ...]:
+def slice_put_back(
+    needs: Sequence[bool], whole: Tensor, found: Sequence[Tensor | None], part: Tensor
+) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs: the first, of the view, in its place in that of the base."""
     if needs[0] and found[0] is not None:
         part.copy_(found[0])
@@ -137,8 +142,9 @@ def store(variable: Tensor, grad: Tensor | None) -> tuple[()]:
 
 
 def accumulate(variable: Tensor, grad: Tensor, is_own: bool, is_taken: bool = False) -> None:
-    """Add to ``variable.grad`` as eager PyTorch does where grad mode is off: in place, or into memory like that of the variable, which is
-    that of ``grad`` itself where nobody else has it (``is_own``). ``is_taken``: that it lies like that of the variable, too, is known."""
+    """Add to ``variable.grad`` as eager PyTorch does where grad mode is off: in place, or into memory like that of
+    the variable, which is that of ``grad`` itself where nobody else has it (``is_own``). ``is_taken``: that it lies
+    like that of the variable, too, is known."""
     old = variable.grad
     if old is None and is_taken:
         variable.grad = grad
@@ -156,7 +162,8 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool, is_taken: bool = Fa
 
 
 def lies_like(grad: Tensor, variable: Tensor) -> bool:
-    """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf is not dense."""
+    """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf
+    is not dense."""
     if not _is_dense(variable):
         return grad.is_contiguous()
     made, own = grad.stride(), variable.stride()
@@ -258,30 +265,38 @@ class Function:
     def __init__(self, given: Sequence[bool]) -> None:
         self.given = tuple(given)
 
-    def __call__(self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any, then: Versions = ()) -> tuple[Any, ...]:
-        """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None. ``then``: the versions
-        of what was saved when the pass began, where Python has run since."""
+    def __call__(
+        self, validation: Any, context: Any, saved: Sequence[Any], *grads: Any, then: Versions = ()
+    ) -> tuple[Any, ...]:
+        """``validation``: of which of its results the engine would have said what to ``validate_outputs``; or None.
+        ``then``: the versions of what was saved when the pass began, where Python has run since."""
         cls = context._forward_cls
         name = f"{type(context).__name__}"
         if any(g is None for g in grads) and _materializes(cls):
             grads = tuple(zeros_for(context, i) if g is None else g for i, g in enumerate(grads))
-        boxed = getattr(cls, "boxed_grads_call", False)  # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
+        # torch's own compiled functions, from 2.13 on: gradients in a list, emptied
+        boxed = getattr(cls, "boxed_grads_call", False)
         found = _backward_of(cls)(_Context(context, saved, then), *([list(grads)] if boxed else grads))
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         n = len(self.given)
         if len(found) > n and all(v is None for v in found[n:]):
             found = found[:n]
         if len(found) != n:
-            raise RuntimeError(f"function {name} returned an incorrect number of gradients (expected {n}, got {len(found)})")
+            raise RuntimeError(
+                f"function {name} returned an incorrect number of gradients (expected {n}, got {len(found)})"
+            )
         for value, given in zip(found, self.given, strict=True):
             if given and value is not None and not isinstance(value, Tensor):
-                raise RuntimeError(f"function {name} returned a gradient that is no tensor but a {type(value).__name__}")
+                raise RuntimeError(
+                    f"function {name} returned a gradient that is no tensor but a {type(value).__name__}"
+                )
         results = [value if given else None for value, given in zip(found, self.given, strict=True)]
         return tuple(results if validation is None else validated(name, results, *validation))
 
 
 def validated(name: str, results: Sequence[Any], places: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
-    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs that are tensors.
+    """The results of an ``autograd.Function`` as ``VALIDATE`` has them. ``places``: which of them, those for inputs
+    that are tensors.
 
     Raises as eager PyTorch does, where one has a shape or a dtype that it may not have.
     """
@@ -297,24 +312,29 @@ def validated(name: str, results: Sequence[Any], places: Sequence[int | None], a
 
 
 def _materializes(cls: Any) -> bool:
-    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its forward, and PyTorch does
-    not say what it was told: one that mentions it takes what comes."""
+    """Whether an ``autograd.Function`` is given zeros for a gradient that is undefined. It may be told so in its
+    forward, and PyTorch does not say what it was told: one that mentions it takes what comes."""
     made = (getattr(f, "__code__", None) for f in (cls.forward, cls.setup_context))
-    return not any(code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names) for code in made)
+    return not any(
+        code is not None and not {"set_materialize_grads", "materialize_grads"}.isdisjoint(code.co_names)
+        for code in made
+    )
 
 
 def _backward_of(cls: Any) -> Callable[..., Any]:
     backward, vjp = cls.backward, cls.vjp
     if backward is not torch.autograd.Function.backward and vjp is not torch.autograd.Function.vjp:
         raise RuntimeError(
-            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of them."
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement "
+            "one of them."
         )
     found: Callable[..., Any] = vjp if vjp is not torch.autograd.Function.vjp else backward
     return found
 
 
 class _Context:
-    """The context of an ``autograd.Function`` in its backward: what was saved is what the engine has unpacked by then."""
+    """The context of an ``autograd.Function`` in its backward: what was saved is what the engine has unpacked by
+    then."""
 
     def __init__(self, context: Any, saved: Sequence[Any], then: Versions) -> None:
         self.__dict__.update(_context=context, _saved=tuple(saved), _then=then)

@@ -1,4 +1,5 @@
-"""What stands for values while a backward pass is recorded: tokens, known by which statement makes them, and never by how they look."""
+"""What stands for values while a backward pass is recorded: tokens, known by which statement makes them, and never
+by how they look."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device
 
 @frozen
 class Ref:
-    """A value: the ``at``-th of what a statement makes (``of`` is its number), or of a list that the engine hands over with each run
-    (``of`` is ``"inputs"``, ``"sizes"``, ``"scalars"``, ``"hooks"`` or ``"packed"``)."""
+    """A value: the ``at``-th of what a statement makes (``of`` is its number), or of a list that the engine hands
+    over with each run (``of`` is ``"inputs"``, ``"sizes"``, ``"scalars"``, ``"hooks"`` or ``"packed"``)."""
 
     of: int | str
     at: int
 
     def __str__(self) -> str:
-        return f"{self.of}[{self.at}]" if isinstance(self.of, str) else f"v{self.of}" + (f"[{self.at}]" if self.at else "")
+        return (
+            f"{self.of}[{self.at}]" if isinstance(self.of, str) else f"v{self.of}" + (f"[{self.at}]" if self.at else "")
+        )
 
 
 class Tokens:
@@ -67,7 +70,9 @@ class Tokens:
             return value
         ref = self._refs.get(id(value))
         if ref is None and isinstance(value, Tensor):
-            raise GraphError("the autograd engine named a tensor that it was not given while a backward pass was recorded")
+            raise GraphError(
+                "the autograd engine named a tensor that it was not given while a backward pass was recorded"
+            )
         return value if ref is None else ref
 
     def close(self) -> None:
@@ -76,7 +81,8 @@ class Tokens:
 
 
 class _Number(NumberBelow):
-    """What stands below a symbolic number that is nothing but the ``at``-th one: as far as the engine may go without asking for a value."""
+    """What stands below a symbolic number that is nothing but the ``at``-th one: as far as the engine may go without
+    asking for a value."""
 
     def __init__(self, ref: Ref | None, kind: type) -> None:
         self._ref, self.kind = ref, kind

@@ -1,7 +1,8 @@
-"""What forward has saved, and the caller's Python writes to while backward runs: eager PyTorch raises where it is read next.
+"""What forward has saved, and the caller's Python writes to while backward runs: eager PyTorch raises where it is read
+next.
 
-A captured pass is given all of it when it begins. So it compares versions: of what a node reads after Python has run, before Python runs
-again. Between the two nobody sees whether that was done at once.
+A captured pass is given all of it when it begins. So it compares versions: of what a node reads after Python has run,
+before Python runs again. Between the two nobody sees whether that was done at once.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .tokens import Ref, refs_in
 
 
 def saved_by(s: Statement) -> list[Ref]:
-    """The inputs of a run that a statement reads as what was saved, all of them and always: an ``autograd.Function`` of the caller's need
-    not read what it has."""
+    """The inputs of a run that a statement reads as what was saved, all of them and always: an ``autograd.Function``
+    of the caller's need not read what it has."""
     if isinstance(s.run, Region):
         read = s.args[2]
     elif s.kind is Kind.PURE and isinstance(s.run, Functional) and s.run is not VALIDATE:
@@ -32,7 +33,8 @@ def saved_by(s: Statement) -> list[Ref]:
 
 
 def saved_for(s: Statement) -> list[Ref | None]:
-    """Of what an ``autograd.Function`` of the caller's is given as saved, the inputs of a run: where it reads any, it reads all."""
+    """Of what an ``autograd.Function`` of the caller's is given as saved, the inputs of a run: where it reads any,
+    it reads all."""
     if not isinstance(s.run, Function) or isinstance(s.run, Region):
         return []
     return [ref if isinstance(ref, Ref) and ref.of == "inputs" else None for ref in s.args[2]]
@@ -44,9 +46,9 @@ def first_after_python(statements: Sequence[Statement]) -> int:
 
 
 class Unchanged:
-    """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began: of the versions then,
-    which are the last of the hooks, those at ``places``. ``objects``: where among the hooks the last of these tensors are, which are
-    wrapper subclasses: of what they are made of, nobody counts versions."""
+    """``RuntimeError``, as in eager PyTorch, where a tensor is of another version than it was when the pass began:
+    of the versions then, which are the last of the hooks, those at ``places``. ``objects``: where among the hooks
+    the last of these tensors are, which are wrapper subclasses: of what they are made of, nobody counts versions."""
 
     def __init__(self, places: Sequence[int], objects: Sequence[int]) -> None:
         self._then = operator.itemgetter(*places) if len(places) > 1 else lambda versions: (versions[places[0]],)

@@ -15,7 +15,9 @@ def no_autocast(signature: Signature, devices: tuple[str, ...]) -> Layer | None:
 
 def untracked(signature: Signature, needed: bool) -> Layer | None:
     """Autograd does not look into an inner call: nothing it computes has a gradient, though inputs require grad."""
-    return Layer("untracked", str(untracked.__doc__), signature, signature, context="below_autograd()") if needed else None
+    return (
+        Layer("untracked", str(untracked.__doc__), signature, signature, context="below_autograd()") if needed else None
+    )
 
 
 def grad_mode(signature: Signature, needed: bool) -> Layer | None:

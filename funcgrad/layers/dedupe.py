@@ -14,4 +14,6 @@ def dedupe(signature: Signature, facts: Facts) -> Layer | None:
     if not first:
         return None
     inner = replaced(signature, ins=tuple(s for s in signature.ins if s not in first))
-    return Layer("dedupe", str(dedupe.__doc__), signature, inner, looks=tuple((slot, View(of)) for slot, of in first.items()))
+    return Layer(
+        "dedupe", str(dedupe.__doc__), signature, inner, looks=tuple((slot, View(of)) for slot, of in first.items())
+    )

@@ -14,16 +14,17 @@ from ..subclasses import HowWritten, Wrapping
 
 @frozen
 class CopyBack:
-    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as by ``.data``).
-    ``by``: what writes where the program runs at a level: below it, to a tensor that is none of the level's, or at that
-    of duals."""
+    """``target`` gets what ``source`` holds: tracked by autograd, ``"detached"`` from it, or ``"unversioned"`` (as
+    by ``.data``). ``by``: what writes where the program runs at a level: below it, to a tensor that is none of the
+    level's, or at that of duals."""
 
     target: Slot
     source: Final
     how: HowWritten
     is_subclass: bool = False
     to_no_end: bool = False
-    """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which nobody else has."""
+    """Whether what it holds requires grad though no input does: it depends on a leaf that the function made, which
+    nobody else has."""
     by: Literal["copy_", "write_below", "write_dual"] = "copy_"
 
     def __str__(self) -> str:
@@ -97,7 +98,8 @@ class SetResultGradient:
 
 @frozen
 class GoOn:
-    """A ``.backward()`` goes on through what the caller computed inputs from; the version counters of those ``written`` had moved."""
+    """A ``.backward()`` goes on through what the caller computed inputs from; the version counters of those
+    ``written`` had moved."""
 
     sources: tuple[Onward, ...]
     keeps_graph: bool
@@ -126,7 +128,8 @@ class RequireGrad:
 
 @frozen
 class DeadEnd:
-    """An output requires grad though no input does: the function computed it from a leaf it made, which nobody else has."""
+    """An output requires grad though no input does: the function computed it from a leaf it made, which nobody else
+    has."""
 
     target: Slot
 

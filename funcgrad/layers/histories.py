@@ -1,5 +1,6 @@
-"""Histories of inputs: a ``.backward()`` inside the function ends at the inputs of the kernel, whose gradients are more results; before
-anything else is done to the caller's tensors, it goes on from these through the graph they were computed in."""
+"""Histories of inputs: a ``.backward()`` inside the function ends at the inputs of the kernel, whose gradients are
+more results; before anything else is done to the caller's tensors, it goes on from these through the graph they were
+computed in."""
 
 from __future__ import annotations
 

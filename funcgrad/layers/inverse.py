@@ -12,7 +12,8 @@ from .statements import Do, Make, Statement, Within
 
 
 def inverse_of(statements: Iterable[Statement]) -> Inverse:
-    """Read the other way: the function writes to what is copied back, and sees what the kernel is not given as what it is made of."""
+    """Read the other way: the function writes to what is copied back, and sees what the kernel is not given as what
+    it is made of."""
     looks: list[tuple[Slot, View]] = []
     keys: list[Slot] = []
     written: set[Slot] = set()

@@ -1,10 +1,11 @@
 """A layer is data: one sentence about every inner call, and what must happen around the kernel for it to be true.
 
-``outer`` and ``inner`` are signatures over slots. ``makes`` says how the inner inputs that are no outer ones are made, ``looks`` what the
-outer ones that are no inner ones are within the kernel, ``effects`` what happens to the caller's tensors when the kernel has run,
-``recover`` how outer outputs are had from inner ones. A stack of layers is one list of statements (``statements_of``), which is printed
-as one flat function (``printing.py``), or read the other way (``inverse.py``). Layers compose as decorators: ``layer(kernel)`` puts the
-statements of one layer around those that stand around the kernel already.
+``outer`` and ``inner`` are signatures over slots. ``makes`` says how the inner inputs that are no outer ones are made,
+``looks`` what the outer ones that are no inner ones are within the kernel, ``effects`` what happens to the caller's
+tensors when the kernel has run, ``recover`` how outer outputs are had from inner ones. A stack of layers is one list of
+statements (``statements_of``), which is printed as one flat function (``printing.py``), or read the other way
+(``inverse.py``). Layers compose as decorators: ``layer(kernel)`` puts the statements of one layer around those that
+stand around the kernel already.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from .statements import FROM_INSIDE, Bump, Do, Make, Moment, NoteVersions, Run, 
 class Layer(Shown):
     """See the module's docstring. ``context``: Python entered around the kernel.
 
-    ``version_bumps``: inputs whose version counters move on before the kernel saves anything for backward, and by no effect: what it saves
-    may share these counters. ``bumps_within``: the kernel moves them itself.
+    ``version_bumps``: inputs whose version counters move on before the kernel saves anything for backward, and by no
+    effect: what it saves may share these counters. ``bumps_within``: the kernel moves them itself.
     """
 
     name: str
@@ -58,16 +59,23 @@ class Layer(Shown):
         rows += [("afterwards", str(effect)) for effect in self.effects]
         rows += [("around", self.context)] if self.context else []
         signature = Text(f"outer {self.outer}\ninner {self.inner}")
-        return Doc(f"layer {self.name}", (Text(self.sentence), signature, *((Table(("", ""), tuple(rows)),) if rows else ())))
+        return Doc(
+            f"layer {self.name}", (Text(self.sentence), signature, *((Table(("", ""), tuple(rows)),) if rows else ()))
+        )
 
 
-def replaced(signature: Signature, *, ins: tuple[Slot, ...] | None = None, outs: tuple[Slot, ...] | None = None) -> Signature:
+def replaced(
+    signature: Signature, *, ins: tuple[Slot, ...] | None = None, outs: tuple[Slot, ...] | None = None
+) -> Signature:
     """The same signature with other inputs or outputs."""
     return Signature(signature.ins if ins is None else ins, signature.outs if outs is None else outs)
 
 
-def wrap(layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Callable[..., Any]:
-    """``kernel`` with layers around it (``print_wrapper``); with those around it already, where it has some, as one stack."""
+def wrap(
+    layers: Sequence[Layer], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False
+) -> Callable[..., Any]:
+    """``kernel`` with layers around it (``print_wrapper``); with those around it already, where it has some, as one
+    stack."""
     within, kernel = getattr(kernel, "wrapped", ((), kernel))
     layers = (*layers, *within)
     function: Any = compile_function(print_wrapper(statements_of(layers, outer), outer, kernel, is_boxed))

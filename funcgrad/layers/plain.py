@@ -1,7 +1,8 @@
 """Statements as plain data, and back: what a file, another process or another printer can be given.
 
-Operators, dtypes and everything of our own vocabulary are written out. What has no name outside of this process (a subclass, what an
-attribute is set to) is an object of the call, and stands there as its number in a list beside the data.
+Operators, dtypes and everything of our own vocabulary are written out. What has no name outside of this process (a
+subclass, what an attribute is set to) is an object of the call, and stands there as its number in a list beside the
+data.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ _SEQUENCES = {"list": list, "size": torch.Size}
 @functools.cache
 def _vocabulary() -> dict[str, Any]:
     """Frozen classes by name."""
-    every = [v for room in _ROOMS for v in vars(room).values() if isinstance(v, type) and attrs.has(v) and v.__module__ == room.__name__]
+    every = [
+        v
+        for room in _ROOMS
+        for v in vars(room).values()
+        if isinstance(v, type) and attrs.has(v) and v.__module__ == room.__name__
+    ]
     return {kind.__name__: kind for kind in every}
 
 

@@ -52,9 +52,9 @@ def print_statements(
 ) -> list[str]:
     """The lines of a call from its outer inputs, which ``variables`` name, to its outer outputs, which it names there.
 
-    ``kernel`` is the name of the inner function; objects the lines refer to are added to ``constants``. ``inner_names`` are variables
-    that hold an inner tensor already, by its expression. ``boxed`` names a list, if the kernel takes one that it empties: then nothing
-    here holds on to what is in it.
+    ``kernel`` is the name of the inner function; objects the lines refer to are added to ``constants``. ``inner_names``
+    are variables that hold an inner tensor already, by its expression. ``boxed`` names a list, if the kernel takes one
+    that it empties: then nothing here holds on to what is in it.
     """
     printer = _Printer(variables, fresh, constants, inner_names)
     for statement in statements:
@@ -74,9 +74,11 @@ def print_statements(
     return printer.lines
 
 
-def print_wrapper(statements: Sequence[Statement], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False) -> Source:
-    """A function of the outer inputs that returns the outer outputs, with statements around ``kernel``; ``is_boxed``: both take their
-    inputs in a list, and empty it."""
+def print_wrapper(
+    statements: Sequence[Statement], outer: Signature, kernel: Callable[..., Any], is_boxed: bool = False
+) -> Source:
+    """A function of the outer inputs that returns the outer outputs, with statements around ``kernel``;
+    ``is_boxed``: both take their inputs in a list, and empty it."""
     used: set[str] = {"kernel", "values"}
 
     def fresh(like: str) -> str:
@@ -98,7 +100,11 @@ def print_wrapper(statements: Sequence[Statement], outer: Signature, kernel: Cal
 
 class _Printer:
     def __init__(
-        self, variables: MutableMapping[Slot, str], fresh: Fresh, constants: MutableMapping[str, Any], inner_names: Mapping[str, str]
+        self,
+        variables: MutableMapping[Slot, str],
+        fresh: Fresh,
+        constants: MutableMapping[str, Any],
+        inner_names: Mapping[str, str],
     ) -> None:
         self.lines: list[str] = []
         self._variables = variables
@@ -134,7 +140,11 @@ class _Printer:
         self._constants["Size"] = torch.Size
         values = [f"{attr!r}: {next(inner) if own is None else self._wrap(own, inner)}" for attr, own in wrapping.inner]
         values += [f"{attr!r}: {self._constant(f'{name}_{attr}', value)}" for attr, value in wrapping.others]
-        context = self._argument(wrapping.context) if wrapping.context is None else self._constant(f"{name}_metadata", wrapping.context)
+        context = (
+            self._argument(wrapping.context)
+            if wrapping.context is None
+            else self._constant(f"{name}_metadata", wrapping.context)
+        )
         size, stride = self._argument(tuple(wrapping.size)), self._argument(wrapping.stride)
         kind = self._constant(name, wrapping.kind, "type_")
         return f"{kind}.__tensor_unflatten__({{{', '.join(values)}}}, {context}, Size({size}), {stride})"
@@ -147,7 +157,8 @@ class _Printer:
         else:
             self._constants["as_strided"] = torch.as_strided
             self.lines.append(
-                f"{name} = as_strided({of}.detach(), ({found.length},), (1,), {f'{of}.storage_offset()' if found.own else 0})"
+                f"{name} = as_strided({of}.detach(), ({found.length},), (1,), "
+                f"{f'{of}.storage_offset()' if found.own else 0})"
             )
         return name
 
@@ -191,9 +202,15 @@ class _Printer:
             self.lines += [f"{boxed} += [{arguments}]", f"del {', '.join(sorted(set(self._variables.values())))}"]
             arguments = boxed
         outs = [self.name(slot) for slot in run.outs]
-        line = f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})" if outs else f"{kernel}({arguments})"
+        line = (
+            f"{', '.join(outs)}{',' if len(outs) == 1 else ''} = {kernel}({arguments})"
+            if outs
+            else f"{kernel}({arguments})"
+        )
         if run.contexts:
-            self._constants.update(autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd)
+            self._constants.update(
+                autocast=torch.autocast, enable_grad=torch.enable_grad, below_autograd=below_autograd
+            )
             line = f"with {', '.join(run.contexts)}: {line}"
         self.lines.append(line)
 
@@ -213,7 +230,8 @@ class _Printer:
         return f"[{', '.join(self._variables[slot] for slot in slots)}]"
 
     def effect(self, effect: Effect, quiet: bool) -> None:
-        """A line that does something to a tensor of the caller's; ``quiet``: its version counter has been moved before."""
+        """A line that does something to a tensor of the caller's; ``quiet``: its version counter has been moved
+        before."""
         target = self._variables[effect.target]
         within = ""
         if quiet:
@@ -233,10 +251,13 @@ class _Printer:
         elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             source = self._variables[effect.source]
-            self.lines.append(f"{within}{target}{through}.copy_({self._to_no_end(source) if effect.to_no_end else source})")
+            self.lines.append(
+                f"{within}{target}{through}.copy_({self._to_no_end(source) if effect.to_no_end else source})"
+            )
         elif isinstance(effect, Restride):
             self._constants["renew_history"] = renew_history
-            renew = f"renew_history({target})"  # autograd finds the history of a view again, of its base and by its sizes, when asked
+            # autograd finds the history of a view again, of its base and by its sizes, when asked
+            renew = f"renew_history({target})"
             if effect.renewed:
                 self.lines.append(renew)
             for step in effect.steps:
@@ -258,7 +279,9 @@ class _Printer:
             self._constants["go_on"] = go_on
             lists = ([s.of for s in effect.sources], effect.sources, effect.written, effect.leaves)
             tensors, gradients, *rest = map(self._list, lists)
-            self.lines.append(f"go_on({tensors}, {gradients}, {effect.keeps_graph}, {', '.join(rest)}, {self._versions})")
+            self.lines.append(
+                f"go_on({tensors}, {gradients}, {effect.keeps_graph}, {', '.join(rest)}, {self._versions})"
+            )
         elif isinstance(effect, RequireGrad):
             self.lines.append(f"{target}.requires_grad_({'' if effect.on else 'False'})")
         elif isinstance(effect, RetainGrad):

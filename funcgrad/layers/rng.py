@@ -14,4 +14,6 @@ def rng(signature: Signature, facts: Facts) -> Layer | None:
         return None
     # drawing it advances the generator: the next call gets another, and a generator set back the same one again
     seed = Seed("cpu")
-    return Layer("rng", str(rng.__doc__), signature, replaced(signature, ins=(*signature.ins, seed)), makes={seed: Drawn()})
+    return Layer(
+        "rng", str(rng.__doc__), signature, replaced(signature, ins=(*signature.ins, seed)), makes={seed: Drawn()}
+    )

@@ -1,11 +1,11 @@
 """The layers a call needs, outermost first. The order is that of what they may rely on:
 
-leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other memory) · dedupe
-(names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when all writes are done) ·
-synthetic base (no two inputs reach one memory) · mutation (no input is written to) · histories (nothing further in differentiates
-what is outside; what it does there comes before all other effects) · rng (nothing further in draws) · ambient
-state · subclass (none of them is seen by the kernel; where the call is differentiable, autograd sees them, and the layer stands
-around each half of it).
+leaves (nothing further in sets a gradient, or whether an input requires one) · storage (nor gives a tensor other
+memory) · dedupe (names one object once) · restride (nothing further in changes sizes) · outputs (views are taken when
+all writes are done) · synthetic base (no two inputs reach one memory) · mutation (no input is written to) · histories
+(nothing further in differentiates what is outside; what it does there comes before all other effects) · rng (nothing
+further in draws) · ambient state · subclass (none of them is seen by the kernel; where the call is differentiable,
+autograd sees them, and the layer stands around each half of it).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ ORDER = (leaves, storage, dedupe, restride, alias_outputs, synthetic_base, mutat
 
 
 def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
-    """What a call looks like from outside: its inputs, the leaves of its result that are tensors or symbols, and what Python state gets."""
+    """What a call looks like from outside: its inputs, the leaves of its result that are tensors or symbols, and
+    what Python state gets."""
     ins: tuple[Slot, ...] = (*(slot for slot, _, _ in facts.inputs), *(c.slot for c in facts.captured))
     return Signature(ins, (*(out_slot(o.path) for o in facts.returned if o.is_dynamic), *facts.state.stores))
 
@@ -70,7 +71,9 @@ def plan_layers(
     return (*layers, *(layer for layer in ambient if layer is not None))
 
 
-def with_subclasses(layers: tuple[Layer, ...], joint: Joint, kernel: Signature, differentiable: bool) -> tuple[Layer, ...]:
+def with_subclasses(
+    layers: tuple[Layer, ...], joint: Joint, kernel: Signature, differentiable: bool
+) -> tuple[Layer, ...]:
     """The layers with the one that takes subclasses apart, which is planned when they have been traced."""
     if differentiable or not joint.wrappings:
         return layers
@@ -95,7 +98,8 @@ def inner_values(statements: Iterable[Statement], inputs: Inputs, facts: Facts) 
             case Make(slot, BaseOf() as base):
                 values[slot] = base(values[base.of])
             case Make(slot, Drawn()):
-                values[slot] = torch.zeros((), dtype=torch.int64, device="cpu")  # any number: looking at a program draws none
+                # any number: looking at a program draws none
+                values[slot] = torch.zeros((), dtype=torch.int64, device="cpu")
             case Run(ins):
                 return [values[slot] for slot in ins]
     raise AssertionError("statements without a kernel")

@@ -1,7 +1,7 @@
 """What happens around a kernel: a list of statements, in the order in which they happen.
 
-A layer says at which moment each of its statements takes place; a stack is one list, by moments. Whoever reads the list (the printer
-of the call is one of them) decides about no order.
+A layer says at which moment each of its statements takes place; a stack is one list, by moments. Whoever reads the list
+(the printer of the call is one of them) decides about no order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .effects import Effect, Recipe
 
 
 class Moment(enum.IntEnum):
-    """When a statement takes place. Those of one moment follow the layers from outside, those ``FROM_INSIDE`` the other way."""
+    """When a statement takes place. Those of one moment follow the layers from outside, those ``FROM_INSIDE`` the
+    other way."""
 
     INPUTS = enum.auto()
     """The kernel's inputs that are none of the call."""
@@ -81,7 +82,8 @@ class NoteVersions:
 
 @frozen
 class Within:
-    """The kernel is not given ``slot``: within it, that is ``view``. So it is in the call, too, and nothing happens there."""
+    """The kernel is not given ``slot``: within it, that is ``view``. So it is in the call, too, and nothing happens
+    there."""
 
     slot: Slot
     view: View

@@ -1,5 +1,5 @@
-"""Other memory (``x.data = y``, ``x.set_(y)``, ``x.resize_(n)``): what is in it is one more result, and the caller's tensor takes it at
-the end."""
+"""Other memory (``x.data = y``, ``x.set_(y)``, ``x.resize_(n)``): what is in it is one more result, and the caller's
+tensor takes it at the end."""
 
 from __future__ import annotations
 

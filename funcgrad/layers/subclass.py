@@ -1,4 +1,5 @@
-"""Tensor subclasses: flattened outside, unflattened inside of a trace. A kernel knows the plain tensors they are made of."""
+"""Tensor subclasses: flattened outside, unflattened inside of a trace. A kernel knows the plain tensors they are
+made of."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from .layer import Layer
 
 def subclass(inner: Signature, wrappings: Mapping[Slot, Wrapping]) -> Layer | None:
     """No inner call sees a tensor subclass."""
-    outer = Signature(tuple(dict.fromkeys(map(outer_slot, inner.ins))), tuple(dict.fromkeys(map(outer_slot, inner.outs))))
+    outer = Signature(
+        tuple(dict.fromkeys(map(outer_slot, inner.ins))), tuple(dict.fromkeys(map(outer_slot, inner.outs)))
+    )
     if outer == inner:
         return None
     makes = {slot: InnerOf(outer_slot(slot), inner_path(slot)) for slot in inner.ins if inner_path(slot)}

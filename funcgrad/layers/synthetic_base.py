@@ -42,7 +42,14 @@ def synthetic_base(signature: Signature, facts: Facts) -> Layer | None:
         looks += [(f.slot, _look(overlap.base, f.steps, f.slot in carriers)) for f in overlap.families]
         families = [(f.slot, f.views) for f in overlap.families] or [(overlap.base, overlap.views)]
         looks += [(slot, _look(of, steps)) for of, views in families for slot, steps in views]
-    return Layer("synthetic base", str(synthetic_base.__doc__), signature, replaced(signature, ins=tuple(ins)), makes, tuple(looks))
+    return Layer(
+        "synthetic base",
+        str(synthetic_base.__doc__),
+        signature,
+        replaced(signature, ins=tuple(ins)),
+        makes,
+        tuple(looks),
+    )
 
 
 def _look(of: Slot, steps: tuple[Step, ...] | None, is_carried: bool = False) -> View:

@@ -1,4 +1,5 @@
-"""Which ATen operators become loops: writes ``docs/coverage.md`` (``python -m funcgrad.loops.coverage docs/coverage.md``)."""
+"""Which ATen operators become loops: writes ``docs/coverage.md`` (``python -m funcgrad.loops.coverage
+docs/coverage.md``)."""
 
 from __future__ import annotations
 
@@ -36,9 +37,12 @@ def page() -> str:
     """The page as Markdown."""
     lines = [
         "# Coverage", "",
-        "Made by `python -m funcgrad.loops.coverage docs/coverage.md`. An operator with a row in the op table becomes loops and is fused;",
-        "any other, and a call for which its row says `NotImplemented`, is run by PyTorch. `program.kernels` names each such call and says",
-        "why. Rows know float32, float64, bfloat16, float16, the signed integers, uint8 and bool; empty tensors are left to PyTorch.", "",
+        "Made by `python -m funcgrad.loops.coverage docs/coverage.md`. An operator with a row in the op table becomes "
+        "loops and is fused;",
+        "any other, and a call for which its row says `NotImplemented`, is run by PyTorch. `program.kernels` names "
+        "each such call and says",
+        "why. Rows know float32, float64, bfloat16, float16, the signed integers, uint8 and bool; empty tensors are "
+        "left to PyTorch.", "",
         f"## Operators with a row ({len(TABLE)} overloads)", "",
         "| rows | operators |", "|---|---|",
     ]  # fmt: skip

@@ -20,7 +20,8 @@ SMALL = 8
 
 @frozen
 class Domain:
-    """The sizes of the loops, none of them 1. ``columns`` are those along which rows are reduced; None: not decided yet."""
+    """The sizes of the loops, none of them 1. ``columns`` are those along which rows are reduced; None: not decided
+    yet."""
 
     sizes: tuple[int, ...]
     columns: frozenset[int] | None = None
@@ -51,8 +52,8 @@ class Domain:
 class Place:
     """Where in a domain a value is computed, and its index there.
 
-    ``level``: ``"full"``; ``"row"`` (one for each row); ``"total"`` (over all rows, known when the kernel is done); ``"row total"`` (where
-    each row adds to it once). ``written_out``: a trailing dimension that is not looped over.
+    ``level``: ``"full"``; ``"row"`` (one for each row); ``"total"`` (over all rows, known when the kernel is done);
+    ``"row total"`` (where each row adds to it once). ``written_out``: a trailing dimension that is not looped over.
     """
 
     level: str
@@ -71,7 +72,9 @@ def place(value: Value, domain: Domain) -> Place | None:
         return _place_reduction(value, domain)
     index, written_out = _along(value.shape, domain.axes)
     if isinstance(value, Scan):
-        runs_along = index is not None and domain.columns is not None and index[value.dim].axes == frozenset(domain.column_axes)
+        runs_along = (
+            index is not None and domain.columns is not None and index[value.dim].axes == frozenset(domain.column_axes)
+        )
         return Place("full", index) if index is not None and runs_along and written_out is None else None
     if index is not None:
         return Place("full", index, written_out)
@@ -85,7 +88,11 @@ def place(value: Value, domain: Domain) -> Place | None:
 def _place_reduction(value: Reduce, domain: Domain) -> Place | None:
     index, written_out = _along(value.arg.shape, domain.axes)
     if index is None:
-        if domain.columns is not None and value.shape == () and math.prod(value.arg.shape) == math.prod(a.size for a in domain.row_axes):
+        if (
+            domain.columns is not None
+            and value.shape == ()
+            and math.prod(value.arg.shape) == math.prod(a.size for a in domain.row_axes)
+        ):
             return Place("row total", ())
         return None
     rest = tuple(i for d, i in enumerate(index) if d not in value.dims)
@@ -133,7 +140,8 @@ def _along(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[tuple[Index,
 
 
 def refine(domain: Domain, shape: Sequence[int]) -> Domain | None:
-    """The domain with its loops cut so that a tensor of this shape, of as many elements, can be indexed by them; None if it cannot."""
+    """The domain with its loops cut so that a tensor of this shape, of as many elements, can be indexed by them;
+    None if it cannot."""
     ours, theirs = list(core(shape)), list(enumerate(domain.sizes))
     if not same(math.prod(ours), domain.numel):
         return None
@@ -156,14 +164,20 @@ def refine(domain: Domain, shape: Sequence[int]) -> Domain | None:
 
 
 def widen(domain: Domain, shape: Sequence[int]) -> Domain | None:
-    """The domain without its small last loop, which is written out instead, so that a tensor of this shape fits; None if it does not."""
+    """The domain without its small last loop, which is written out instead, so that a tensor of this shape fits;
+    None if it does not."""
     fits = domain.columns is None and len(domain.sizes) > 1 and is_few(domain.sizes[-1], SMALL)
-    return refine(Domain(domain.sizes[:-1]), shape) if fits and same(math.prod(shape), math.prod(domain.sizes[:-1])) else None
+    return (
+        refine(Domain(domain.sizes[:-1]), shape)
+        if fits and same(math.prod(shape), math.prod(domain.sizes[:-1]))
+        else None
+    )
 
 
 def decide(domain: Domain, value: Reduce | Scan, together: int | None = None) -> Domain | None:
-    """The domain with its columns chosen so that this reduction or scan belongs there; None if no choice does it. ``together``: the
-    dimension of its argument along which most of what is read lies together in memory, if that is known."""
+    """The domain with its columns chosen so that this reduction or scan belongs there; None if no choice does it.
+    ``together``: the dimension of its argument along which most of what is read lies together in memory, if that is
+    known."""
     index, written_out = _along(value.arg.shape, domain.axes)
     if index is None or domain.columns is not None:
         return None

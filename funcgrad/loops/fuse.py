@@ -1,8 +1,9 @@
 """Operator fusion: which values are computed together, in groups, each of which becomes one kernel.
 
-Values are taken in order; one joins the group that reads or makes what it reads, if it can be indexed by that group's loops,
-if it needs nothing that the group only knows when it is done, and if no library call stands in between; values that only have the
-same loops do not hold memory for one another. Cheap values belong to no group: they are rematerialised wherever they are read.
+Values are taken in order; one joins the group that reads or makes what it reads, if it can be indexed by that group's
+loops, if it needs nothing that the group only knows when it is done, and if no library call stands in between; values
+that only have the same loops do not hold memory for one another. Cheap values belong to no group: they are
+rematerialised wherever they are read.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _LARGEST = 256
 _HELD = 2**15
 """Bytes a kernel may keep that would be free earlier, for the sake of values that only have the same loops."""
 _NEAR, _HELD_NEAR = 64, 2**18
-"""Within so many calls of the graph it may keep so many: a kernel of its own takes no time to begin, beside that of reading more."""
+"""Within so many calls of the graph it may keep so many: a kernel of its own takes no time to begin, beside that of
+reading more."""
 
 _COLUMNS = 64
-"""Columns of a row beside which a function of one number for the row is nothing: it is computed number by number, where a loop of its own
-would do sixteen at once."""
+"""Columns of a row beside which a function of one number for the row is nothing: it is computed number by number,
+where a loop of its own would do sixteen at once."""
 
 _AGAIN = 4
 """Of what is read so often or more, as of matrices that are multiplied, it matters little how it lies."""
@@ -68,7 +70,8 @@ class _Fusion:
         self._cost: dict[Value, float] = {}
         self._sources: dict[Value, tuple[Read, ...]] = {}
         self._wanted = set(lowering.buffers.values())
-        self._inner: dict[Value, int | None] = {}  # along which dimension what is computed lies together, where it is stored
+        # along which dimension what is computed lies together, where it is stored
+        self._inner: dict[Value, int | None] = {}
         self._strides = {value: lowering.strides[node] for node, value in lowering.buffers.items()}
         self._checked: set[Task] = set()
         self._last_effect: ExternTask | None = None
@@ -118,7 +121,9 @@ class _Fusion:
         values = totals_first(root, self._group_of.__contains__)
         unfinished = {v for value in values for v in _unfinished(value)}
         for value in values:
-            if value not in self._group_of and (value in self._wanted or not (value in unfinished or self._is_free(value))):
+            if value not in self._group_of and (
+                value in self._wanted or not (value in unfinished or self._is_free(value))
+            ):
                 self._place(value)
 
     # ── placing ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,7 +138,9 @@ class _Fusion:
             self._inner[value] = together
         refused: list[tuple[Group, str]] = []
         for group in () if isinstance(value, Scatter) else self._candidates(value, sources):
-            domain = self._joins(value, group, sources, before, together) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
+            domain = (
+                self._joins(value, group, sources, before, together) if self._fuel > 0 else "FUNCGRAD_FUEL is spent"
+            )
             if isinstance(domain, Domain) and self._would_wait(value, group, sources):
                 domain = "what it reads would be kept until then"
             if isinstance(domain, Domain):
@@ -148,7 +155,9 @@ class _Fusion:
             group = Group(len(self._tasks), _own_domain(value, together))
             self._tasks.append(group)
             self._by_size.setdefault(group.domain.about, []).append(group)
-            because = "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
+            because = (
+                "where it is put is data: nothing goes with it" if isinstance(value, Scatter) else "begins a kernel"
+            )
         group.members[value] = Decision(because, tuple(refused))
         self._order.require(group, before - {group})
         group.reads |= {s for s, _ in sources}
@@ -174,7 +183,8 @@ class _Fusion:
         return True
 
     def _candidates(self, value: Value, sources: Sequence[Read]) -> Iterable[Group]:
-        """Groups that make, or read, what the value reads, much of it before little; and others with as many elements; the latest first."""
+        """Groups that make, or read, what the value reads, much of it before little; and others with as many
+        elements; the latest first."""
         near = [self._group_of[s] for s, _ in sources if s in self._group_of]
         near += [g for s, _ in sources for g in self._reading.get(s, [])[-4:]]
         if value.about > 1 or isinstance(value, Reduce):
@@ -183,7 +193,9 @@ class _Fusion:
         shared = {g for g in near if any(s in g.members or s in g.reads for s in large)}
         return dict.fromkeys(sorted(near, key=lambda g: (g not in shared, -g.number)))
 
-    def _joins(self, value: Value, group: Group, sources: Sequence[Read], before: set[Task], together: int | None) -> Domain | str:
+    def _joins(
+        self, value: Value, group: Group, sources: Sequence[Read], before: set[Task], together: int | None
+    ) -> Domain | str:
         """The domain the group has with the value in it, or why they do not go together."""
         if len(group.members) >= _LARGEST:
             return f"it has {_LARGEST} values already"
@@ -206,8 +218,8 @@ class _Fusion:
         return why
 
     def _would_wait(self, value: Value, group: Group, sources: Sequence[Read]) -> bool:
-        """Whether a value would wait for a group that has next to nothing in common with it, or that for the value, holding on to
-        what it reads."""
+        """Whether a value would wait for a group that has next to nothing in common with it, or that for the value,
+        holding on to what it reads."""
         if any(s.about > group.domain.about // ROW and (s in group.members or s in group.reads) for s, _ in sources):
             return False
         at, last = self._position.get(value, self._now), self._last[group]
@@ -257,7 +269,8 @@ class _Fusion:
         return tuple((s, tuple(substitute(i, inner) for i in index)) for s, index in self._through(value))
 
     def _together(self, shape: Sequence[int], sources: Sequence[Read]) -> int | None:
-        """The dimension of what reads these, at an index into ``shape``, along which most of it lies together in memory."""
+        """The dimension of what reads these, at an index into ``shape``, along which most of it lies together in
+        memory."""
         axes = axes_of(shape)
         votes: Counter[int] = Counter()
         if hint(math.prod(shape)) >= _AGAIN * max((source.about for source, _ in sources), default=math.inf):
@@ -275,7 +288,9 @@ class _Fusion:
         return self._group_of[source]
 
     def _is_free(self, value: Value) -> bool:
-        return value not in self._group_of and (is_given(value) or self._cost_of(value) <= (8 if value.numel == 1 else 2))
+        return value not in self._group_of and (
+            is_given(value) or self._cost_of(value) <= (8 if value.numel == 1 else 2)
+        )
 
     def _cost_of(self, value: Value) -> float:
         """Operations to compute an element again; infinite where a loop, or reading much, would be needed."""
@@ -308,7 +323,8 @@ class _Fusion:
 
 
 class _Order:
-    """What must be done before what. Each task has a level above those it comes after, so that a question looks only at those between."""
+    """What must be done before what. Each task has a level above those it comes after, so that a question looks only
+    at those between."""
 
     def __init__(self) -> None:
         self._level: dict[Task, int] = {}
@@ -343,7 +359,8 @@ class _Order:
 
 
 def _misfit(value: Value, at: Place, group: Group, domain: Domain, sources: Sequence[Read]) -> str:
-    """Why something that is read within the group is not there when it is read, at the very element at which it is computed; or ""."""
+    """Why something that is read within the group is not there when it is read, at the very element at which it is
+    computed; or ""."""
     if domain != group.domain and any(place(member, domain) is None for member in group.members):
         return "its values do not go into the loops this one needs"
     own = _index_of_arguments(value, at, domain)
@@ -389,7 +406,8 @@ def _in_common(group: Group, sources: Sequence[Value]) -> str:
 
 
 def _index_of_arguments(value: Value, at: Place, domain: Domain) -> tuple[Index, ...] | None:
-    """The index, in terms of the loops, at which the argument of a reduction is read: that of the reduction elsewhere."""
+    """The index, in terms of the loops, at which the argument of a reduction is read: that of the reduction
+    elsewhere."""
     if not isinstance(value, Reduce):
         return at.index
     argument = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), domain)
@@ -399,7 +417,11 @@ def _index_of_arguments(value: Value, at: Place, domain: Domain) -> tuple[Index,
 def _same(read: Index, made: Index, written_out: Axis | None) -> bool:
     if read == made:
         return True
-    return written_out is not None and made.axes == {written_out} and (not read.terms or read.axes <= {Axis("u", written_out.size)})
+    return (
+        written_out is not None
+        and made.axes == {written_out}
+        and (not read.terms or read.axes <= {Axis("u", written_out.size)})
+    )
 
 
 def _own_domain(value: Value, together: int | None) -> Domain:
@@ -427,8 +449,8 @@ def _ways(domain: Domain, value: Value, together: int | None) -> Iterable[Domain
 
 
 def _in_order(tasks: Sequence[Task], early: Set[Task]) -> list[Task]:
-    """The tasks so that each comes after what it needs; where that leaves a choice, ``early`` ones as soon as they can be done, so that
-    what they read is free, the others as they were formed: shortly before what reads them."""
+    """The tasks so that each comes after what it needs; where that leaves a choice, ``early`` ones as soon as they
+    can be done, so that what they read is free, the others as they were formed: shortly before what reads them."""
     readers: dict[Task, list[Task]] = {}
     for task in tasks:
         for other in task.after if task in early else ():

@@ -1,7 +1,7 @@
 """Gather: elements of a value at an index that is not known before the kernels run.
 
-Such an index may be wrong. A kernel then reads something else, which is there; that it is wrong is a value of its own, which the row
-of the operator gives back beside the result (``Checked``), and whose kernel tells the caller.
+Such an index may be wrong. A kernel then reads something else, which is there; that it is wrong is a value of its own,
+which the row of the operator gives back beside the result (``Checked``), and whose kernel tells the caller.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Numbers = tuple[tuple[Axis, Value], ...]
 
 @frozen(eq=False)
 class Gather(Value):
-    """Elements of another value: ``where`` says, in terms of ``axes_of(shape)`` and of the axes in ``found``, which one stands at an index.
+    """Elements of another value: ``where`` says, in terms of ``axes_of(shape)`` and of the axes in ``found``, which one
+    stands at an index.
 
-    Each axis in ``found`` is a whole number of the value beside it, which has the same shape: one that is negative counts from
-    the end, for one that is out of bounds the axis is 0.
+    Each axis in ``found`` is a whole number of the value beside it, which has the same shape: one that is negative
+    counts from the end, for one that is out of bounds the axis is 0.
     """
 
     arg: Value
@@ -39,15 +40,16 @@ class Gather(Value):
 
 @frozen(eq=False)
 class Checked:
-    """What a row computes, and what must be true nowhere for it to make sense; where it is, eager PyTorch raises an error."""
+    """What a row computes, and what must be true nowhere for it to make sense; where it is, eager PyTorch raises an
+    error."""
 
     result: Any
     wrong: tuple[Value, ...]
 
 
 def gather(value: Value, shape: Sequence[int], where: Sequence[Index | Value]) -> Value:
-    """The element of ``value`` at ``where`` at each index: along each dimension an index in terms of ``axes_of(shape)``, or
-    whole numbers of this shape."""
+    """The element of ``value`` at ``where`` at each index: along each dimension an index in terms of
+    ``axes_of(shape)``, or whole numbers of this shape."""
     index, numbers = found_along(value.shape, where)
     require_inside(value, index, ())
     return _gathered(value, tuple(shape), index, numbers, hint(math.prod(shape)) * _SELDOM <= value.about)
@@ -61,7 +63,8 @@ def found_along(shape: Sequence[int], where: Sequence[Index | Value]) -> tuple[t
 
 
 _SELDOM = 4
-"""Where so few of the elements are asked for, one in so many, they alone are computed, each with at most so many operations:"""
+"""Where so few of the elements are asked for, one in so many, they alone are computed, each with at most so many
+operations:"""
 _SHORT = 12
 
 

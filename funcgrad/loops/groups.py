@@ -1,4 +1,5 @@
-"""What fusion makes: groups of values, each of which becomes a kernel, and library calls, with what must be done before what."""
+"""What fusion makes: groups of values, each of which becomes a kernel, and library calls, with what must be done
+before what."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TURNS = ("sin", "cos")
 
 EXPENSIVE = frozenset(
     (
-        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh atanh pow atan2 hypot "
+        "exp log sin cos tan tanh sigmoid erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh "
+        "atanh pow atan2 hypot "
         "philox0 philox1"
     ).split()
 )
@@ -44,8 +46,9 @@ class Decision:
 
 @define(eq=False)
 class Group:
-    """Values that one kernel computes, with reasons. ``whole``: tensors that are some of its values one after the other along a dimension,
-    which are written there at once. ``after``: the groups and externs that must be done before it."""
+    """Values that one kernel computes, with reasons. ``whole``: tensors that are some of its values one after the
+    other along a dimension, which are written there at once. ``after``: the groups and externs that must be done
+    before it."""
 
     number: int
     domain: Domain
@@ -75,7 +78,8 @@ Task = Group | ExternTask
 
 @frozen(eq=False)
 class Fused:
-    """Groups and externs; ``stored`` are the values that a later task reads from memory, each with the group that makes it."""
+    """Groups and externs; ``stored`` are the values that a later task reads from memory, each with the group that
+    makes it."""
 
     tasks: tuple[Task, ...]
     stored: Mapping[Value, Group]

@@ -1,7 +1,8 @@
 """What a kernel may write over what it reads: a result in the place of a buffer that dies there.
 
-Each element of the buffer is read in the very turn of the loops that writes the element of the result to the same address, and in no
-walk after that. So it is gone only when nobody needs it any more, however turns are shared among threads, vectors or programs.
+Each element of the buffer is read in the very turn of the loops that writes the element of the result to the same
+address, and in no walk after that. So it is gone only when nobody needs it any more, however turns are shared among
+threads, vectors or programs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Access = tuple[Index, torch.dtype, int]
 
 @frozen
 class _Moment:
-    """When something happens in a turn of the rows: the walk, by which C goes, and the first stage in which all it is made of is known, by
-    which rows are computed that stay in registers (``Expr.stage``)."""
+    """When something happens in a turn of the rows: the walk, by which C goes, and the first stage in which all it
+    is made of is known, by which rows are computed that stay in registers (``Expr.stage``)."""
 
     walk: int
     stage: int
@@ -32,8 +33,9 @@ class _Moment:
 
 
 def places(kernel: Kernel, keeps: bool) -> Mapping[str, Sequence[Buffer]]:
-    """For what the kernel writes, the buffers it could be written over, those of the same sizes and strides first. ``keeps``: what a walk
-    is to keep is there in later ones, as in C; where it may be computed again, what it is made of is read again."""
+    """For what the kernel writes, the buffers it could be written over, those of the same sizes and strides first.
+    ``keeps``: what a walk is to keep is there in later ones, as in C; where it may be computed again, what it is
+    made of is read again."""
     if any(isinstance(e, Put) for stage in kernel.stages for e in stage.effects):
         return {}  # where elements go is data
     read = _read_last(kernel)
@@ -75,12 +77,15 @@ def _written_once(kernel: Kernel) -> dict[str, tuple[Store, _Moment]]:
     return {
         name: (store, moment)
         for name, ((store, moment), *others) in found.items()
-        if not others and isinstance(store, Store) and _is_apart(store.at, (*kernel.rows, *(kernel.columns if store.full else ())))
+        if not others
+        and isinstance(store, Store)
+        and _is_apart(store.at, (*kernel.rows, *(kernel.columns if store.full else ())))
     }
 
 
 def _is_apart(at: Index, turns: Sequence[Axis]) -> bool:
-    """Whether an index differs from turn to turn: each counter goes farther in one step than all smaller ones do together."""
+    """Whether an index differs from turn to turn: each counter goes farther in one step than all smaller ones do
+    together."""
     if {a for a in turns if a.size > 1} != {atom for atom, _ in at.terms}:
         return False
     reach = 0

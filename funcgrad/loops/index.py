@@ -105,7 +105,8 @@ class Index:
         return Index(((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
-        """``(a, b)`` with ``self == a * by + b``; ``b`` has the terms that ``by`` does not divide, and is never negative."""
+        """``(a, b)`` with ``self == a * by + b``; ``b`` has the terms that ``by`` does not divide, and is never
+        negative."""
         rest = Index(tuple((atom, n) for atom, n in self.terms if n % by))
         whole = (self.const + rest.range[0]) // by
         divided = tuple((atom, n // by) for atom, n in self.terms if n % by == 0)
@@ -213,7 +214,8 @@ def is_shifted_axis(index: Index) -> bool:
 
 
 def bounded(index: Index, bounds: Sequence[Bound]) -> tuple[int, int]:
-    """The least and the greatest value of an index where all bounds hold, as far as they are on it, or on single axes in it."""
+    """The least and the greatest value of an index where all bounds hold, as far as they are on it, or on single
+    axes in it."""
     low, high = index.range
     for i, least, end in bounds:
         rest = index - i

@@ -1,11 +1,12 @@
 """The loop IR: kernels are loops over rows, and over the elements of a row in one or several stages.
 
-``rows`` are the parallel loops. Each ``Stage`` first computes what belongs to the row, then walks the ``columns``: it reads, adds up
-for the row (``Reduced``), keeps elements for a later stage (``Keep``), writes, or adds to totals over all rows (``Total``). So softmax
-with its backward is one kernel of a few stages over a row that stays in cache, and a long chain of functions is one over a tile.
+``rows`` are the parallel loops. Each ``Stage`` first computes what belongs to the row, then walks the ``columns``: it
+reads, adds up for the row (``Reduced``), keeps elements for a later stage (``Keep``), writes, or adds to totals over
+all rows (``Total``). So softmax with its backward is one kernel of a few stages over a row that stays in cache, and a
+long chain of functions is one over a tile.
 
-An expression is computed for one element; ``full`` says that it differs from column to column. Expressions of one kernel are
-made by one ``Expressions``, which gives equal ones back as one object.
+An expression is computed for one element; ``full`` says that it differs from column to column. Expressions of one
+kernel are made by one ``Expressions``, which gives equal ones back as one object.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from .index import Axis, Bound, Index
 
 @frozen(eq=False)
 class Expr:
-    """A number for each element of a row (``full``), or one for the row. ``stage``: the first one in which it is known."""
+    """A number for each element of a row (``full``), or one for the row. ``stage``: the first one in which it is
+    known."""
 
     dtype: torch.dtype
     full: bool
@@ -53,8 +55,9 @@ class Const(Expr):
 
 @frozen(eq=False)
 class Load(Expr):
-    """An element of a buffer; ``at`` counts elements from its start. Where a bound of ``guard`` does not hold it is any number, of which
-    nothing may come. Axes in ``found`` are no loop counters, but what an expression says (see ``Expressions.axis``)."""
+    """An element of a buffer; ``at`` counts elements from its start. Where a bound of ``guard`` does not hold it is
+    any number, of which nothing may come. Axes in ``found`` are no loop counters, but what an expression says (see
+    ``Expressions.axis``)."""
 
     buffer: str
     at: Index
@@ -90,7 +93,8 @@ class Op(Expr):
     """An operation on numbers; the arguments are of one dtype but for ``cast`` and ``where``."""
 
     name: str
-    operands: tuple[Expr, ...] = field(repr=False)  # shared: written out, they would be as long as the trees they are not
+    # shared: written out, they would be as long as the trees they are not
+    operands: tuple[Expr, ...] = field(repr=False)
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -120,7 +124,8 @@ class Reduced(_OverColumns):
 
 @frozen(eq=False)
 class Scanned(_OverColumns):
-    """``kind`` of ``body`` over the columns up to the present one; a walk that computes it goes through its columns in order."""
+    """``kind`` of ``body`` over the columns up to the present one; a walk that computes it goes through its columns
+    in order."""
 
     def __str__(self) -> str:
         return f"running_{self.kind}({self.body})"
@@ -148,7 +153,8 @@ class Store:
 
 @frozen(eq=False)
 class Total:
-    """Add an element to a total over all rows; ``at`` counts columns only. Threads keep totals of their own until the end.
+    """Add an element to a total over all rows; ``at`` counts columns only. Threads keep totals of their own until the
+    end.
 
     ``full``: each column adds, else each row once. ``size``: how many totals there are.
     """
@@ -163,8 +169,9 @@ class Total:
 
 @frozen(eq=False)
 class Put:
-    """Write an element where numbers say: axes in ``found`` are as those of a ``Load``. Another row may write to the same place, and
-    ``value`` may load what is there, so rows go one after the other, but for those that differ along the first ``apart`` axes."""
+    """Write an element where numbers say: axes in ``found`` are as those of a ``Load``. Another row may write to the
+    same place, and ``value`` may load what is there, so rows go one after the other, but for those that differ along
+    the first ``apart`` axes."""
 
     buffer: str
     at: Index
@@ -179,7 +186,11 @@ Effect = Store | Total | Put
 
 def computed(effects: Iterable[Effect]) -> list[Expr]:
     """The expressions that effects need."""
-    return [e for effect in effects for e in (effect.value, *((n for _, n in effect.found) if isinstance(effect, Put) else ()))]
+    return [
+        e
+        for effect in effects
+        for e in (effect.value, *((n for _, n in effect.found) if isinstance(effect, Put) else ()))
+    ]
 
 
 @frozen(eq=False)
@@ -235,11 +246,18 @@ class Kernel(Shown):
         reasons = tuple((", ".join(own), named(why)) for why, own in values.items())
         return Doc(
             self.headline(),
-            (Table(("stage", "", ""), rows, "formulas"), *((Table(("computes", "why here"), reasons, "values"),) if reasons else ())),
+            (
+                Table(("stage", "", ""), rows, "formulas"),
+                *((Table(("computes", "why here"), reasons, "values"),) if reasons else ()),
+            ),
         )
 
     def _named(self) -> Callable[[str], str]:
-        return naming(n for sizes in ([a.size for a in (*self.rows, *self.columns)], *(b.shape for b in self.reads)) for n in sizes)
+        return naming(
+            n
+            for sizes in ([a.size for a in (*self.rows, *self.columns)], *(b.shape for b in self.reads))
+            for n in sizes
+        )
 
 
 def short(expr: Expr, length: int = 100) -> str:
@@ -255,7 +273,8 @@ _LONG = 160
 
 
 def formulas(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
-    """What stages do, whole: the stage, what is done, and how. What is kept, shared or long has a name, so that nothing is said twice."""
+    """What stages do, whole: the stage, what is done, and how. What is kept, shared or long has a name, so that
+    nothing is said twice."""
     roots = [e for stage in stages for e in (*stage.reductions, *stage.keeps, *computed(stage.effects))]
     readers = Counter([a for e in walk(roots) for a in dict.fromkeys(e.args)])
     readers.update(e for stage in stages for e in computed(stage.effects))
@@ -273,7 +292,11 @@ def formulas(stages: Sequence[Stage]) -> Iterator[tuple[str, str, str]]:
         for effect in stage.effects:
             sign = "=" if not isinstance(effect, Total) else "+=" if effect.kind == "sum" else f"= {effect.kind} with"
             where = _found(effect.found, texts) if isinstance(effect, Put) else ""
-            yield str(i), type(effect).__name__.lower(), f"{effect.buffer}[{effect.at}] {sign} {texts[effect.value]}{where}"
+            yield (
+                str(i),
+                type(effect).__name__.lower(),
+                f"{effect.buffer}[{effect.at}] {sign} {texts[effect.value]}{where}",
+            )
 
 
 _INFIX = {
@@ -328,8 +351,8 @@ class Expressions:
         self._found: dict[Axis, Expr] = {}
 
     def axis(self, number: Expr, size: int) -> Axis:
-        """An axis that stands for a number where indices are: one that is negative counts from the end, for one that is out of bounds
-        it is 0."""
+        """An axis that stands for a number where indices are: one that is negative counts from the end, for one that
+        is out of bounds it is 0."""
         axis = self._axes.setdefault((number, size), Axis(f"f{len(self._axes)}", size))
         self._found[axis] = number
         return axis
@@ -346,13 +369,17 @@ class Expressions:
         if not at.terms:
             return self.const(at.const, torch.int64)
         found = self.found_in(at)
-        return self._made(Position, torch.int64, any(e.full for _, e in found) or self.is_full(at), _stage(found), at, found)
+        return self._made(
+            Position, torch.int64, any(e.full for _, e in found) or self.is_full(at), _stage(found), at, found
+        )
 
     def op(self, name: str, args: Sequence[Expr], dtype: torch.dtype) -> Expr:
         simple = _simplified(name, args, dtype)
         if simple is not None:
             return simple
-        return self._made(Op, dtype, any(a.full for a in args), max((a.stage for a in args), default=0), name, tuple(args))
+        return self._made(
+            Op, dtype, any(a.full for a in args), max((a.stage for a in args), default=0), name, tuple(args)
+        )
 
     def reduced(self, kind: str, body: Expr) -> Expr:
         return self._made(Reduced, body.dtype, False, body.stage + 1, kind, body)

@@ -52,7 +52,11 @@ _Turns = tuple[list[Axis], list[Axis], Sequence[Counters]]
 
 
 def build(
-    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: Mapping[str, str]
+    name: str,
+    group: Group,
+    loads: Mapping[Value, Buffer],
+    stores: Mapping[Value, Sequence[Buffer]],
+    computes: Mapping[str, str],
 ) -> Kernel:
     """The kernel that computes a group: ``loads`` say where what it reads lies, ``stores`` where its results go."""
     domain = group.domain
@@ -78,15 +82,23 @@ def build(
 
 
 def kernels_of(
-    name: str, group: Group, loads: Mapping[Value, Buffer], stores: Mapping[Value, Sequence[Buffer]], computes: Mapping[str, str]
+    name: str,
+    group: Group,
+    loads: Mapping[Value, Buffer],
+    stores: Mapping[Value, Sequence[Buffer]],
+    computes: Mapping[str, str],
 ) -> tuple[Kernel, ...]:
-    """The kernels of a group, one after the other: where something is scattered, one that writes what it is scattered into goes before."""
+    """The kernels of a group, one after the other: where something is scattered, one that writes what it is
+    scattered into goes before."""
     scattered = group.scatter
     if scattered is None:
         return (build(name, group, loads, stores, computes),)
-    buffers, into = stores[scattered], pointwise("copy", scattered.into)  # a reduction itself would be made here, not read
+    # a reduction itself would be made here, not read
+    buffers, into = stores[scattered], pointwise("copy", scattered.into)
     start = Group(group.number, Domain(core(into.shape)), {into: Decision("what is put is put into it", ())})
-    return build(f"{name}_start", start, loads, {into: buffers}, {}), _build_scatter(name, scattered, loads, buffers, computes)
+    return build(f"{name}_start", start, loads, {into: buffers}, {}), _build_scatter(
+        name, scattered, loads, buffers, computes
+    )
 
 
 def _build_scatter(
@@ -103,7 +115,9 @@ def _build_scatter(
     puts = _puts(value, domain, loops, loads, buffers, columns, len(independent))
     names = {b.name: b for b in loads.values()}
     reads = dict.fromkeys(names[e.buffer] for e in walk(computed(puts)) if isinstance(e, Load) and e.buffer in names)
-    return Kernel(name, tuple(rows), tuple(columns), (Stage((), (), tuple(puts)),), tuple(reads), tuple(buffers), 0, computes)
+    return Kernel(
+        name, tuple(rows), tuple(columns), (Stage((), (), tuple(puts)),), tuple(reads), tuple(buffers), 0, computes
+    )
 
 
 def _puts(
@@ -117,7 +131,8 @@ def _puts(
 ) -> list[Effect]:
     make = Expressions(columns)
     reader = _Reader(make, domain, loops, loads)
-    at = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), domain)  # a reduction itself stands in other loops
+    # a reduction itself stands in other loops
+    at = place(View(value.arg.shape, value.arg.dtype, value.arg, ()), domain)
     assert at is not None
     index = tuple(substitute(i, loops) for i in at.index)
     inner = dict(zip(axes_of(value.arg.shape), index, strict=True))
@@ -127,7 +142,11 @@ def _puts(
     puts: list[Effect] = []
     for b in buffers:
         there = flat(where, b.strides)
-        new = make.op(PAIRWISE[value.kind], [make.load(b.name, there, b.dtype), element], b.dtype) if value.kind else element
+        new = (
+            make.op(PAIRWISE[value.kind], [make.load(b.name, there, b.dtype), element], b.dtype)
+            if value.kind
+            else element
+        )
         puts.append(Put(b.name, there, new, bool(columns), make.found_in(there), apart))
     return puts
 
@@ -143,7 +162,8 @@ def _effects(
     stores: Mapping[Value, Sequence[Buffer]],
     columns: Sequence[Axis] | None = None,
 ) -> list[Effect]:
-    """What one turn of the loops writes; ``parts``: what the domain's counters are there, several times if a turn has several elements."""
+    """What one turn of the loops writes; ``parts``: what the domain's counters are there, several times if a turn
+    has several elements."""
     expressions = Expressions(domain.column_axes if columns is None else columns)
     effects: list[Effect] = []
     for loops in parts:
@@ -157,14 +177,16 @@ def _effects(
                 for at, index in _turns_of(part, domain, loops):
                     there = (*index[:dim], index[dim] + begin, *index[dim + 1 :])
                     effects += [
-                        Store(b.name, flat(there, b.strides), reader.at(part, index), at.level == "full") for b in stores.get(whole, ())
+                        Store(b.name, flat(there, b.strides), reader.at(part, index), at.level == "full")
+                        for b in stores.get(whole, ())
                     ]
                 begin += part.shape[dim]
     return effects
 
 
 def _turns_of(value: Value, domain: Domain, loops: Counters) -> Iterable[tuple[Place, tuple[Index, ...]]]:
-    """Where a value stands in the loops, and the index of each element of a turn: several where its last dimension is written out."""
+    """Where a value stands in the loops, and the index of each element of a turn: several where its last dimension
+    is written out."""
     at = place(value, domain)
     assert at is not None
     for i in range(at.written_out.size if at.written_out else 1):
@@ -172,11 +194,16 @@ def _turns_of(value: Value, domain: Domain, loops: Counters) -> Iterable[tuple[P
         yield at, tuple(substitute(k, here) for k in at.index)
 
 
-def _written(value: Value, at: Place, index: tuple[Index, ...], reader: _Reader, buffers: Sequence[Buffer], domain: Domain) -> list[Effect]:
+def _written(
+    value: Value, at: Place, index: tuple[Index, ...], reader: _Reader, buffers: Sequence[Buffer], domain: Domain
+) -> list[Effect]:
     if at.level in ("total", "row total"):
         assert isinstance(value, Reduce)
         body = reader.argument(value, index)
-        return [Total(b.name, flat(index, b.strides), value.kind, body, at.level == "total", _extent(index, b.strides)) for b in buffers]
+        return [
+            Total(b.name, flat(index, b.strides), value.kind, body, at.level == "total", _extent(index, b.strides))
+            for b in buffers
+        ]
     expr = reader.at(value, index)  # also where nothing is written: what reads it finds it made
     return [Store(b.name, flat(index, b.strides), expr, at.level == "full") for b in buffers]
 
@@ -186,9 +213,12 @@ def _extent(index: Sequence[Index], strides: Sequence[int]) -> int:
 
 
 class _Reader:
-    """The expression for an element of a value. ``guard``: the bounds outside of which it is not asked for, and must not be read."""
+    """The expression for an element of a value. ``guard``: the bounds outside of which it is not asked for, and must
+    not be read."""
 
-    def __init__(self, expressions: Expressions, domain: Domain, loops: Counters, loads: Mapping[Value, Buffer]) -> None:
+    def __init__(
+        self, expressions: Expressions, domain: Domain, loops: Counters, loads: Mapping[Value, Buffer]
+    ) -> None:
         self._make = expressions
         self._domain = domain
         self._loops = loops
@@ -226,7 +256,10 @@ class _Reader:
             case Within():
                 return self._within(value, index, inner, guard)
             case Map():
-                args = [self.at(a, tuple(substitute(i, inner) for i in broadcast(a.shape, value.shape)), guard) for a in value.args]
+                args = [
+                    self.at(a, tuple(substitute(i, inner) for i in broadcast(a.shape, value.shape)), guard)
+                    for a in value.args
+                ]
                 return args[0] if value.op == "copy" else make.op(value.op, args, value.dtype)
         raise AssertionError(f"{value} is neither computed here nor in memory")
 
@@ -262,7 +295,8 @@ def _tests(make: Expressions, index: Index, low: int, high: int) -> list[tuple[s
 
 
 def _merged(domain: Domain, effects: Sequence[Effect]) -> tuple[list[Axis], list[Axis], dict[Axis, Index]]:
-    """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of theirs."""
+    """Loops that run through memory as one become one: the new rows and columns, and the old counters in terms of
+    theirs."""
     indices = _indices(effects)
     rows, columns = list(domain.row_axes), list(domain.column_axes)
     if domain.columns is None:  # any order will do
@@ -282,30 +316,45 @@ def _usual(effects: Sequence[Effect], axes: Sequence[Axis]) -> Index:
     return found[innermost.index(most[0][0])] if most else first
 
 
-def _in_parts(effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], loops: Sequence[Counters]) -> _Turns | None:
-    """Columns that are equal parts, one after the other, as ``cat`` and ``chunk`` make them: the loop over one part. A turn does an element
-    of every part, and need not ask which one it is in; what parts have in common is computed once."""
+def _in_parts(
+    effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], loops: Sequence[Counters]
+) -> _Turns | None:
+    """Columns that are equal parts, one after the other, as ``cat`` and ``chunk`` make them: the loop over one part.
+    A turn does an element of every part, and need not ask which one it is in; what parts have in common is computed
+    once."""
     found = walk(computed(effects))
     if not columns or any(isinstance(e, (Reduced, Scanned)) for e in found) or not all(e.full for e in effects):
         return None
     axis = columns[-1]
     if not isinstance(axis.size, int):
         return None
-    bounds = dict.fromkeys(b for e in found if isinstance(e, Load) for b in e.guard if is_shifted_axis(b[0]) and axis in b[0].axes)
+    bounds = dict.fromkeys(
+        b for e in found if isinstance(e, Load) for b in e.guard if is_shifted_axis(b[0]) and axis in b[0].axes
+    )
     ends = {end - i.const for i, *both in bounds for end in both}
     size = math.gcd(axis.size, *ends)
     if not ends or size < _PART or axis.size > _PARTS * size:
         return None
     part = Axis(axis.name, size)
-    return rows, [*columns[:-1], part], [_with(c, axis, at_axis(part) + begin) for c in loops for begin in range(0, axis.size, size)]
+    return (
+        rows,
+        [*columns[:-1], part],
+        [_with(c, axis, at_axis(part) + begin) for c in loops for begin in range(0, axis.size, size)],
+    )
 
 
-def _in_lines(effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], loops: Sequence[Counters]) -> _Turns | None:
-    """Columns of which so many at a time lie together, as where heads are put one after the other: a row for each line of these, in which
-    nothing need be divided."""
+def _in_lines(
+    effects: Sequence[Effect], rows: list[Axis], columns: list[Axis], loops: Sequence[Counters]
+) -> _Turns | None:
+    """Columns of which so many at a time lie together, as where heads are put one after the other: a row for each
+    line of these, in which nothing need be divided."""
     (axis,) = columns
     atoms = {a for i in _indices(effects) for a, _ in i.terms if not isinstance(a, Axis) and axis in a.of.axes}
-    if not atoms or any(a.of != at_axis(axis) or not isinstance(a.by, int) for a in atoms) or not isinstance(axis.size, int):
+    if (
+        not atoms
+        or any(a.of != at_axis(axis) or not isinstance(a.by, int) for a in atoms)
+        or not isinstance(axis.size, int)
+    ):
         return None
     size = math.gcd(axis.size, *(a.by for a in atoms))
     if size < _PART or size == axis.size:

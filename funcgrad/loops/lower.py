@@ -1,7 +1,7 @@
 """From a graph to values: what each ATen call computes, as a function of its index, or why the library runs it.
 
-This is the only module of ``loops`` that looks into the calls of fx graphs; ``order`` and ``fuse`` ask what is read by library calls, and
-when.
+This is the only module of ``loops`` that looks into the calls of fx graphs; ``order`` and ``fuse`` ask what is read by
+library calls, and when.
 """
 
 from __future__ import annotations
@@ -27,10 +27,24 @@ from .gather import Checked
 from .index import ZERO
 from .rows import HALF, TAKES_SCALARS, plain
 from .table import TABLE
-from .values import Memory, MixedDtypesError, Scalar, Value, View, below, is_given, memory, number, own_index, pointwise, reduce
+from .values import (
+    Memory,
+    MixedDtypesError,
+    Scalar,
+    Value,
+    View,
+    below,
+    is_given,
+    memory,
+    number,
+    own_index,
+    pointwise,
+    reduce,
+)
 
 SUPPORTED = (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
 )  # fmt: skip
 
 Refuse = Callable[[Value], str | None]
@@ -43,11 +57,12 @@ _CPU = torch.device("cpu")
 class Lowering:
     """What the calls of a graph have become.
 
-    ``values``: the value of each node that has one (those of externs are memory). ``externs``: the calls that the library runs, each
-    with the reason. ``buffers``: the nodes whose tensor has to exist because an extern reads it, or the graph returns it,
-    with the value that is written there; views of memory, and memory itself, need no writing and are not among them. ``strides``: how
-    each of these lies in memory, by the dimensions of its value: what is copied in another order of dimensions is written there at once.
-    ``checks``: bools that say whether a call was given an index that is out of bounds.
+    ``values``: the value of each node that has one (those of externs are memory). ``externs``: the calls that the
+    library runs, each with the reason. ``buffers``: the nodes whose tensor has to exist because an extern reads it, or
+    the graph returns it, with the value that is written there; views of memory, and memory itself, need no writing and
+    are not among them. ``strides``: how each of these lies in memory, by the dimensions of its value: what is copied in
+    another order of dimensions is written there at once. ``checks``: bools that say whether a call was given an index
+    that is out of bounds.
     """
 
     values: Mapping[fx.Node, Value]
@@ -92,7 +107,9 @@ def lower(graph: Graph, device: torch.device | None = None, refuse: Refuse | Non
                 checks[node] = tuple(reduce("any", wrong) for wrong in found.wrong)
                 found = found.result
             values[node] = found
-    written = {node: _written(value, strides_of(value_of(node))) for node, value in _needed(graph, values, externs).items()}
+    written = {
+        node: _written(value, strides_of(value_of(node))) for node, value in _needed(graph, values, externs).items()
+    }
     buffers = {node: value for node, (value, _) in written.items()}
     strides = {node: found for node, (_, found) in written.items()}
     return Lowering({n: v for n, v in values.items() if isinstance(v, Value)}, externs, buffers, strides, checks)
@@ -108,7 +125,11 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
     if rule is None:
         if bodies_of(node):
             return "it runs bodies of its own, which are compiled as this graph is"
-        return "Python" if node.target in (scalar, size, again, item_of) else f"{target_text(node.target)} has no row in the op table"
+        return (
+            "Python"
+            if node.target in (scalar, size, again, item_of)
+            else f"{target_text(node.target)} has no row in the op table"
+        )
     made = list(tensors_in(out))
     for t in (*made, *(t for n in node.all_input_nodes for t in tensors_in(value_of(n)))):
         is_there = t.device == device or (t.ndim == 0 and t.device == _CPU and not any(t is m for m in made))
@@ -124,7 +145,8 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
         args = tuple(_of_its_own(a, kind) for a, kind in zip(args, argument_kinds(node.target), strict=False))
     scalars = [a for a in (*args, *kwargs.values()) if isinstance(a, Scalar)]
     if scalars and (node.target not in TAKES_SCALARS or any(t.dtype in HALF for t in made)):
-        return "a number that is known when the program runs"  # in half precision it is not rounded as a tensor of it is
+        # in half precision it is not rounded as a tensor of it is
+        return "a number that is known when the program runs"
     if getattr(rule, "takes_given", False):
         kwargs = {**kwargs, "given": [value_of(n) for n in node.all_input_nodes]}
     try:
@@ -141,7 +163,8 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any], device: torch.device, r
 
 
 def _of_its_own(value: Any, kind: str) -> Any:
-    """A number in the place of a tensor, which no other tensor lends its dtype (``vmap`` casts it to that of what it is computed with)."""
+    """A number in the place of a tensor, which no other tensor lends its dtype (``vmap`` casts it to that of what it
+    is computed with)."""
     dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}.get(type(value)) if kind == "Tensor" else None
     return value if dtype is None else number(value, dtype)
 
@@ -181,7 +204,8 @@ def _check(node: fx.Node, found: Any, out: Any) -> None:
     for value, fake in pairs:
         if isinstance(value, Value) and (value.shape != fake.shape or value.dtype != fake.dtype):
             raise GraphError(
-                f"the op table makes {value.dtype}{list(value.shape)} of {node.format_node()}, which is {fake.dtype}{list(fake.shape)}"
+                f"the op table makes {value.dtype}{list(value.shape)} of {node.format_node()}, which is "
+                f"{fake.dtype}{list(fake.shape)}"
             )
 
 
@@ -190,7 +214,8 @@ def _exists(node: fx.Node, out: Any) -> Value | None:
         return number(plain(0, out.dtype), out.dtype, shape_of(out)) if out.dtype in SUPPORTED else None
     if isinstance(out, Tensor):
         there = memory(node.name, shape_of(out), strides_of(out), out.dtype)
-        return pointwise("neg", there) if out.is_neg() else there  # PyTorch notes that the sign is turned, and leaves memory as it is
+        # PyTorch notes that the sign is turned, and leaves memory as it is
+        return pointwise("neg", there) if out.is_neg() else there
     if isinstance(out, (torch.SymFloat, float)):
         return Scalar((), torch.float64, node.name, ())
     return sizes.plain(out) if is_size(out) or type(out) is int else None
@@ -226,20 +251,25 @@ def _needed(graph: Graph, values: Mapping[fx.Node, Any], externs: Mapping[fx.Nod
 
 
 def _written(value: Value, strides: tuple[int, ...]) -> tuple[Value, tuple[int, ...]]:
-    """What is computed for a tensor that lies so, and how that lies: of a view that only changes the order of the dimensions, what it is a
-    view of, if its last dimension is the one that lies together in memory."""
+    """What is computed for a tensor that lies so, and how that lies: of a view that only changes the order of the
+    dimensions, what it is a view of, if its last dimension is the one that lies together in memory."""
     if not is_given(value):
         return value, strides
     if isinstance(value, View) and not isinstance(value.arg, Memory):
         found = _of_argument(value, strides)
-        last = next((s for s, n in zip(reversed(found), reversed(value.arg.shape), strict=True) if n > 1), None) if found else None
+        last = (
+            next((s for s, n in zip(reversed(found), reversed(value.arg.shape), strict=True) if n > 1), None)
+            if found
+            else None
+        )
         if found and last == 1:
             return value.arg, found
     return pointwise("copy", value), strides  # of a tensor that is there, but this is another tensor
 
 
 def _of_argument(view: View, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides by the dimensions of what is viewed; None where it is seen otherwise than whole, each element once."""
+    """The strides by the dimensions of what is viewed; None where it is seen otherwise than whole, each element
+    once."""
     by_axis = dict(zip(own_index(view.shape), strides, strict=True))
     seen = [w for w, n in zip(view.where, view.arg.shape, strict=True) if n > 1]
     if view.numel != view.arg.numel or len(set(seen)) != len(seen) or not all(w in by_axis and w != ZERO for w in seen):

@@ -1,4 +1,5 @@
-"""Memory of what only the kernels of one launch know: one arena, in which buffers that are not alive together share places."""
+"""Memory of what only the kernels of one launch know: one arena, in which buffers that are not alive together share
+places."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _SMALL = 16
 """Bytes to which what is smaller than a line is rounded up: it comes after all others, and several share one."""
 
 _PAGE = 1 << 12
-"""Bytes: what lies as far apart, or several times as far, has the same place in the L1 cache, and a processor mixes up stores to one with
-loads from the other."""
+"""Bytes: what lies as far apart, or several times as far, has the same place in the L1 cache, and a processor mixes
+up stores to one with loads from the other."""
 
 
 @frozen(eq=False)
@@ -31,7 +32,8 @@ class Arena:
 
 
 def origins(kernels: Sequence[Kernel]) -> dict[str, str]:
-    """In whose memory buffers lie that are written in the place of another one: ``{written: the first that lay there}``."""
+    """In whose memory buffers lie that are written in the place of another one: ``{written: the first that lay
+    there}``."""
     found: dict[str, str] = {}
     for kernel in kernels:
         found |= {written: found.get(read, read) for written, read in kernel.over.items()}
@@ -39,11 +41,11 @@ def origins(kernels: Sequence[Kernel]) -> dict[str, str]:
 
 
 def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence[Buffer] = ()) -> Arena:
-    """Places for ``scratch``: the largest first, each at the lowest address free from its first writer to its last reader, or to
-    the end if it is ``lasting``. What is written in the place of another buffer takes none.
+    """Places for ``scratch``: the largest first, each at the lowest address free from its first writer to its last
+    reader, or to the end if it is ``lasting``. What is written in the place of another buffer takes none.
 
-    First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee 2020,
-    "Efficient memory management for deep neural net inference").
+    First fit by size stays within a few percent of the lower bound, the most bytes alive at a time (Pisarchyk & Lee
+    2020, "Efficient memory management for deep neural net inference").
     """
     shared = origins(kernels)
     uses = [*((*kernel.writes, *kernel.reads) for kernel in kernels), tuple(lasting)]
@@ -63,7 +65,8 @@ def plan(kernels: Sequence[Kernel], scratch: Sequence[Buffer], lasting: Sequence
 
 
 def skewed(size: int) -> int:
-    """So many bytes, rounded up to whole lines, and one more where what comes next would lie in the same place of the cache."""
+    """So many bytes, rounded up to whole lines, and one more where what comes next would lie in the same place of
+    the cache."""
     size = _whole(size, ALIGNMENT)
     return size + (ALIGNMENT if size % _PAGE == 0 else 0)
 

@@ -1,8 +1,9 @@
 """The order in which fusion takes library calls and values.
 
-Library calls run in the order of the graph: backward multiplies ``gelu(z).T @ g`` before ``g @ w.T``, of which ``dz`` is made. Where
-``gelu(z)`` is computed for that product alone, the product waits until after the other: the kernel that makes ``dz`` of ``z`` then makes
-``gelu(z)``, too. It reads ``z`` once, computes once what both have in common, and may write both over what it reads.
+Library calls run in the order of the graph: backward multiplies ``gelu(z).T @ g`` before ``g @ w.T``, of which ``dz``
+is made. Where ``gelu(z)`` is computed for that product alone, the product waits until after the other: the kernel that
+makes ``dz`` of ``z`` then makes ``gelu(z)``, too. It reads ``z`` once, computes once what both have in common, and may
+write both over what it reads.
 
 Of values, what totals are made of comes first: those of one tensor are then added up in one pass over it.
 """
@@ -23,8 +24,8 @@ _SOON = 16
 
 
 def in_turn(lowering: Lowering) -> list[fx.Node]:
-    """The library calls and the calls with checks, in the order in which they run. A call that others wait for does not wait itself: what
-    comes before it may read theirs."""
+    """The library calls and the calls with checks, in the order in which they run. A call that others wait for does
+    not wait itself: what comes before it may read theirs."""
     nodes = lowering.nodes
     there: set[Value] = set()  # what the calls so far need
     waiting: dict[fx.Node, list[fx.Node]] = {}
@@ -60,8 +61,8 @@ def _written_for(call: fx.Node, lowering: Lowering) -> list[Value]:
 def _last_before_reader(
     call: fx.Node, needed: Collection[Value], there: Collection[Value], later: Sequence[fx.Node], lowering: Lowering
 ) -> fx.Node | None:
-    """Of the calls before a kernel that reads what something is computed from which ``call`` needs, and they do not, the last; if neither
-    they nor that kernel need the result of ``call``."""
+    """Of the calls before a kernel that reads what something is computed from which ``call`` needs, and they do not,
+    the last; if neither they nor that kernel need the result of ``call``."""
     alone, after, of_others, last = set(needed).difference(there), {call}, set[fx.Node](), None
     read = _read_for(alone, there)
     for node in later:
@@ -85,8 +86,10 @@ def _last_before_reader(
 
 
 def _read_for(needed: Collection[Value], there: Collection[Value]) -> set[Value]:
-    """The tensors that values are computed from, but for those that are next to nothing beside them. What is only copied has nothing in
-    common with what is computed from the same."""
+    """The tensors that values are computed from, but for those that are next to nothing beside them. What is only
+    copied has nothing in common with what is computed from the same."""
     found = below(list(needed), stop=there.__contains__)
-    made = [v.about for v in found if v not in there and not is_given(v) and not (isinstance(v, Map) and v.op == "copy")]
+    made = [
+        v.about for v in found if v not in there and not is_given(v) and not (isinstance(v, Map) and v.op == "copy")
+    ]
     return {v for v in found if made and (v in there or isinstance(v, Memory)) and v.about * ROW > max(made)}

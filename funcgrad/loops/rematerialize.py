@@ -1,7 +1,8 @@
 """Rematerialisation between kernels: what a later one computes again instead of reading it.
 
-To write a tensor and to read it back takes longer than a few functions. A value is computed again where all that it is made of is read
-there anyway, or takes no more memory than the value itself would, nor longer to read than to write and read the value.
+To write a tensor and to read it back takes longer than a few functions. A value is computed again where all that it is
+made of is read there anyway, or takes no more memory than the value itself would, nor longer to read than to write and
+read the value.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _AT_MOST = 64.0
 """Operations for an element, of which a transcendental function is some twenty."""
 
 _PUT = 8.0
-"""Operations for an element that is put where a tensor says: threads seldom share these, as they would those of a kernel before."""
+"""Operations for an element that is put where a tensor says: threads seldom share these, as they would those of a
+kernel before."""
 
 _GATHERED = 4.0
 """What reading an element at an index that is data counts for."""
@@ -33,7 +35,8 @@ _FROM = 1 << 12
 
 @frozen(eq=False)
 class _Recipe:
-    """What a value is computed from, of which ``kept`` is not in memory yet; the operations for an element, and whether it gathers some."""
+    """What a value is computed from, of which ``kept`` is not in memory yet; the operations for an element, and
+    whether it gathers some."""
 
     sources: frozenset[Value]
     kept: frozenset[Value]
@@ -45,9 +48,9 @@ def compute_again(
     tasks: Sequence[Task], stored: dict[Value, Group], wanted: set[Value], group_of: Mapping[Value, Group],
     maker: Callable[[Value], Task | None],
 ) -> None:  # fmt: skip
-    """Let groups that come later compute what they read from others. ``stored``: what kernels leave for others, and which; ``wanted``: what
-    has to be in memory; ``maker``: the task that makes a value. Changes ``stored``, and what groups read; their order stands, since what is
-    read instead is made before."""
+    """Let groups that come later compute what they read from others. ``stored``: what kernels leave for others, and
+    which; ``wanted``: what has to be in memory; ``maker``: the task that makes a value. Changes ``stored``, and what
+    groups read; their order stands, since what is read instead is made before."""
     at = {task: i for i, task in enumerate(tasks)}
     readers: dict[Value, list[Group]] = {}
     for task in tasks:
@@ -101,22 +104,25 @@ def _recipe(value: Value, stored: Mapping[Value, Group], group_of: Mapping[Value
 
 
 def _reads_more(value: Value, recipe: _Recipe, groups: Sequence[Group]) -> bool:
-    """Whether groups would read more bytes for what they do not read anyway than to write a value once, and to read it in each, takes: a
-    state that every step makes of the one before would be made of all steps before."""
+    """Whether groups would read more bytes for what they do not read anyway than to write a value once, and to read
+    it in each, takes: a state that every step makes of the one before would be made of all steps before."""
     more = sum(s.nbytes for g in groups for s in recipe.sources if s not in g.reads and s not in g.members)
     return more > value.nbytes * (1 + len(groups))
 
 
 def _pays(
-    value: Value, recipe: _Recipe, group: Group, stored: Mapping[Value, Group], readers: Mapping[Value, Sequence[Group]],
+    value: Value, recipe: _Recipe, group: Group, stored: Mapping[Value, Group],
+    readers: Mapping[Value, Sequence[Group]],
     at: Mapping[Task, int], maker: Callable[[Value], Task | None],
 ) -> bool:  # fmt: skip
-    """Whether a group computes it in few operations, and what has to be kept for it, and would not be, is no more than the value."""
+    """Whether a group computes it in few operations, and what has to be kept for it, and would not be, is no more
+    than the value."""
     more = 0
     for source in recipe.sources:
         is_given = isinstance(source, Memory) and maker(source) is None
         more += 0 if is_given or any(at[g] >= at[group] for g in readers.get(source, ())) else source.nbytes
-    spread = max(1.0, group.domain.about / value.about)  # what is broadcast there would be computed for each place it goes to
+    # what is broadcast there would be computed for each place it goes to
+    spread = max(1.0, group.domain.about / value.about)
     most = _AT_MOST if group.scatter is None else _PUT
     if more > value.nbytes:
         return False
@@ -126,7 +132,8 @@ def _pays(
 
 
 def _times(value: Value, group: Group, stored: Mapping[Value, Group]) -> float:
-    """In how many ways a group looks at a value: so many times it would compute each element. By an index that is data: who knows."""
+    """In how many ways a group looks at a value: so many times it would compute each element. By an index that is
+    data: who knows."""
     ways: set[object] = set()
     pending, seen = list(group.members), set(group.members)
     while pending:

@@ -62,7 +62,16 @@ def _rank(a: Any, b: Any) -> int:
 
 
 def is_arithmetic(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float32, torch.float64, *HALF, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return dtype in (
+        torch.float32,
+        torch.float64,
+        *HALF,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+    )
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -100,8 +109,8 @@ def plain(value: Any, dtype: torch.dtype) -> Any:
 
 
 def fits(value: Any, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds a number: one that it does not hold wraps around in PyTorch's arithmetic and comparisons, and is refused
-    elsewhere, where a row leaves the call to it. Tensors are cast."""
+    """Whether a dtype holds a number: one that it does not hold wraps around in PyTorch's arithmetic and
+    comparisons, and is refused elsewhere, where a row leaves the call to it. Tensors are cast."""
     if isinstance(value, Scalar):
         return dtype.is_floating_point  # the call was recorded for numbers that fit
     if isinstance(value, Value) or dtype == torch.bool:
@@ -113,7 +122,8 @@ def fits(value: Any, dtype: torch.dtype) -> bool:
 
 
 def item_fits(value: Any, dtype: torch.dtype) -> bool:
-    """The same where PyTorch takes the number out of a tensor; one that is known when the program runs fits for sure in its own dtype."""
+    """The same where PyTorch takes the number out of a tensor; one that is known when the program runs fits for sure
+    in its own dtype."""
     if isinstance(value, Value) and not isinstance(value, (Number, Scalar)):
         return value.dtype == dtype
     return fits(value.value if isinstance(value, Number) else value, dtype)

@@ -26,7 +26,8 @@ def _tanh_gate(x: Value) -> Value:
 
 
 def _normal(x: Value) -> tuple[Value, Value]:
-    """(1 + erf(x / sqrt(2))) / 2, likewise, and e^(-x^2 / 2), which its tails are made of: erfcx(a) = e^(a^2) erfc(a), for a >= 0."""
+    """(1 + erf(x / sqrt(2))) / 2, likewise, and e^(-x^2 / 2), which its tails are made of: erfcx(a) = e^(a^2)
+    erfc(a), for a >= 0."""
     density = pointwise("exp", x * x * -0.5)
     if x.dtype == torch.float64:
         return 0.5 * pointwise("erfc", x * -math.sqrt(0.5)), density
@@ -118,7 +119,9 @@ TABLE |= {
     aten.softplus_backward.default: half_in_f32(_softplus_backward),
     aten.elu.default: half_in_f32(_elu),
     aten.leaky_relu.default: half_in_f32(lambda x, slope=0.01: where(compare("gt", x, 0.0), x, x * slope)),
-    aten.leaky_relu_backward.default: half_in_f32(lambda g, x, slope, is_result: where(compare("gt", x, 0.0), g, g * slope)),
+    aten.leaky_relu_backward.default: half_in_f32(
+        lambda g, x, slope, is_result: where(compare("gt", x, 0.0), g, g * slope)
+    ),
     aten.hardtanh.default: half_in_f32(_hardtanh),
     aten.hardtanh_backward.default: half_in_f32(_hardtanh_backward),
     aten.elu_backward.default: half_in_f32(_elu_backward),
@@ -136,5 +139,7 @@ TABLE |= {
     aten.logaddexp.default: half_in_f32(_logaddexp),
     aten.sigmoid_backward.default: half_in_f32(lambda g, y: g * (1.0 - y) * y),
     aten.tanh_backward.default: half_in_f32(lambda g, y: g * (1.0 - y * y)),
-    aten.threshold_backward.default: half_in_f32(lambda g, x, threshold: where(compare("le", x, float(threshold)), 0.0, g)),
+    aten.threshold_backward.default: half_in_f32(
+        lambda g, x, threshold: where(compare("le", x, float(threshold)), 0.0, g)
+    ),
 }

@@ -18,13 +18,19 @@ WHOLE = (torch.int64, torch.int32)
 
 
 @row(aten.embedding.default)
-def _embedding(weight: Value, at: Value, padding: int = -1, scale: bool = False, sparse: bool = False, *, out: Any) -> Any:
+def _embedding(
+    weight: Value, at: Value, padding: int = -1, scale: bool = False, sparse: bool = False, *, out: Any
+) -> Any:
     return _rows(weight, 0, at, out)
 
 
 @row(aten.index_select.default)
 def _index_select(x: Value, dim: int, at: Value, *, out: Any) -> Any:
-    return _rows(x, dim % len(x.shape), at, out) if x.shape and len(at.shape) == 1 and at.dtype in WHOLE else NotImplemented
+    return (
+        _rows(x, dim % len(x.shape), at, out)
+        if x.shape and len(at.shape) == 1 and at.dtype in WHOLE
+        else NotImplemented
+    )
 
 
 def _rows(x: Value, dim: int, at: Value, out: Any) -> Checked:
@@ -52,7 +58,9 @@ def _take(x: Value, at: Value, *, out: Any) -> Any:
     return Checked(gather(flattened, at.shape, [at]), (outside(at, x.numel, -x.numel),))
 
 
-def places(shape: Sequence[int], given: Sequence[Value | None], out: Sequence[int]) -> tuple[list[Index | Value], tuple[Value, ...]]:
+def places(
+    shape: Sequence[int], given: Sequence[Value | None], out: Sequence[int]
+) -> tuple[list[Index | Value], tuple[Value, ...]]:
     """What ``x[given]`` reads, for ``x`` of a shape and a result of shape ``out``; and where an index is wrong.
 
     The dimensions of the indices stand where those they replace were, if these stood together, else in front.
@@ -91,7 +99,11 @@ def _nll_loss(x: Value, target: Value, weight: Value | None, how: int, ignored: 
     own.insert(1 if len(x.shape) > 1 else 0, target)
     picked = cast(gather(x, target.shape, own), wide)
     counted = compare("ne", target, ignored)
-    share = cast(counted, wide) if weight is None else where(counted, cast(gather(weight, target.shape, [target]), wide), 0.0)
+    share = (
+        cast(counted, wide)
+        if weight is None
+        else where(counted, cast(gather(weight, target.shape, [target]), wide), 0.0)
+    )
     loss = where(counted, -(picked if weight is None else picked * share), 0.0)
     wrong = pointwise("and", outside(target, classes), counted)
     total = number(0.0, wide)

@@ -1,7 +1,8 @@
 """Rows of the op table: factorisations and solutions of small systems, written out element by element.
 
-The library is called for one matrix in microseconds, and goes over many one by one; here a batch is an array for each element of the
-matrix, and the elimination is arithmetic on them like any other. Pivoting is that of LAPACK: the first of the largest.
+The library is called for one matrix in microseconds, and goes over many one by one; here a batch is an array for each
+element of the matrix, and the elimination is arithmetic on them like any other. Pivoting is that of LAPACK: the first
+of the largest.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def _transposed(a: Value) -> Value:
 
 
 def _factor(a: Matrix) -> tuple[Matrix, list[Value], Value]:
-    """L and U in one matrix; for each column the row it was exchanged with; and the first column without a pivot, counted from 1."""
+    """L and U in one matrix; for each column the row it was exchanged with; and the first column without a pivot,
+    counted from 1."""
     n = len(a)
     a = [list(row) for row in a]
     batch = a[0][0].shape
@@ -181,12 +183,18 @@ def _determinant(log: bool) -> Rule:
         turned = given[0].is_contiguous()  # as PyTorch, which saves itself a copy; its gradient knows
         lu, exchanges, _ = _factor(_elements(_transposed(a) if turned else a))
         diagonal = [lu[i][i] for i in range(len(lu))]
-        signs = [where(compare("eq", e, k), number(1.0, a.dtype), number(-1.0, a.dtype)) for k, e in enumerate(exchanges)]
+        signs = [
+            where(compare("eq", e, k), number(1.0, a.dtype), number(-1.0, a.dtype)) for k, e in enumerate(exchanges)
+        ]
         rest = (_matrix(lu), _pivots(exchanges))
         if not log:
             return (_product([*signs, *diagonal]), *rest)
         sizes = [pointwise("log", pointwise("abs", d)) for d in diagonal]
-        return (_product([*signs, *(pointwise("sign", d) for d in diagonal)]), functools.reduce(lambda x, y: x + y, sizes), *rest)
+        return (
+            _product([*signs, *(pointwise("sign", d) for d in diagonal)]),
+            functools.reduce(lambda x, y: x + y, sizes),
+            *rest,
+        )
 
     rule.takes_given = True  # type: ignore[attr-defined]
     return rule
@@ -208,7 +216,9 @@ def _check_errors(info: Value, name: str, *, is_matrix: bool, out: Any) -> Any:
 
 
 @row(aten.linalg_solve_triangular.default)
-def _solve_triangular(a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False, out: Any) -> Any:
+def _solve_triangular(
+    a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False, out: Any
+) -> Any:
     if not _is_small(a) or a.shape[:-2] != b.shape[:-2]:
         return NotImplemented
     a, b = (a, b) if left else (_transposed(a), _transposed(b))

@@ -47,7 +47,9 @@ def _huber(d: Value, delta: float = 1.0) -> Value:
 def _huber_backward(g: Value, x: Value, y: Value, how: int, delta: float) -> Value:
     d, share = x - y, _share(x, how)
     return where(
-        compare("le", d, -float(delta)), g * (-share * delta), where(compare("ge", d, float(delta)), g * (share * delta), share * d * g)
+        compare("le", d, -float(delta)),
+        g * (-share * delta),
+        where(compare("ge", d, float(delta)), g * (share * delta), share * d * g),
     )
 
 
@@ -55,7 +57,9 @@ def _log_sigmoid(x: Value) -> Value:
     return pointwise("minimum", x, 0.0) - pointwise("log1p", pointwise("exp", -pointwise("abs", x)))
 
 
-def _with_logits(x: Value, y: Value, weight: Value | None = None, positive: Value | None = None, how: int = _MEAN) -> Value:
+def _with_logits(
+    x: Value, y: Value, weight: Value | None = None, positive: Value | None = None, how: int = _MEAN
+) -> Value:
     log = _log_sigmoid(x)
     loss = (1.0 - y) * x - (log if positive is None else ((positive - 1.0) * y + 1.0) * log)
     return _reduced(loss if weight is None else loss * weight, how)
@@ -97,7 +101,9 @@ def _log_sigmoid_backward(g: Value, x: Value, z: Value, *, out: Any) -> Any:
 
 
 @row(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_backward(g: Value, x: Value, target: Value, weight: Value | None, how: int, ignored: int, total: Value, *, out: Any) -> Any:
+def _nll_backward(
+    g: Value, x: Value, target: Value, weight: Value | None, how: int, ignored: int, total: Value, *, out: Any
+) -> Any:
     """A target that is no class has made the forward, from which ``total`` comes, raise an error."""
     wide, shape = wide_dtype(out.dtype), x.shape
     dim = 0 if len(shape) == 1 else 1

@@ -20,7 +20,9 @@ from .values import (
 
 
 @row(aten.native_layer_norm.default)
-def _layer_norm(x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, out: Any) -> Any:
+def _layer_norm(
+    x: Value, shape: Sequence[int], weight: Value | None, bias: Value | None, eps: float, *, out: Any
+) -> Any:
     wide = wide_dtype(x.dtype)
     dims = list(range(len(x.shape) - len(shape), len(x.shape)))
     wx = cast(x, wide)
@@ -72,7 +74,8 @@ def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, 
     wx = cast(x, wide)
     variance, mean = variance_and_mean(wx, dims, 0, True)
     scale = pointwise("rsqrt", variance + eps)
-    scale = scale if eps else where(compare("eq", variance, 0.0), 0.0, scale)  # as PyTorch has it for batches, and for them alone
+    # as PyTorch has it for batches, and for them alone
+    scale = scale if eps else where(compare("eq", variance, 0.0), 0.0, scale)
     y = (wx - mean) * scale
     y = y if weight is None else y * _per_channel(cast(weight, wide), rank)
     y = y if bias is None else y + _per_channel(cast(bias, wide), rank)
@@ -81,7 +84,9 @@ def _batch_norm(x: Value, weight: Value | None, bias: Value | None, *rest: Any, 
     if means is not None:
         n = x.numel // x.shape[1]
         unbiased = variance * (n / (n - 1) if n > 1 else math.nan)
-        found += [cast(old, wide) * (1 - momentum) + new * momentum for old, new in ((means, mean), (variances, unbiased))]
+        found += [
+            cast(old, wide) * (1 - momentum) + new * momentum for old, new in ((means, mean), (variances, unbiased))
+        ]
     return tuple(cast(v, o.dtype) for v, o in zip(found, out, strict=True))
 
 
@@ -124,7 +129,16 @@ def _per_group(value: Value, groups: int) -> Value:
 
 @row(aten.native_group_norm.default)
 def _group_norm(
-    x: Value, weight: Value | None, bias: Value | None, n: int, channels: int, size: int, groups: int, eps: float, *, out: Any
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    n: int,
+    channels: int,
+    size: int,
+    groups: int,
+    eps: float,
+    *,
+    out: Any,
 ) -> Any:
     wide = wide_dtype(x.dtype)
     wx = _grouped(cast(x, wide), n, groups, channels)

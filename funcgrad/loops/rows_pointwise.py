@@ -31,7 +31,8 @@ def _elementwise(op: str, floats_only: bool = False) -> Rule:
 
 
 for _name in (
-    "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh cosh asinh acosh "
+    "exp log sin cos tan tanh sigmoid sqrt rsqrt reciprocal erf erfc expm1 log1p log2 log10 exp2 asin acos atan sinh "
+    "cosh asinh acosh "
     "atanh floor ceil trunc relu neg sign abs"
 ).split():
     TABLE[getattr(aten, _name).default] = _elementwise(_name, floats_only=_name not in ("relu", "neg", "sign", "abs"))
@@ -77,7 +78,8 @@ def _power(x: Value, exponent: Any, *, out: Any, given: Sequence[torch.Tensor]) 
     if not isinstance(exponent, (int, float)) or (out.dtype in HALF and not fits(exponent, out.dtype)):
         return NotImplemented
     if out.dtype.is_floating_point and exponent != (rounded := _rounded(exponent, out.dtype)) and rounded.is_integer():
-        return NotImplemented  # of a negative number, 1 or NaN: eager PyTorch rounds it for some elements of a tensor, by where they are
+        # of a negative number, 1 or NaN: eager PyTorch rounds it for some elements of a tensor, by where they are
+        return NotImplemented
     x = cast(x, out.dtype)
     if is_arithmetic(out.dtype) and exponent in (1, 2, 3):
         return x if exponent == 1 else x * x if exponent == 2 else x * x * x
@@ -117,7 +119,8 @@ def _comparison(op: str) -> Rule:
 
 
 def _held(x: Any, dtype: torch.dtype) -> Value:
-    """An argument of a comparison: half precision is computed as float, in which 0.1 is another number than in PyTorch's comparison."""
+    """An argument of a comparison: half precision is computed as float, in which 0.1 is another number than in
+    PyTorch's comparison."""
     return number(_rounded(x, dtype), dtype) if dtype in HALF and not isinstance(x, Value) else into(x, dtype)
 
 
@@ -188,7 +191,11 @@ def _nan_to_num(x: Value, nan: Any = None, top: Any = None, bottom: Any = None, 
         return NotImplemented
     most = torch.finfo(x.dtype).max
     bottom = -most if bottom is None else bottom
-    finite = where(compare("eq", x, math.inf), most if top is None else float(top), where(compare("eq", x, -math.inf), float(bottom), x))
+    finite = where(
+        compare("eq", x, math.inf),
+        most if top is None else float(top),
+        where(compare("eq", x, -math.inf), float(bottom), x),
+    )
     return where(compare("ne", x, x), 0.0 if nan is None else float(nan), finite)
 
 
@@ -258,7 +265,9 @@ def _lerp(a: Value, b: Value, weight: Any, *, out: Any) -> Any:
 def _xlogy(x: Value, y: Value, *, out: Any) -> Any:
     x, y = cast(x, out.dtype), cast(y, out.dtype)
     return where(
-        compare("ne", y, y), number(math.nan, out.dtype), where(compare("eq", x, 0.0), number(0.0, out.dtype), x * pointwise("log", y))
+        compare("ne", y, y),
+        number(math.nan, out.dtype),
+        where(compare("eq", x, 0.0), number(0.0, out.dtype), x * pointwise("log", y)),
     )
 
 

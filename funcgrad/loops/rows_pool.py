@@ -17,7 +17,21 @@ from attrs import frozen
 from .index import Bound, Index, row_major
 from .rows import TABLE, Rule, aten, wide_dtype
 from .rows_reduce import average
-from .values import Number, Value, cast, compare, count, expand, look, number, own_index, pointwise, reshape, where, within
+from .values import (
+    Number,
+    Value,
+    cast,
+    compare,
+    count,
+    expand,
+    look,
+    number,
+    own_index,
+    pointwise,
+    reshape,
+    where,
+    within,
+)
 
 _LARGEST = 32
 """Elements of a window that is written out."""
@@ -41,11 +55,15 @@ class _Dim:
     def windows(self, element: Index) -> Sequence[tuple[Index, Index]]:
         """The windows an element may be in, and how far from their beginning it is there."""
         last, first = (element + self.padding) // self.stride, (element + self.padding) % self.stride
-        return [(last - back, first + back * self.stride) for back in range((self.dilation * (self.kernel - 1)) // self.stride + 1)]
+        return [
+            (last - back, first + back * self.stride)
+            for back in range((self.dilation * (self.kernel - 1)) // self.stride + 1)
+        ]
 
 
 def _dims(rank: int, shape: Sequence[int], out: Sequence[int], *sides: Any) -> list[_Dim]:
-    """``sides``: kernel, stride (none: as the kernel), padding and dilation, each for all dimensions or one for each."""
+    """``sides``: kernel, stride (none: as the kernel), padding and dilation, each for all dimensions or one for
+    each."""
     kernel, stride, *others = sides
     each = [[x] * rank if isinstance(x, int) else [*x] * (rank // len(x)) for x in (kernel, stride or kernel, *others)]
     return [_Dim(*sizes) for sizes in zip(shape[-rank:], out[-rank:], *each, strict=True)]
@@ -54,7 +72,9 @@ def _dims(rank: int, shape: Sequence[int], out: Sequence[int], *sides: Any) -> l
 def _read(x: Value, shape: Sequence[int], at: Sequence[Index], other: Any) -> Value:
     """The elements of ``x`` at an index along its last dimensions, ``other`` where that is outside."""
     own = own_index(shape)
-    bounds: list[Bound] = [(i, 0, n) for i, n in zip(at, x.shape[-len(at) :], strict=True) if i.range[0] < 0 or i.range[1] >= n]
+    bounds: list[Bound] = [
+        (i, 0, n) for i, n in zip(at, x.shape[-len(at) :], strict=True) if i.range[0] < 0 or i.range[1] >= n
+    ]
     index = (*own[: len(shape) - len(at)], *at)
     return within(x, index, bounds, number(other, x.dtype, shape)) if bounds else look(x, shape, index)
 
@@ -80,7 +100,9 @@ def _place(dims: Sequence[_Dim], at: Sequence[Index]) -> Index:
 
 
 def _max_pool(rank: int) -> Rule:
-    def rule(x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False, *, out: Any) -> Any:
+    def rule(
+        x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False, *, out: Any
+    ) -> Any:
         dims = _dims(rank, x.shape, out[0].shape, kernel, stride, padding, dilation)
         few = math.prod(d.kernel for d in dims) <= _LARGEST and math.prod(d.size for d in dims) < 1 << 31
         return _greatest(x, dims, tuple(out[0].shape)) if few and x.dtype.is_floating_point else NotImplemented
@@ -89,7 +111,8 @@ def _max_pool(rank: int) -> Rule:
 
 
 def _greatest(x: Value, dims: Sequence[_Dim], shape: tuple[int, ...]) -> tuple[Value, Value]:
-    """The greatest element of each window, and its place: as PyTorch, the first of equal ones, the last NaN, never padding."""
+    """The greatest element of each window, and its place: as PyTorch, the first of equal ones, the last NaN, never
+    padding."""
     windows = own_index(shape)[-len(dims) :]
     steps = row_major([d.size for d in dims])
     there = number(True, torch.bool, x.shape)
@@ -121,7 +144,18 @@ def _is_certain(truth: Value) -> bool:
 
 
 def _max_pool_backward(rank: int) -> Rule:
-    def rule(g: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, places: Value, *, out: Any) -> Any:
+    def rule(
+        g: Value,
+        x: Value,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil: bool,
+        places: Value,
+        *,
+        out: Any,
+    ) -> Any:
         dims = _dims(rank, x.shape, g.shape, kernel, stride, padding, dilation)
         own = own_index(x.shape)[-rank:]
         windows = [[w for w, _ in d.windows(i)] for d, i in zip(dims, own, strict=True)]
@@ -139,7 +173,8 @@ def _max_pool_backward(rank: int) -> Rule:
 
 
 def _counted(dims: Sequence[_Dim], shape: Sequence[int], with_padding: bool, given: int | None) -> Any:
-    """What the sum over each window is divided by, for a result of this shape: a number, or a value where windows differ."""
+    """What the sum over each window is divided by, for a result of this shape: a number, or a value where windows
+    differ."""
     if given is not None:
         return given
     counted: Any = 1
@@ -161,7 +196,8 @@ def _shared(value: Value, divisor: Any) -> Value:
 
 def _avg_pool(rank: int) -> Rule:
     def rule(
-        x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, with_padding: bool = True, divisor: Any = None,
+        x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False, with_padding: bool = True,
+        divisor: Any = None,
         *, out: Any,
     ) -> Any:  # fmt: skip
         shape = tuple(out.shape)
@@ -170,7 +206,9 @@ def _avg_pool(rank: int) -> Rule:
             return NotImplemented
         windows = own_index(shape)[-rank:]
         wide = cast(x, wide_dtype(x.dtype))
-        taps = itertools.product(*([d.element(w, t) for t in range(d.kernel)] for d, w in zip(dims, windows, strict=True)))
+        taps = itertools.product(
+            *([d.element(w, t) for t in range(d.kernel)] for d, w in zip(dims, windows, strict=True))
+        )
         total = _sum([_read(wide, shape, at, 0.0) for at in taps])
         return cast(_shared(total, _counted(dims, shape, with_padding, divisor)), x.dtype)
 
@@ -178,7 +216,18 @@ def _avg_pool(rank: int) -> Rule:
 
 
 def _avg_pool_backward(rank: int) -> Rule:
-    def rule(g: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil: bool, with_padding: bool, divisor: Any, *, out: Any) -> Any:
+    def rule(
+        g: Value,
+        x: Value,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil: bool,
+        with_padding: bool,
+        divisor: Any,
+        *,
+        out: Any,
+    ) -> Any:
         dims = _dims(rank, x.shape, g.shape, kernel, stride, padding)
         own = own_index(x.shape)[-rank:]
         windows = [d.windows(i) for d, i in zip(dims, own, strict=True)]
@@ -204,7 +253,9 @@ def _adaptive(rank: int) -> tuple[Rule, Rule]:
         pairs = list(zip(shape[-rank:], out[-rank:], strict=True))
         if any(n % m for n, m in pairs):
             return None
-        return [*shape[:-rank], *(k for n, m in pairs for k in (m, n // m))], [len(shape) - rank + 1 + 2 * d for d in range(rank)]
+        return [*shape[:-rank], *(k for n, m in pairs for k in (m, n // m))], [
+            len(shape) - rank + 1 + 2 * d for d in range(rank)
+        ]
 
     def forward(x: Value, size: Any, *, out: Any) -> Any:
         parts = split(x.shape, out.shape)

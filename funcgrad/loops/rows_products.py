@@ -1,7 +1,8 @@
 """Rows of the op table: products of matrices that are better not left to the library.
 
-A library call is some microseconds, and a wall between kernels; a product with few terms to each element is arithmetic like any other,
-and one with a vector reads each element of the matrix once: it is best where the matrix, or what comes of it, is read anyway.
+A library call is some microseconds, and a wall between kernels; a product with few terms to each element is arithmetic
+like any other, and one with a vector reads each element of the matrix once: it is best where the matrix, or what comes
+of it, is read anyway.
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from .rows import TABLE, Rule, aten, fits, into, wide_dtype
 from .values import Memory, Value, View, axes_of, cast, look, own_index, reduce
 
 _TERMS = 4
-"""With so few terms to an element, a product of any size is bound by memory, and is best where its operands are made or read."""
+"""With so few terms to an element, a product of any size is bound by memory, and is best where its operands are made
+or read."""
 
 _SMALL = 2048
 """Multiplications that take as long as a call."""
 
 
 _IN_LANES, _LANES, _ROWS, _ADDED = 32768, 8, 8, 256
-"""On a CPU, multiplications that take as long as a call where rows lie side by side (``c_lanes.py``): of so many columns or a multiple, of
-so many rows, with so few terms to an element that they may be added one after the other."""
+"""On a CPU, multiplications that take as long as a call where rows lie side by side (``c_lanes.py``): of so many
+columns or a multiple, of so many rows, with so few terms to an element that they may be added one after the other."""
 
 
 def is_small(shape: Sequence[int], terms: int) -> bool:
-    """Whether a product of this shape, or several of the last two dimensions, with so many terms to an element is better not left to
-    the library."""
+    """Whether a product of this shape, or several of the last two dimensions, with so many terms to an element is
+    better not left to the library."""
     return is_few(terms, _TERMS) or is_few(math.prod(shape[-2:]) * terms, _SMALL)
 
 
 def _contracted(a: Value, b: Value, out: Any, kept: tuple[Sequence[int], Sequence[int]]) -> Any:
-    """``Σ_k a[…, k] b[…, k]`` for each index of ``out``, not yet rounded to half precision: ``kept`` are the dimensions of it that ``a``
-    and ``b`` have, in their order, -1 for k."""
+    """``Σ_k a[…, k] b[…, k]`` for each index of ``out``, not yet rounded to half precision: ``kept`` are the
+    dimensions of it that ``a`` and ``b`` have, in their order, -1 for k."""
     shape = out.shape
     terms = a.shape[kept[0].index(-1)]
     k = _place_of_terms(a, b, shape, terms, kept, out.device.type == "cpu")
@@ -56,8 +58,8 @@ def _contracted(a: Value, b: Value, out: Any, kept: tuple[Sequence[int], Sequenc
 def _place_of_terms(
     a: Value, b: Value, shape: Sequence[int], terms: int, kept: tuple[Sequence[int], Sequence[int]], on_cpu: bool
 ) -> int | None:
-    """Which of the loops goes over the terms: the last, or the first, where a row of the matrix, as it lies in memory, has a term of each
-    element. None where the product is the library's."""
+    """Which of the loops goes over the terms: the last, or the first, where a row of the matrix, as it lies in
+    memory, has a term of each element. None where the product is the library's."""
     if is_small(shape, terms) or (on_cpu and a.dtype.itemsize >= 4 and _goes_in_lanes(shape, terms)):
         return len(shape)
     by_a_vector = len(shape) < 2 or (len(shape) == 2 and 1 in shape)
@@ -75,7 +77,8 @@ def _goes_in_lanes(shape: Sequence[int], terms: int) -> bool:
 
 
 def _innermost(value: Value) -> int | None:
-    """The dimension along which neighbours lie side by side in memory; what is computed has the order of its dimensions."""
+    """The dimension along which neighbours lie side by side in memory; what is computed has the order of its
+    dimensions."""
     if isinstance(value, View):
         inner = _innermost(value.arg)
         own = axes_of(value.shape)

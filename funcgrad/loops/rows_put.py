@@ -30,7 +30,9 @@ def _slice_backward(g: Value, shape: Any, dim: int, start: int, end: int, step: 
 
 
 @row(aten.slice_scatter.default)
-def _slice_scatter(x: Value, part: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, *, out: Any) -> Any:
+def _slice_scatter(
+    x: Value, part: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1, *, out: Any
+) -> Any:
     return insert(cast(part, out.dtype), x, dim, begin(out.shape[dim], start), step)
 
 
@@ -66,7 +68,11 @@ def _on_diagonal(x: Value, other: Value, offset: int, dim1: int, dim2: int) -> V
 
 @row(aten.diagonal_backward.default)
 def _diagonal_backward(g: Value, shape: Any, offset: int, dim1: int, dim2: int, *, out: Any) -> Any:
-    return _on_diagonal(g, zeros(out.shape, out.dtype), offset, dim1, dim2) if len(g.shape) == len(out.shape) - 1 else NotImplemented
+    return (
+        _on_diagonal(g, zeros(out.shape, out.dtype), offset, dim1, dim2)
+        if len(g.shape) == len(out.shape) - 1
+        else NotImplemented
+    )
 
 
 @row(aten.diag_embed.default)
@@ -98,5 +104,10 @@ def _repeat(x: Value, times: Sequence[int], *, out: Any) -> Any:
 
 
 # what is never read before it is written may hold anything
-for _empty in (aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_like.default, aten.new_empty.default):
+for _empty in (
+    aten.empty_strided.default,
+    aten.new_empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+):
     TABLE[_empty] = lambda *args, out, **_: zeros(out.shape, out.dtype)

@@ -43,14 +43,18 @@ def _prod(x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 
 
 @row(aten.linalg_vector_norm.default)
-def _vector_norm(x: Value, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any) -> Any:
+def _vector_norm(
+    x: Value, order: Any = 2, dims: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any
+) -> Any:
     if not x.dtype.is_floating_point or not out.dtype.is_floating_point or isinstance(order, Value):
         return NotImplemented
     x = cast(x, wide_dtype(out.dtype))
     if order == 2:
         result = pointwise("sqrt", reduce("sum", x * x, dims_of(dims), keepdim))
     elif order in (1, math.inf, -math.inf):
-        result = reduce("sum" if order == 1 else "max" if order > 0 else "min", pointwise("abs", x), dims_of(dims), keepdim)
+        result = reduce(
+            "sum" if order == 1 else "max" if order > 0 else "min", pointwise("abs", x), dims_of(dims), keepdim
+        )
     else:
         return NotImplemented
     return cast(result, out.dtype)
@@ -121,7 +125,9 @@ def variance_and_mean(x: Value, dims: Any, correction: Any, keepdim: bool) -> tu
     mean = average(x, dims)
     n = x.numel // max(1, mean.numel)
     squares = (x - mean) * (x - mean)
-    divisor = max(0, n - (1 if correction is None else int(correction) if correction == int(correction) else correction))
+    divisor = max(
+        0, n - (1 if correction is None else int(correction) if correction == int(correction) else correction)
+    )
     total = reduce("sum", squares, dims, keepdim)
     variance = total / into(divisor, total.dtype)
     return variance, mean if keepdim else reshape(mean, variance.shape)

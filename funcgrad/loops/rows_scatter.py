@@ -77,7 +77,11 @@ def _index_fill(x: Value, dim: int, at: Value, value: Any, *, out: Any) -> Any:
     if not x.shape or not at.shape or at.dtype != torch.int64 or not item_fits(value, x.dtype):
         return NotImplemented
     shape = [at.shape[0] if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)]
-    new = expand(cast(value, x.dtype), shape) if isinstance(value, Value) else number(plain(value, x.dtype), x.dtype, shape)
+    new = (
+        expand(cast(value, x.dtype), shape)
+        if isinstance(value, Value)
+        else number(plain(value, x.dtype), x.dtype, shape)
+    )
     return _along(x, dim, at, new, None, -x.shape[dim])
 
 
@@ -108,7 +112,9 @@ def _scatter_add(x: Value, dim: int, at: Value, source: Value, *, out: Any) -> A
 
 
 @row(aten.scatter_reduce.two)
-def _scatter_reduce(x: Value, dim: int, at: Value, source: Value, kind: str, *, include_self: bool = True, out: Any) -> Any:
+def _scatter_reduce(
+    x: Value, dim: int, at: Value, source: Value, kind: str, *, include_self: bool = True, out: Any
+) -> Any:
     kind = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}.get(kind, "")
     return _scattered(x, dim, at, source, kind) if include_self and kind and is_arithmetic(x.dtype) else NotImplemented
 
@@ -120,7 +126,8 @@ def _scattered(x: Value, dim: int, at: Value, source: Value, kind: str | None) -
     for d, n in enumerate(at.shape):
         source = narrow(source, d, 0, n)
     wrong = (outside(at, x.shape[dim]),)
-    if all(n == (1 if d == dim else x.shape[d]) for d, n in enumerate(at.shape)):  # one for each slice: all are asked whether it is theirs
+    # one for each slice: all are asked whether it is theirs
+    if all(n == (1 if d == dim else x.shape[d]) for d, n in enumerate(at.shape)):
         here = compare("eq", count(x.shape, dim), expand(cast(at, torch.int64), x.shape))
         return Checked(where(here, pointwise(PAIRWISE[kind], x, source) if kind else source, x), wrong)
     own: list[Index | Value] = list(own_index(at.shape))

@@ -44,12 +44,15 @@ TABLE |= {
     aten.fill.Scalar: lambda x, value, *, out: _filled(value, out),
     aten.scalar_tensor.default: lambda value, *, out, **_: _filled(value, out),
     aten.clone.default: lambda x, *, out, **_: x,
-    aten._to_copy.default: lambda x, *, out, **_: NotImplemented if x.dtype.is_complex or out.dtype.is_complex else cast(x, out.dtype),
+    aten._to_copy.default: lambda x, *, out, **_: (
+        NotImplemented if x.dtype.is_complex or out.dtype.is_complex else cast(x, out.dtype)
+    ),
     aten.copy.default: lambda x, y, non_blocking=False, *, out: expand(cast(y, out.dtype), tuple(out.shape)),
     aten.lift_fresh_copy.default: lambda x, *, out: x,
 }
 TAKES_SCALARS |= {
-    aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, aten.scalar_tensor.default, aten._to_copy.default,
+    aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, aten.scalar_tensor.default,
+    aten._to_copy.default,
 }  # fmt: skip
 for _name, _value in (("zeros", 0), ("ones", 1)):
     for _op in (getattr(aten, _name), getattr(aten, f"{_name}_like"), getattr(aten, f"new_{_name}")):

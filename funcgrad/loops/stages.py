@@ -48,8 +48,11 @@ def _cut(
     return tuple(reversed(stages)), list(kept)
 
 
-def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect], parts: _Parts) -> list[Stage]:
-    """A walk for each part of the work that has elements in common, the small ones together: a loop over few arrays is the fast one."""
+def _apart(
+    reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequence[Effect], parts: _Parts
+) -> list[Stage]:
+    """A walk for each part of the work that has elements in common, the small ones together: a loop over few arrays
+    is the fast one."""
     found: dict[Expr | None, list[Reduced | Expr | Effect]] = {}
     for item, root in [*((r, r.body) for r in reductions), *((k, k) for k in keeps), *((e, e.value) for e in effects)]:
         found.setdefault(parts.of(root), []).append(item)
@@ -73,8 +76,8 @@ def _apart(reductions: Sequence[Reduced], keeps: Sequence[Expr], effects: Sequen
 
 
 class _Parts:
-    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one of its reads. The
-    counters of a row, and scans of what is the same in all of it, are arrays, too."""
+    """Which expressions of a kernel read an array in common, directly or through others: each part is known by one
+    of its reads. The counters of a row, and scans of what is the same in all of it, are arrays, too."""
 
     def __init__(self, roots: Sequence[Expr]) -> None:
         self._above: dict[Expr, Expr] = {}
@@ -135,8 +138,8 @@ def _origin(expr: Expr) -> Expr | None:
 
 
 def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
-    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once; nor with a scan,
-    whose walk is not vectorised."""
+    """The walk in which each expression is computed first: after the reductions it needs, and not too many at once;
+    nor with a scan, whose walk is not vectorised."""
     numbers: dict[Expr, int] = {}
     spent: dict[int, int] = {}
     in_order: set[int] = set()
@@ -162,7 +165,9 @@ def _numbered(roots: Sequence[Expr]) -> dict[Expr, int]:
     return numbers
 
 
-def _from_before(roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]) -> list[Expr]:
+def _from_before(
+    roots: Sequence[Expr], n: int, numbers: Mapping[Expr, int], instead: Mapping[Expr, Expr]
+) -> list[Expr]:
     """What walk ``n`` takes from an earlier one, because it would be dear to compute it again."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()

@@ -1,8 +1,9 @@
 """Values: tensors as functions of their index, before anything is said about loops or memory.
 
-A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it (``View``); by an
-index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it begins, a tensor that exists when the
-kernels run. Equal values are one object (hash consing): common subexpressions are gone. Operators work as on tensors: ``x * sigmoid(x)``.
+A value is made from others by a pointwise operation (``Map``), a reduction (``Reduce``) or another way to look at it
+(``View``); by an index that is computed, or in order, in ``gather``, ``scatter`` and ``scan``. ``Memory`` is where it
+begins, a tensor that exists when the kernels run. Equal values are one object (hash consing): common subexpressions are
+gone. Operators work as on tensors: ``x * sigmoid(x)``.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ class View(Value):
 
 @frozen(eq=False)
 class Within(Value):
-    """Elements of ``arg`` at ``where`` if every one of ``bounds`` holds, else those of ``other`` (all in terms of ``axes_of(shape)``)."""
+    """Elements of ``arg`` at ``where`` if every one of ``bounds`` holds, else those of ``other`` (all in terms of
+    ``axes_of(shape)``)."""
 
     arg: Value
     where: tuple[Index, ...]
@@ -228,7 +230,8 @@ def count(shape: Sequence[int], dim: int) -> Value:
 
 
 def pointwise(op: str, *args: Any, dtype: torch.dtype | None = None) -> Value:
-    """An operation on values and numbers, all of one dtype (that of the first value), giving that dtype unless told otherwise."""
+    """An operation on values and numbers, all of one dtype (that of the first value), giving that dtype unless told
+    otherwise."""
     kind = next(a.dtype for a in args if isinstance(a, Value))
     values = tuple(a if isinstance(a, Value) else number(a, kind) for a in args)
     if op not in ("where", "cast") and any(v.dtype != kind for v in values):
@@ -271,7 +274,9 @@ def reduce(kind: str, value: Value, dims: Sequence[int] | None = None, keepdim: 
     if length == 1:
         result = reshape(value, rest)
     elif parts:  # no element need ask which part it is of
-        result = functools.reduce(functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts[1]])
+        result = functools.reduce(
+            functools.partial(pointwise, PAIRWISE[kind]), [reduce(kind, part, gone) for part in parts[1]]
+        )
     elif is_few(length, _UNROLLED) and length > 0 and math.prod(rest) > 1:
         result = _unrolled(kind, value, gone, rest)
     else:
@@ -375,7 +380,11 @@ def flip(value: Value, dims: Sequence[int]) -> Value:
     rank = len(value.shape)
     gone = {d % rank for d in dims}
     own = own_index(value.shape)
-    return look(value, value.shape, [i * -1 + (n - 1) if d in gone else i for d, (i, n) in enumerate(zip(own, value.shape, strict=True))])
+    return look(
+        value,
+        value.shape,
+        [i * -1 + (n - 1) if d in gone else i for d, (i, n) in enumerate(zip(own, value.shape, strict=True))],
+    )
 
 
 def within(value: Value, where: Sequence[Index], bounds: Sequence[Bound], other: Value) -> Value:
@@ -435,7 +444,8 @@ def concatenate(values: Sequence[Value], dim: int) -> Value:
 
 
 def below(roots: Sequence[Value], stop: Callable[[Value], bool] = lambda v: False) -> list[Value]:
-    """All values some are made of, themselves included, each after what it is made of; not beyond those where ``stop``."""
+    """All values some are made of, themselves included, each after what it is made of; not beyond those where
+    ``stop``."""
     found: dict[Value, None] = {}
     pending: list[tuple[Value, bool]] = [(root, False) for root in reversed(roots)]
     while pending:

@@ -1,8 +1,8 @@
 """Static memory planning by live ranges: arenas for the small buffers of a program that kernels alone know.
 
-A tensor takes a microsecond to make and to drop, as long as a small kernel runs. Buffers that are made one after the other mostly die
-together: an arena is one allocation for several, with addresses in the place of tensors, and lives from the first of them to the last.
-None is so large that the C library asks the system for its memory.
+A tensor takes a microsecond to make and to drop, as long as a small kernel runs. Buffers that are made one after the
+other mostly die together: an arena is one allocation for several, with addresses in the place of tensors, and lives
+from the first of them to the last. None is so large that the C library asks the system for its memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _places(graph: Graph, buffers: Sequence[Buffer]) -> dict[str, _Place]:
 
 
 def _origins(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> dict[str, tuple[str, int]]:
-    """The buffers that can go into an arena, each with the first that lies in its place, or has it as a part; and where in that: bytes."""
+    """The buffers that can go into an arena, each with the first that lies in its place, or has it as a part; and
+    where in that: bytes."""
     known = {r.name for r in graph.results if isinstance(r, fx.Node)}
     known |= {n.name for s in steps if isinstance(s, Call) for n in (s.node, *s.node.all_input_nodes)}
     known |= {s.room.name for s in steps if isinstance(s, Launch) and s.room}
@@ -82,7 +83,9 @@ def _origins(graph: Graph, steps: Sequence[Call | Allocate | Launch]) -> dict[st
     return {name: place for name, place in origins.items() if place[0] not in tensors}
 
 
-def _placed(steps: Sequence[Call | Allocate | Launch], places: Mapping[str, _Place]) -> Iterator[Call | Allocate | Launch]:
+def _placed(
+    steps: Sequence[Call | Allocate | Launch], places: Mapping[str, _Place]
+) -> Iterator[Call | Allocate | Launch]:
     begun: set[Buffer] = set()
     for step in steps:
         if isinstance(step, Allocate) and step.buffer.name in places:

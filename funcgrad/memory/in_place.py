@@ -1,7 +1,7 @@
 """Which results of kernels take the memory of what dies where they are written.
 
-Memory may be taken that the program has made, or was handed, once nothing reads it again: neither under another name, nor through a view,
-nor because it is returned. ``loops/in_place.py`` says what the loops of a kernel allow.
+Memory may be taken that the program has made, or was handed, once nothing reads it again: neither under another name,
+nor through a view, nor because it is returned. ``loops/in_place.py`` says what the loops of a kernel allow.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ _WORTH = 1 << 12
 """Bytes of what a program is handed from which on it is worth asking whether somebody else holds it."""
 
 
-def take_over(graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str], keeps: bool) -> list[Extern | Launch]:
-    """The steps, with kernels that write over what dies there (``Kernel.over``). ``fixed`` have a place, which lives on without them.
-    ``keeps``: whether kernels keep what they are told to (``loops/in_place.py``)."""
+def take_over(
+    graph: Graph, steps: Sequence[Extern | Launch], fixed: Container[str], keeps: bool
+) -> list[Extern | Launch]:
+    """The steps, with kernels that write over what dies there (``Kernel.over``). ``fixed`` have a place, which lives
+    on without them. ``keeps``: whether kernels keep what they are told to (``loops/in_place.py``)."""
     places_of = _Places(graph, steps)
-    return [s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(places_of, i, s, fixed, keeps))) for i, s in enumerate(steps)]
+    return [
+        s if isinstance(s, Extern) else evolve(s, kernels=tuple(_kernels(places_of, i, s, fixed, keeps)))
+        for i, s in enumerate(steps)
+    ]
 
 
 def _kernels(places_of: _Places, i: int, launch: Launch, fixed: Container[str], keeps: bool) -> list[Kernel]:
@@ -43,7 +48,8 @@ def _kernels(places_of: _Places, i: int, launch: Launch, fixed: Container[str], 
         over: dict[str, str] = {}
         for written, fitting in (places(kernel, keeps) if dead else {}).items():
             for b in () if written in fixed else fitting:
-                outlives = written not in scratch and b.name in inside  # what outlives the launch does not lie in its arena
+                # what outlives the launch does not lie in its arena
+                outlives = written not in scratch and b.name in inside
                 if b.name in dead and b.name not in fixed and not outlives:
                     over[written] = b.name
                     dead.remove(b.name)
@@ -72,18 +78,25 @@ class _Places:
                 self._own |= self._places(step.node.name) if not is_view(step.node) else set()
             elif step.node.target is not again:
                 foreign |= read
-        self._own -= foreign | {place for r in graph.results if isinstance(r, fx.Node) for place in self._places(r.name)}
+        self._own -= foreign | {
+            place for r in graph.results if isinstance(r, fx.Node) for place in self._places(r.name)
+        }
 
     def dying(self, i: int, launch: Launch) -> list[set[str]]:
-        """The buffers that each kernel of a launch, the ``i``-th step, reads last, and whose memory is the program's own."""
-        last = Lifetimes.of([p for b in (*kernel.reads, *kernel.writes) for p in self._places(b.name)] for kernel in launch.kernels).last
+        """The buffers that each kernel of a launch, the ``i``-th step, reads last, and whose memory is the program's
+        own."""
+        last = Lifetimes.of(
+            [p for b in (*kernel.reads, *kernel.writes) for p in self._places(b.name)] for kernel in launch.kernels
+        ).last
         kept = {p for b in launch.checks for p in self._places(b.name)}
         if launch.checks:  # where one fails, all is computed once more
             kept |= {p for n in self._nodes.values() if n.op == "placeholder" for p in self._places(n.name)}
         found = []
         for j, kernel in enumerate(launch.kernels):
             users = Counter(p for b in {*kernel.reads, *kernel.writes} for p in self._places(b.name))
-            dead = {p for p, n in users.items() if n == 1 and last[p] == j and self._last[p] == i and p in self._own - kept}
+            dead = {
+                p for p, n in users.items() if n == 1 and last[p] == j and self._last[p] == i and p in self._own - kept
+            }
             found.append({b.name for b in kernel.reads if self._places(b.name) <= dead and self._is_whole(b)})
         return found
 
@@ -107,4 +120,7 @@ def _names(graph: Graph, step: Extern | Launch) -> Iterable[str]:
     """What a step reads and writes; where an index is wrong, all that the program was given."""
     if isinstance(step, Extern):
         return [n.name for n in step.node.all_input_nodes]
-    return [*(b.name for k in step.kernels for b in (*k.reads, *k.writes)), *(n.name for n in graph.placeholders if step.checks)]
+    return [
+        *(b.name for k in step.kernels for b in (*k.reads, *k.writes)),
+        *(n.name for n in graph.placeholders if step.checks),
+    ]

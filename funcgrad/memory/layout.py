@@ -1,8 +1,8 @@
 """Where, and in which shape, tensors are made that kernels write and the library reads.
 
-What a matrix gets from every step of a sequence is one product of all rows (``library.py``): kernels write the rows of each step into
-their part of one tensor. What the library looks at in one shape alone is made in that shape: another tensor over the same memory takes as
-long to make as a small kernel runs.
+What a matrix gets from every step of a sequence is one product of all rows (``library.py``): kernels write the rows of
+each step into their part of one tensor. What the library looks at in one shape alone is made in that shape: another
+tensor over the same memory takes as long to make as a small kernel runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Part = tuple[fx.Node, int]
 
 
 def parts_of_stacks(graph: Graph, steps: Sequence[Extern | Launch]) -> Mapping[str, Part]:
-    """The tensors that can be made where they are copied to, by name: kernels make them, all that are copied there, and nobody else wants
-    them for good."""
+    """The tensors that can be made where they are copied to, by name: kernels make them, all that are copied there,
+    and nobody else wants them for good."""
     made = {b.name for step in steps if isinstance(step, Launch) for kernel in step.kernels for b in kernel.writes}
     returned = set(graph.results)
     found: dict[str, Part] = {}
@@ -84,6 +84,12 @@ def _seen(node: fx.Node, readers: Mapping[str, Sequence[fx.Node]]) -> list[fx.No
 def _is_whole(node: fx.Node, view: fx.Node) -> bool:
     """Whether a call looks at all elements of a tensor in the order in which they lie."""
     one, other = value_of(node), value_of(view)
-    if view is node or not is_view(view) or not isinstance(other, Tensor) or one.dtype != other.dtype or one.numel() != other.numel():
+    if (
+        view is node
+        or not is_view(view)
+        or not isinstance(other, Tensor)
+        or one.dtype != other.dtype
+        or one.numel() != other.numel()
+    ):
         return False
     return bool(one.is_contiguous() and other.is_contiguous() and one.is_neg() == other.is_neg())

@@ -1,5 +1,5 @@
-"""Liveness of memory as a program goes on, and its peak: pieces, each under the names that look at it; and how long that of schedules is
-that run one after the other."""
+"""Liveness of memory as a program goes on, and its peak: pieces, each under the names that look at it; and how long
+that of schedules is that run one after the other."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class _Pieces:
         for node in graph.fx.nodes:
             if node.op in ("placeholder", "get_attr"):
                 pieces, own = handed.get(slots.get(node.name), {}), self._lies[node.name]  # type: ignore[arg-type]
-                if len(pieces) == len(own) == 1:  # whatever the storage is called: forward may have been rewritten to make it otherwise
+                # whatever the storage is called: forward may have been rewritten to make it otherwise
+                if len(pieces) == len(own) == 1:
                     ((piece,), (place,)) = pieces.values(), own.values()
                     self._other[place] = piece
                 else:
@@ -101,8 +102,9 @@ class _Pieces:
 
 
 def alive_in(schedules: Sequence[Scheduled], workspace: Callable[[fx.Node], int] = lambda node: 0) -> Alive:
-    """What is allocated as schedules go on, one after the other; in the end, the memory of their results. What one has saved for the next
-    is freed after its last reader there. ``workspace``: bytes that a library call takes besides its result, while it runs."""
+    """What is allocated as schedules go on, one after the other; in the end, the memory of their results. What one
+    has saved for the next is freed after its last reader there. ``workspace``: bytes that a library call takes
+    besides its result, while it runs."""
     alive = Alive()
     saved: dict[Slot, str] = {}  # by the schedule before, under which names
     pieces = _Pieces(0, schedules[0].graph, {})

@@ -37,7 +37,13 @@ class Kernels(Shown):
         reasons = sorted({step.why for step in externs})
         said_once = len(reasons) == 1
         rows = [
-            (n.name, elided(call_text(n), _SHOWN), type_text(n.meta.get("val")), where_of(n) or "", "" if said_once else step.why)
+            (
+                n.name,
+                elided(call_text(n), _SHOWN),
+                type_text(n.meta.get("val")),
+                where_of(n) or "",
+                "" if said_once else step.why,
+            )
             for step in externs
             for n in (step.node,)
         ]
@@ -55,7 +61,9 @@ class Schedule(Shown):
 
     def doc(self) -> Doc:
         rows: list[tuple[str, ...]] = []
-        arenas = {name: at.name for step in self.steps if isinstance(step, Launch) for name, (at, _) in step.places.items()}
+        arenas = {
+            name: at.name for step in self.steps if isinstance(step, Launch) for name, (at, _) in step.places.items()
+        }
         held = Counter(arenas.values())
         for step in self.steps:
             if isinstance(step, Free):
@@ -72,11 +80,14 @@ class Schedule(Shown):
                 rows.append(("launch", ", ".join(k.name for k in step.kernels), "; ".join([*arena, *places]), size))
             else:
                 how = f"into {step.into.name}" if step.into else "made in this shape" if step.same else ""
-                rows.append(("call", elided(call_text(step.node), _SHOWN), how, in_bytes(nbytes(step.node.meta.get("val")))))
+                rows.append(
+                    ("call", elided(call_text(step.node), _SHOWN), how, in_bytes(nbytes(step.node.meta.get("val"))))
+                )
         calls = sum(isinstance(s, Call) for s in self.steps)
         reused = sum(isinstance(s, Call) and s.into is not None for s in self.steps)
         over = sum(len(k.over) for s in self.steps if isinstance(s, Launch) for k in s.kernels)
         return Doc(
-            f"schedule of {self.graph.name}: {calls} calls, {reused} in place" + (f"; {over} results of kernels in place" if over else ""),
+            f"schedule of {self.graph.name}: {calls} calls, {reused} in place"
+            + (f"; {over} results of kernels in place" if over else ""),
             (chart_of(alive_in([self]).history), Table(("", "what", "memory", "bytes"), tuple(rows), "steps")),
         )

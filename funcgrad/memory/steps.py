@@ -25,8 +25,8 @@ class Extern:
 
 @frozen(eq=False)
 class Call:
-    """Run one extern call; ``into`` names a value that dies here and whose memory takes the result. ``same``: it is a view of what has been
-    made in its shape, and there is nothing to run."""
+    """Run one extern call; ``into`` names a value that dies here and whose memory takes the result. ``same``: it is
+    a view of what has been made in its shape, and there is nothing to run."""
 
     node: fx.Node
     into: fx.Node | None = None
@@ -44,8 +44,8 @@ class Free:
 
 @frozen(eq=False)
 class Allocate:
-    """Memory for what a kernel writes; ``over`` names a value whose memory it is: one that dies in that kernel, or one of which it is a
-    part, ``at`` so many elements from its start."""
+    """Memory for what a kernel writes; ``over`` names a value whose memory it is: one that dies in that kernel, or
+    one of which it is a part, ``at`` so many elements from its start."""
 
     buffer: Buffer
     over: str | None = None
@@ -54,10 +54,11 @@ class Allocate:
 
 @frozen(eq=False, slots=False)
 class Launch:
-    """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one arena.
+    """Run kernels one after the other, in one call. ``scratch``: buffers that only these kernels know, placed in one
+    arena.
 
-    ``room``: the memory of the arena, where the stack does not do. ``checks``: bools among the scratch that the kernels leave; the call
-    returns whether one of them is true.
+    ``room``: the memory of the arena, where the stack does not do. ``checks``: bools among the scratch that the kernels
+    leave; the call returns whether one of them is true.
     """
 
     name: str

@@ -1,9 +1,11 @@
-"""Rematerialisation within a budget in bytes: of all choices of what backward computes again, the cheapest whose peak stays within it.
+"""Rematerialisation within a budget in bytes: of all choices of what backward computes again, the cheapest whose peak
+stays within it.
 
-The search walks down from the choice that is fastest: for one level of memory after the other, it computes again (or saves again) what
-lowers the excess over that level at the least cost, then saves again whatever the level has room for. What it passes is the frontier of
-a graph, which no budget changes: so a larger budget never costs more. The peaks that count are those of the backend's schedules,
-simulated for the choices of the frontier, from the fastest, until one keeps the budget.
+The search walks down from the choice that is fastest: for one level of memory after the other, it computes again (or
+saves again) what lowers the excess over that level at the least cost, then saves again whatever the level has room for.
+What it passes is the frontier of a graph, which no budget changes: so a larger budget never costs more. The peaks that
+count are those of the backend's schedules, simulated for the choices of the frontier, from the fastest, until one keeps
+the budget.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from .timeline import Model, Timeline
 _LEVELS = 24
 """How many levels of memory the search stops at."""
 _TRIED = 32
-"""How many of the values that are computed again are tried for what a level has room for; all of them in small graphs."""
+"""How many of the values that are computed again are tried for what a level has room for; all of them in small
+graphs."""
 _SMALL = 120
 _FEW = 10
 """So many values that might be computed again are few enough to try every set of them."""
@@ -37,13 +40,19 @@ _ROOM = 1.5
 
 
 def within(
-    joint: Joint, budget: int | float, start: Partition, apart: bool, fuses: bool, peak_of: Callable[[Partition], int], where: str | None
+    joint: Joint,
+    budget: int | float,
+    start: Partition,
+    apart: bool,
+    fuses: bool,
+    peak_of: Callable[[Partition], int],
+    where: str | None,
 ) -> Partition:
-    """The cheapest partition on the frontier that keeps the budget: bytes, or a fraction of the peak of a program that saves whatever
-    autograd saves.
+    """The cheapest partition on the frontier that keeps the budget: bytes, or a fraction of the peak of a program that
+    saves whatever autograd saves.
 
-    ``start``: the fastest partition. ``peak_of``: the most bytes alive at a time, by the schedules of a partition. Raises
-    ``PartitionError`` with the smallest peak on the frontier where none keeps the budget.
+    ``start``: the fastest partition. ``peak_of``: the most bytes alive at a time, by the schedules of a partition.
+    Raises ``PartitionError`` with the smallest peak on the frontier where none keeps the budget.
     """
     graph = joint.graph
     roles = Roles(graph, apart)
@@ -72,9 +81,11 @@ def within(
             smallest = min(smallest, peak)
     least = f"{in_bytes(smallest)} ({smallest} bytes)"
     raise PartitionError(
-        f"memory_budget: no choice of what is computed again keeps the peak within {in_bytes(allowed)}; the smallest found is {least}",
+        f"memory_budget: no choice of what is computed again keeps the peak within {in_bytes(allowed)}; the smallest "
+        f"found is {least}",
         where=where,
-        fix=f"allow at least {smallest} bytes, or make what is alive at once smaller: the batch, or the largest single step",
+        fix=f"allow at least {smallest} bytes, or make what is alive at once smaller: the batch, or the largest "
+        "single step",
     )
 
 
@@ -89,10 +100,13 @@ def _as_autograd(joint: Joint, model: Model, roles: Roles, peak_of: Callable[[Pa
     return peak_of(_partition(joint, model, roles, everything))
 
 
-def _least_cost(joint: Joint, apart: bool, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], allowed: float) -> float:
-    """A cost that no choice within the budget goes below: what is saved for the first library call of backward and for all after it is
-    alive by then, and must fit. (What kernels read before, they write over, or never have in memory.) The bound is the largest of its
-    Lagrangian relaxations, each a minimum cut between bytes at one price and costs."""
+def _least_cost(
+    joint: Joint, apart: bool, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], allowed: float
+) -> float:
+    """A cost that no choice within the budget goes below: what is saved for the first library call of backward and
+    for all after it is alive by then, and must fit. (What kernels read before, they write over, or never have in
+    memory.) The bound is the largest of its Lagrangian relaxations, each a minimum cut between bytes at one price
+    and costs."""
     graph = joint.graph
     roles = Roles(graph, apart)
     late = [n for n in graph.fx.nodes if roles.is_late(n)]
@@ -100,7 +114,8 @@ def _least_cost(joint: Joint, apart: bool, costs: Mapping[fx.Node, float], fused
     calls = [n for n in late if n in roles.backward and n.op == "call_function"]
     first = next((i for i, n in enumerate(calls) if n not in fused and not is_view(n)), len(calls))
     roles.backward -= set(calls[:first])
-    roles.forward |= ancestors(calls[first].all_input_nodes) if calls[first:] else set()  # all that is known at this moment
+    # all that is known at this moment
+    roles.forward |= ancestors(calls[first].all_input_nodes) if calls[first:] else set()
     roots = [r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s)]
     roots += [n for reader in calls[first:] for n in reader.all_input_nodes]
     best = 0.0
@@ -113,8 +128,8 @@ def _least_cost(joint: Joint, apart: bool, costs: Mapping[fx.Node, float], fused
 
 
 def frontier(model: Model, first: Timeline) -> Sequence[Timeline]:
-    """Choices from the fastest to the one that takes least memory, each cheaper than all that take no more: in tiny graphs of all that
-    there are, else of those that the search passes."""
+    """Choices from the fastest to the one that takes least memory, each cheaper than all that take no more: in tiny
+    graphs of all that there are, else of those that the search passes."""
     free = [i for i in range(len(model.nodes)) if model.evictable(i) and i not in model.always]
     found = _all(model, free) if len(free) <= _FEW else _walk(model, first)
     cheapest: list[Timeline] = []
@@ -151,7 +166,8 @@ def _walk(model: Model, first: Timeline) -> Iterator[Timeline]:
 
 @frozen
 class Move:
-    """Nodes that are computed again from now on, or no longer; and by how much that should lower the excess, for each unit of cost."""
+    """Nodes that are computed again from now on, or no longer; and by how much that should lower the excess, for
+    each unit of cost."""
 
     nodes: frozenset[int]
     promise: float
@@ -186,7 +202,9 @@ class _Estimate:
     def saves(self) -> list[Move]:
         """What is computed again where there is too much may be saved; the costliest first."""
         model, current = self._model, self._current
-        nodes = [i for i in current.again - model.always if any(self._is_over((place, True)) for place in model.places(i))]
+        nodes = [
+            i for i in current.again - model.always if any(self._is_over((place, True)) for place in model.places(i))
+        ]
         return [Move(frozenset((i,)), 0.0) for i in sorted(nodes, key=lambda i: (-model.cost(i), i))]
 
     def _is_over(self, key: tuple[int, bool]) -> bool:
@@ -196,7 +214,9 @@ class _Estimate:
     def _price(self, nodes: frozenset[int], moment: int) -> float:
         """What the nodes are computed from has to be there at this moment."""
         model, price = self._model, 0.0
-        for place, is_again in {(q, p in self._current.again) for i in nodes for p in model.sources(i, nodes) for q in model.places(p)}:
+        for place, is_again in {
+            (q, p in self._current.again) for i in nodes for p in model.sources(i, nodes) for q in model.places(p)
+        }:
             piece = self._pieces.get((place, is_again)) or self._pieces.get((place, False))
             if piece is None:
                 price += 0.0 if not model.size(place) else self._more(moment, moment + 1, model.size(place))
@@ -215,7 +235,8 @@ class _Estimate:
 
 
 def _descend(model: Model, current: Timeline, level: float) -> Timeline | None:
-    """Make the best move until the level is kept; ``None`` where none helps. The best does more than the next one promises."""
+    """Make the best move until the level is kept; ``None`` where none helps. The best does more than the next one
+    promises."""
     careful = len(model.nodes) <= _SMALL
     while current.peak > level:
         estimate = _Estimate(model, current, level)

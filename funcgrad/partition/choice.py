@@ -1,4 +1,5 @@
-"""What is saved for backward: as remembered from an earlier process, or chosen anew; as is fastest, or as a budget allows."""
+"""What is saved for backward: as remembered from an earlier process, or chosen anew; as is fastest, or as a budget
+allows."""
 
 from __future__ import annotations
 
@@ -17,10 +18,15 @@ _STORE = Store(ENVIRONMENT.cache_dir)
 
 
 def choose_partition(
-    joint: Joint, budget: int | float | None, backend: str, fuses: bool, peak_of: Callable[[Partition], int], where: str | None
+    joint: Joint,
+    budget: int | float | None,
+    backend: str,
+    fuses: bool,
+    peak_of: Callable[[Partition], int],
+    where: str | None,
 ) -> Partition:
-    """``fuses``: the backend can compute a value in the kernel that reads it. ``peak_of``: the most bytes alive at a time, by the schedules
-    of a partition. ``where``: the line of the function, for errors."""
+    """``fuses``: the backend can compute a value in the kernel that reads it. ``peak_of``: the most bytes alive at a
+    time, by the schedules of a partition. ``where``: the line of the function, for errors."""
     costs, apart = fused_costs(joint.graph) if fuses and joint.is_split else {}, joint.is_split
     text = fingerprint(joint, costs, apart)
     name = digest(text) if budget is None else digest(text, backend, repr(budget))
@@ -30,7 +36,8 @@ def choose_partition(
         if budget is None:
             return split
         split = evolve(split, limit=Limit(**known["limit"]) if known["limit"] else None)
-        if split.limit is not None and peak_of(split) <= split.limit.nbytes:  # it may be of a version that schedules otherwise
+        # it may be of a version that schedules otherwise
+        if split.limit is not None and peak_of(split) <= split.limit.nbytes:
             return split
     split = partition(joint, costs, None, apart)
     if budget is not None:

@@ -1,5 +1,5 @@
-"""What it costs to compute a forward value again in backward, read from the op table: a few operations where it fuses into the
-kernel that reads it, a whole call where the library computes it.
+"""What it costs to compute a forward value again in backward, read from the op table: a few operations where it fuses
+into the kernel that reads it, a whole call where the library computes it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,35 @@ from ..loops.values import Map, Reduce, Value, Within, below
 from ..symbolic.sizes import hint
 
 _BYTES = 0.25
-"""How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of memory moves one."""
+"""How many bytes a processor moves while it adds two numbers: eight lanes add 25 times as fast as a core's share of
+memory moves one."""
 _BYTES_OF_A_PRODUCT = 0.0625
 """The same for an operation of a matrix product, four of which take the time of an addition elsewhere."""
 
 
 def fused_costs(graph: Graph) -> Mapping[fx.Node, float]:
-    """For each forward value that would be computed in the kernel that reads it: the cost of that, in bytes that could be moved
-    meanwhile. A value that a library call of backward reads has to be written to memory once more."""
+    """For each forward value that would be computed in the kernel that reads it: the cost of that, in bytes that
+    could be moved meanwhile. A value that a library call of backward reads has to be written to memory once more."""
     lowering = lower(graph)
     costs: dict[fx.Node, float] = {}
     for node in graph.fx.nodes:
-        if node.op == "call_function" and pass_of(node) == "forward" and node in lowering.values and node not in lowering.externs:
+        if (
+            node.op == "call_function"
+            and pass_of(node) == "forward"
+            and node in lowering.values
+            and node not in lowering.externs
+        ):
             operations = _operations(node, lowering)
             if operations < math.inf:
-                costs[node] = _BYTES * operations + (nbytes(value_of(node)) if _is_read_by_library(node, lowering) else 0)
+                costs[node] = _BYTES * operations + (
+                    nbytes(value_of(node)) if _is_read_by_library(node, lowering) else 0
+                )
     return costs
 
 
 def costs_again(graph: Graph, fuses: bool) -> tuple[Mapping[fx.Node, float], Collection[fx.Node]]:
-    """For each forward value, whatever computes it: the cost of computing it again, in bytes that could be moved meanwhile; and the
-    values that take memory only where a library call reads them."""
+    """For each forward value, whatever computes it: the cost of computing it again, in bytes that could be moved
+    meanwhile; and the values that take memory only where a library call reads them."""
     lowering = lower(graph)
     costs: dict[fx.Node, float] = {}
     fused = {n for n in graph.fx.nodes if fuses and n in lowering.values and n not in lowering.externs}
@@ -73,14 +81,15 @@ def _own_operations(value: Value) -> float:
 
 def _is_read_by_library(node: fx.Node, lowering: Lowering) -> bool:
     return any(
-        (user in lowering.externs and pass_of(user) == "backward") or (is_view(user) and _is_read_by_library(user, lowering))
+        (user in lowering.externs and pass_of(user) == "backward")
+        or (is_view(user) and _is_read_by_library(user, lowering))
         for user in node.users
     )
 
 
 def flops(node: fx.Node, lowering: Lowering | None = None) -> float:
-    """Floating-point operations of one call: PyTorch's own count where it has one (matrix products, convolutions, attention), else
-    one (or what the op table says) for each element of what is read or made."""
+    """Floating-point operations of one call: PyTorch's own count where it has one (matrix products, convolutions,
+    attention), else one (or what the op table says) for each element of what is read or made."""
     if node.op != "call_function" or is_view(node) or is_getitem(node):
         return 0.0
     bodies = bodies_of(node)

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 _LARGEST = 2**30  # scipy keeps flows in int32
 
 
-def minimum_cut(tails: Sequence[int], heads: Sequence[int], capacities: Sequence[float], source: int, sink: int, n: int) -> Sequence[bool]:
-    """For each of ``n`` nodes, whether it is on the source side of a minimum cut; ``math.inf`` marks an edge that must not be cut.
+def minimum_cut(
+    tails: Sequence[int], heads: Sequence[int], capacities: Sequence[float], source: int, sink: int, n: int
+) -> Sequence[bool]:
+    """For each of ``n`` nodes, whether it is on the source side of a minimum cut; ``math.inf`` marks an edge that must
+    not be cut.
 
-    An edge (``tails[i]``, ``heads[i]``) is given once. Capacities are non-negative (bytes); they are scaled to fit int32, which
-    rounds to 1 part in 2^28 of the sum of the finite ones. Raises ``ValueError`` where only infinite edges separate source and sink.
+    An edge (``tails[i]``, ``heads[i]``) is given once. Capacities are non-negative (bytes); they are scaled to fit
+    int32, which rounds to 1 part in 2^28 of the sum of the finite ones. Raises ``ValueError`` where only infinite edges
+    separate source and sink.
     """
     # scipy.sparse takes 0.15 s to import: a process whose partitions are all known from an earlier one does without
     import numpy as np  # noqa: PLC0415

@@ -14,11 +14,11 @@ from .partition import Partition
 
 
 def join(joint: Joint, split: Partition) -> Graph:
-    """The joint graph with a second copy of each value that is computed again, which starts from what is kept; the joint graph itself
-    where nothing is.
+    """The joint graph with a second copy of each value that is computed again, which starts from what is kept; the
+    joint graph itself where nothing is.
 
-    What is computed again reads kept values through ``again``: a backend that knows equal values by what they are computed from
-    would otherwise find them where forward left them, and keep them alive.
+    What is computed again reads kept values through ``again``: a backend that knows equal values by what they are
+    computed from would otherwise find them where forward left them, and keep them alive.
     """
     if not split.again:
         return joint.graph

@@ -1,8 +1,9 @@
 """List scheduling for a low peak of live memory: the order of calls in which less is alive at a time.
 
-Autograd runs a backward pass in the reverse order of forward, whatever that holds on to. Finding the best order is NP-hard (Sethi 1975,
-"Complete register allocation problems"); this tries list scheduling (of the calls that can run, the one that frees most, and where none
-does, the one that takes least), and computing what backward needs as late as it can be.
+Autograd runs a backward pass in the reverse order of forward, whatever that holds on to. Finding the best order is
+NP-hard (Sethi 1975, "Complete register allocation problems"); this tries list scheduling (of the calls that can run,
+the one that frees most, and where none does, the one that takes least), and computing what backward needs as late as it
+can be.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _LOW = 2**20
 
 
 def in_less_memory(graphs: tuple[Graph, ...], peak_of: Callable[[tuple[Graph, ...]], int]) -> tuple[Graph, ...]:
-    """Graphs that run one after the other, the last of them in the order in which less is alive at a time: by its values alone, then, as
-    kernels do not keep all of them, by ``peak_of``. It stays as it is where that does not lower the peak by a tenth, or it is low."""
+    """Graphs that run one after the other, the last of them in the order in which less is alive at a time: by its
+    values alone, then, as kernels do not keep all of them, by ``peak_of``. It stays as it is where that does not
+    lower the peak by a tenth, or it is low."""
     *before, last = graphs
     memory = _Memory(last)
     peak = memory.peak(_calls(last))
@@ -49,7 +51,8 @@ def in_less_memory(graphs: tuple[Graph, ...], peak_of: Callable[[tuple[Graph, ..
 
 
 def ordered(graph: Graph) -> Graph:
-    """The same calls in another order. Calls that have an effect (draws, checks, operators that are not torch's own) keep theirs."""
+    """The same calls in another order. Calls that have an effect (draws, checks, operators that are not torch's own)
+    keep theirs."""
     return in_order(graph, _order(graph, _Memory(graph)))
 
 
@@ -59,8 +62,8 @@ def _order(graph: Graph, memory: _Memory) -> list[fx.Node]:
 
 
 def _by_growth(before: Mapping[fx.Node, set[fx.Node]], memory: _Memory) -> list[fx.Node]:
-    """Of what can run, what frees most, or takes least; among equals, what the earliest call of backward needs, so that gradients are added
-    up one after the other."""
+    """Of what can run, what frees most, or takes least; among equals, what the earliest call of backward needs, so
+    that gradients are added up one after the other."""
     due = _due(before)
     later: dict[fx.Node, list[fx.Node]] = {n: [] for n in before}
     for node, others in before.items():
@@ -117,7 +120,8 @@ def _due(calls: Collection[fx.Node]) -> dict[fx.Node, tuple[int, int]]:
 
 
 class _Memory:
-    """What is alive while calls run: memory is free after its last reader. What is given is there anyway, unless it is handed over."""
+    """What is alive while calls run: memory is free after its last reader. What is given is there anyway, unless it
+    is handed over."""
 
     def __init__(self, graph: Graph) -> None:
         size: dict[Place, int] = {}
@@ -131,7 +135,9 @@ class _Memory:
             bytes_of = memory_of(value_of(node)) if node.op != "output" else {}
             made = {p: bytes_of[p[1]] for p in lies[node.name].values() if p[0] == node.name}
             every |= made
-            is_free = not graph.is_boxed if node.op == "placeholder" else _is_broadcast(node, sum(every[p] for p in read))
+            is_free = (
+                not graph.is_boxed if node.op == "placeholder" else _is_broadcast(node, sum(every[p] for p in read))
+            )
             size |= {} if is_free else made
             self.made[node] = 0 if is_free else sum(made.values())
             self._reads[node] = [p for p in read if size.get(p)]
@@ -139,7 +145,10 @@ class _Memory:
                 self._readers.setdefault(place, []).append(node)
         self._size = size
         read_by = self._readers
-        self._unread = {n: sum(size.get(p, 0) for p in lies[n.name].values() if p[0] == n.name and p not in read_by) for n in self.made}
+        self._unread = {
+            n: sum(size.get(p, 0) for p in lies[n.name].values() if p[0] == n.name and p not in read_by)
+            for n in self.made
+        }
 
     def begin(self) -> None:
         """Nothing has run."""
@@ -174,4 +183,8 @@ class _Memory:
 
 def _is_broadcast(node: fx.Node, read: int) -> bool:
     """Whether a call makes much of next to nothing: kernels compute that where it is read."""
-    return node.op == "call_function" and (is_pointwise(node.target) or not node.all_input_nodes) and read * ROW <= nbytes(value_of(node))
+    return (
+        node.op == "call_function"
+        and (is_pointwise(node.target) or not node.all_input_nodes)
+        and read * ROW <= nbytes(value_of(node))
+    )

@@ -1,10 +1,12 @@
-"""The split: a minimum cut over bytes, under tags, gives what is saved; the two halves are copied out of the joint graph.
+"""The split: a minimum cut over bytes, under tags, gives what is saved; the two halves are copied out of the joint
+graph.
 
-A node of the joint graph is *backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of the
-function needs it, and *free* otherwise: a free node may stand in either half, and is computed in backward where that saves
-bytes (the classic case: save the mask, not the float it was compared from). A forward node is computed a second time in
-backward if it is a view, which costs nothing; if it is random numbers made of a seed, or made of them alone: no mask is saved;
-if a checkpoint policy says so; or if it fuses into what reads it, and the bytes it would take are worth more than its operations.
+A node of the joint graph is *backward* if it needs an incoming gradient (or is tagged so), *forward* if an output of
+the function needs it, and *free* otherwise: a free node may stand in either half, and is computed in backward where
+that saves bytes (the classic case: save the mask, not the float it was compared from). A forward node is computed a
+second time in backward if it is a view, which costs nothing; if it is random numbers made of a seed, or made of them
+alone: no mask is saved; if a checkpoint policy says so; or if it fuses into what reads it, and the bytes it would take
+are worth more than its operations.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ from .cut import minimum_cut
 from .roles import RECOMPUTED, Roles, made_of_seeds, price_again, price_of_saving
 
 _RULES = "minimum cut 11"
-"""Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another form."""
+"""Part of every fingerprint: changed whenever the rules below choose differently, or what is remembered has another
+form."""
 
 
 @frozen
@@ -61,7 +64,8 @@ class Kept:
 
 @frozen
 class Again:
-    """One value that forward has computed and backward computes again, by its name in the joint graph, and the reason."""
+    """One value that forward has computed and backward computes again, by its name in the joint graph, and the
+    reason."""
 
     name: str
     type: str
@@ -71,8 +75,8 @@ class Again:
 
 @frozen
 class Limit:
-    """The budget that a partition keeps: ``peak`` is simulated; ``cost`` is what is computed again, as a part of forward, and no choice
-    costs less than ``bound``."""
+    """The budget that a partition keeps: ``peak`` is simulated; ``cost`` is what is computed again, as a part of
+    forward, and no choice costs less than ``bound``."""
 
     nbytes: int
     peak: int
@@ -129,9 +133,9 @@ def partition(
 ) -> Partition:
     """Split at the cut of fewest bytes. Raises ``PartitionError`` where the tags leave no split.
 
-    ``costs``: the forward values that may be computed again, each with the bytes that saving it must save for that to be worth it.
-    ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint`` chose to keep. ``apart``: the
-    halves run apart, and the caller may write to tensors in between.
+    ``costs``: the forward values that may be computed again, each with the bytes that saving it must save for that to
+    be worth it. ``known``: the names of the values an earlier ``partition`` of a graph with the same ``fingerprint``
+    chose to keep. ``apart``: the halves run apart, and the caller may write to tensors in between.
     """
     graph = joint.graph
     roles = Roles(graph, apart)
@@ -146,13 +150,15 @@ def fingerprint(joint: Joint, costs: Mapping[fx.Node, float], apart: bool = True
     lines: list[str] = []
     for node in joint.graph.fx.nodes:
         call = call_text(node) if node.op == "call_function" else f"{node.op} {node.args}"
-        lines.append(f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value} {costs.get(node, '')}")
+        lines.append(
+            f"{node.name} = {call} {type_text(node.meta.get('val'))} {tags_of(node).flags.value} {costs.get(node, '')}"
+        )
     return "\n".join([_RULES, str(joint.signature), f"apart: {apart}", *lines])
 
 
 def _choose(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float]) -> set[fx.Node]:
-    """The values to save. What only backward needs is computed there, once, unless something that is saved is made of it: then it is of
-    forward, and the choice is made again."""
+    """The values to save. What only backward needs is computed there, once, unless something that is saved is made
+    of it: then it is of forward, and the choice is made again."""
     while True:
         kept = cut(graph, roles, costs)
         of_forward = ancestors(kept) - roles.forward
@@ -164,13 +170,15 @@ def _choose(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float]) -> set[f
 def cut(graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], price: float = 1.0) -> set[fx.Node]:
     """A minimum cut between what forward knows and what backward needs, where a byte that is saved has a price.
 
-    Each value is two nodes, *can be computed in backward* and *is there in backward*. The edge between them is cut where the
-    value is saved, the edge from the source to the first where it is computed again.
+    Each value is two nodes, *can be computed in backward* and *is there in backward*. The edge between them is cut
+    where the value is saved, the edge from the source to the first where it is computed again.
     """
     known = [n for n in graph.fx.nodes if n in roles.backward and n not in roles.incoming]
     source, sink = 0, 1
     entry = {n: 2 + 2 * i for i, n in enumerate(known)}
-    needed = {r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s) and isinstance(r, fx.Node)}
+    needed = {
+        r for s, r in zip(graph.signature.outs, graph.results, strict=True) if of_backward(s) and isinstance(r, fx.Node)
+    }
     tails, heads, capacities = list[int](), list[int](), list[float]()
 
     def edge(tail: int, head: int, capacity: float) -> None:
@@ -219,7 +227,11 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
     cotangents, drawn = [(s, n) for s, n in ins if n in roles.incoming], made_of_seeds(graph)
     return Partition(
         verify(copy_nodes(graph, forward_nodes, list(inputs), forward_outs, "forward")),
-        verify(copy_nodes(graph, _in_time(graph, roles, backward_nodes, kept), [*saved, *cotangents], list(gradients), "backward")),
+        verify(
+            copy_nodes(
+                graph, _in_time(graph, roles, backward_nodes, kept), [*saved, *cotangents], list(gradients), "backward"
+            )
+        ),
         tuple(_kept(slot, node, own_memory) for slot, node in saved),
         tuple(_again(n, drawn) for n in again if tensors_in(value_of(n)) and not is_view(n)),
         frozenset(n.name for n in kept),
@@ -227,9 +239,13 @@ def split(graph: Graph, roles: Roles, kept: set[fx.Node]) -> Partition:
 
 
 def _in_time(graph: Graph, roles: Roles, nodes: set[fx.Node], kept: set[fx.Node]) -> Iterator[fx.Node]:
-    """The nodes of backward in the order of the joint graph, but what forward has computed before only when it is first needed: computed
-    any sooner, it would take memory in vain."""
-    before = {n: [i for i in n.all_input_nodes if i in nodes and i not in kept] for n in graph.fx.nodes if n in nodes and n not in kept}
+    """The nodes of backward in the order of the joint graph, but what forward has computed before only when it is
+    first needed: computed any sooner, it would take memory in vain."""
+    before = {
+        n: [i for i in n.all_input_nodes if i in nodes and i not in kept]
+        for n in graph.fx.nodes
+        if n in nodes and n not in kept
+    }
     return as_needed((*filter(roles.is_late, before), *before), before)
 
 
@@ -272,6 +288,10 @@ def _kept(slot: Input | Saved, node: fx.Node, outputs: set[int]) -> Kept:
 
 
 def _again(node: fx.Node, drawn: set[fx.Node]) -> Again:
-    cheap = "made of the seed alone: the numbers of forward" if node in drawn else "it fuses into what reads it: cheaper than keeping it"
+    cheap = (
+        "made of the seed alone: the numbers of forward"
+        if node in drawn
+        else "it fuses into what reads it: cheaper than keeping it"
+    )
     why = tags_of(node).reason(RECOMPUTED) or cheap
     return Again(node.name, type_text(value_of(node)), where_of(node), why)

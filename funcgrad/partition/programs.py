@@ -16,7 +16,8 @@ from .partition import Partition
 
 
 def graphs_to_run(joint: Joint, split: Partition, peak_of: Callable[[tuple[Graph, ...]], int]) -> tuple[Graph, ...]:
-    """One graph or two, their calls in an order in which less is alive at a time. ``peak_of``: the most bytes, by schedules."""
+    """One graph or two, their calls in an order in which less is alive at a time. ``peak_of``: the most bytes, by
+    schedules."""
     return in_less_memory(_halves(joint, split) if joint.is_split else _whole(joint, split), peak_of)
 
 

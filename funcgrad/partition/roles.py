@@ -1,4 +1,5 @@
-"""What each node of a joint graph is to the partition: which pass it belongs to, whether its value may be saved, or computed again."""
+"""What each node of a joint graph is to the partition: which pass it belongs to, whether its value may be saved, or
+computed again."""
 
 from __future__ import annotations
 
@@ -32,9 +33,13 @@ class Roles:
         self.effects = [n for n in nodes if n in self.incoming and has_effect(n)]
         """What backward does besides computing gradients: it draws, seeds, checks."""
         self.backward = ancestors([v for s, v in outs if of_backward(s) or v in late] + self.effects)
-        self.written = {n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs}
+        self.written = {
+            n for s, n in zip(graph.signature.ins, graph.placeholders, strict=True) if Final(s) in graph.signature.outs
+        }
         self._apart = apart
-        self._callers = {place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)}
+        self._callers = {
+            place for s, v in outs if not of_backward(s) and isinstance(v, fx.Node) for place in storages(v)
+        }
         self.drawn = made_of_seeds(graph) if apart else set()
         for node in self.forward & self.incoming:
             because = tags_of(node).reason(Tag.MUST_BE_IN_FORWARD) or "an output of the function needs it"
@@ -46,12 +51,13 @@ class Roles:
             )
 
     def is_late(self, node: fx.Node) -> bool:
-        """Whether the node is of backward whatever is saved: it needs an incoming gradient, or was recorded in the backward pass."""
+        """Whether the node is of backward whatever is saved: it needs an incoming gradient, or was recorded in the
+        backward pass."""
         return node in self.incoming or pass_of(node) == "backward"
 
     def is_safe(self, node: fx.Node) -> bool:
-        """Whether the value is the same when backward runs: what forward writes to holds another one by then; what eager PyTorch does not
-        keep, the caller may write to."""
+        """Whether the value is the same when backward runs: what forward writes to holds another one by then; what
+        eager PyTorch does not keep, the caller may write to."""
         return node not in self.written and (not self.is_callers(node) or _is_read_late(node))
 
     def is_callers(self, node: fx.Node) -> bool:
@@ -80,7 +86,8 @@ def _is_read_late(node: fx.Node) -> bool:
 
 
 def price_of_saving(node: fx.Node, view: bool) -> float:
-    """Bytes that saving a node keeps alive: an input is alive anyway; a view is computed again from what it looks at."""
+    """Bytes that saving a node keeps alive: an input is alive anyway; a view is computed again from what it looks
+    at."""
     if node.op in ("placeholder", "get_attr"):
         return 1
     value = value_of(node)
@@ -90,7 +97,8 @@ def price_of_saving(node: fx.Node, view: bool) -> float:
 
 
 def price_again(node: fx.Node, view: bool, roles: Roles, costs: Mapping[fx.Node, float]) -> float:
-    """What computing a node in backward costs, in bytes: nothing where forward does not need it, infinity where it must run once."""
+    """What computing a node in backward costs, in bytes: nothing where forward does not need it, infinity where it
+    must run once."""
     flags = tags_of(node).flags
     if node.op == "get_attr" or view:
         return 0

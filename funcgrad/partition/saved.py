@@ -1,4 +1,5 @@
-"""What is kept from forward to backward, as a table: how much, from which line, why, and what computing it again would take instead."""
+"""What is kept from forward to backward, as a table: how much, from which line, why, and what computing it again
+would take instead."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from .partition import Again, Kept, Partition
 
 @frozen
 class SavedValue:
-    """One value: ``again`` is the number of floating-point operations that compute it from the inputs and the other saved values; infinite
-    where it cannot be computed again (a random draw)."""
+    """One value: ``again`` is the number of floating-point operations that compute it from the inputs and the other
+    saved values; infinite where it cannot be computed again (a random draw)."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,7 +57,10 @@ class SavedValues(Shown):
 
     def doc(self) -> Doc:
         header = ("saved", "bytes", "shape", "dtype", "from", "why", "or compute again")
-        rows = [(v.name, in_bytes(v.nbytes), str(list(v.shape)), v.dtype, v.where or "", v.why, _instead(v)) for v in self.values]
+        rows = [
+            (v.name, in_bytes(v.nbytes), str(list(v.shape)), v.dtype, v.where or "", v.why, _instead(v))
+            for v in self.values
+        ]
         again = [(a.name, a.type, a.where or "", a.why) for a in self.again]
         return Doc(
             f"saved by {self.function}: {len(rows)} values, {in_bytes(self.nbytes)}",

@@ -1,8 +1,8 @@
 """Memory over time: what is alive while forward runs and then backward, for any choice of what backward computes again.
 
-The model of the search for a budget: calls in the order of the graph, each value freed after its last reader, what is computed again
-computed when it is first needed. A value that fuses into all its readers takes no memory. What the schedule of a backend really
-takes is simulated for the few choices that the search proposes.
+The model of the search for a budget: calls in the order of the graph, each value freed after its last reader, what is
+computed again computed when it is first needed. A value that fuses into all its readers takes no memory. What the
+schedule of a backend really takes is simulated for the few choices that the search proposes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .roles import Roles, price_of_saving
 
 @frozen(eq=False)
 class Piece:
-    """Memory of one value: from the moment its node makes it to the moment of its last reader. ``left`` and ``read``: the last moment of
-    forward that needs it, and the first of backward."""
+    """Memory of one value: from the moment its node makes it to the moment of its last reader. ``left`` and
+    ``read``: the last moment of forward that needs it, and the first of backward."""
 
     node: int
     place: int
@@ -60,11 +60,16 @@ class Model:
     """A joint graph by numbers: nodes are known by their position."""
 
     def __init__(
-        self, graph: Graph, roles: Roles, costs: Mapping[fx.Node, float], fused: Collection[fx.Node], early: Collection[str] = ()
+        self,
+        graph: Graph,
+        roles: Roles,
+        costs: Mapping[fx.Node, float],
+        fused: Collection[fx.Node],
+        early: Collection[str] = (),
     ) -> None:
-        """``costs``: what it takes to compute a node again, for those for which that is possible. ``fused``: the nodes that take memory
-        only where another kernel reads them. ``early``: what forward computes and keeps though it was recorded in backward, since what
-        it is made of may be another by then."""
+        """``costs``: what it takes to compute a node again, for those for which that is possible. ``fused``: the
+        nodes that take memory only where another kernel reads them. ``early``: what forward computes and keeps
+        though it was recorded in backward, since what it is made of may be another by then."""
         self.nodes: list[fx.Node] = [n for n in graph.fx.nodes if n.op != "output"]
         number = {n: i for i, n in enumerate(self.nodes)}
         outs = list(zip(graph.signature.outs, graph.results, strict=True))
@@ -84,10 +89,18 @@ class Model:
         first = [number[v] for s, v in outs if not of_backward(s) and isinstance(v, fx.Node)]
         pinned = [i for i, n in enumerate(self.nodes) if Tag.MUST_BE_IN_FORWARD in tags_of(n).flags]
         self._first = [i for i in (*first, *pinned) if not self._late[i]]
-        self._savable = [price_of_saving(n, view) < math.inf and roles.is_safe(n) for n, view in zip(self.nodes, self._views, strict=True)]
+        self._savable = [
+            price_of_saving(n, view) < math.inf and roles.is_safe(n)
+            for n, view in zip(self.nodes, self._views, strict=True)
+        ]
         self._repeatable = [
-            n.op == "call_function" and not late and Tag.MUST_SAVE not in tags_of(n).flags and (view or cost < math.inf or not savable)
-            for n, late, view, cost, savable in zip(self.nodes, self._late, self._views, self._costs, self._savable, strict=True)
+            n.op == "call_function"
+            and not late
+            and Tag.MUST_SAVE not in tags_of(n).flags
+            and (view or cost < math.inf or not savable)
+            for n, late, view, cost, savable in zip(
+                self.nodes, self._late, self._views, self._costs, self._savable, strict=True
+            )
         ]
         self.always = frozenset(
             i
@@ -186,7 +199,9 @@ class Model:
             yield from sorted(before)
             yield late
 
-    def _pieces(self, order: Sequence[tuple[int, bool]], border: int, second: Collection[int], saved: Collection[int]) -> tuple[Piece, ...]:
+    def _pieces(
+        self, order: Sequence[tuple[int, bool]], border: int, second: Collection[int], saved: Collection[int]
+    ) -> tuple[Piece, ...]:
         """``second``: the nodes of which backward reads its own copy."""
         made: list[tuple[int, int, bool, int]] = []  # node, storage, whether in backward, moment
         left: list[int] = []

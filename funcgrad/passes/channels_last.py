@@ -1,8 +1,8 @@
 """Images as the library's convolutions read them: channels last, from the first convolution on.
 
-A convolution of images that lie row by row puts them in another order, and its result back: each kernel between two convolutions would
-read and write in both. Here the whole graph is of images that lie channels last, as if the caller's did: forward, backward, and what is
-kept between them.
+A convolution of images that lie row by row puts them in another order, and its result back: each kernel between two
+convolutions would read and write in both. Here the whole graph is of images that lie channels last, as if the caller's
+did: forward, backward, and what is kept between them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 
 def channels_last(graph: Graph) -> Graph:
-    """The graph with images channels last, where it has several convolutions of them; what goes in and out lies as before. Itself where
-    that cannot be, or would draw random numbers in another order."""
+    """The graph with images channels last, where it has several convolutions of them; what goes in and out lies as
+    before. Itself where that cannot be, or would draw random numbers in another order."""
     if not torch.backends.mkldnn.is_available() or not _is_worth_it(graph):  # type: ignore[no-untyped-call]
         return graph
     new = copied(graph)
@@ -82,9 +82,13 @@ def _in_rows(node: fx.Node) -> fx.Node:
 
 
 def _feeds_convolution(node: fx.Node) -> bool:
-    """Images; and weights that are next to nothing beside them, of which the library would make such a copy in each call."""
+    """Images; and weights that are next to nothing beside them, of which the library would make such a copy in each
+    call."""
     convolutions = [user for user in node.users if user.target is aten.convolution.default]
-    return any(node is c.args[0] or (node is c.args[1] and nbytes(value_of(node)) * ROW <= nbytes(value_of(c))) for c in convolutions)
+    return any(
+        node is c.args[0] or (node is c.args[1] and nbytes(value_of(node)) * ROW <= nbytes(value_of(c)))
+        for c in convolutions
+    )
 
 
 def _look(value: Any) -> Any:

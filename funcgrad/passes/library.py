@@ -1,7 +1,9 @@
-"""A graph in the form that the library runs fastest. Each rewriting leaves every result what it was, up to rounding, but for the first:
+"""A graph in the form that the library runs fastest. Each rewriting leaves every result what it was, up to rounding,
+but for the first:
 
 - a product with a symbolic zero (a tangent that is nothing) is one, also where the other factor is infinite or NaN;
-- convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it as it lies;
+- convolutions read and write ``channels_last`` memory, as oneDNN does inside; the kernels around them read and write it
+  as it lies;
 - the products of the slices of one tensor with one matrix are one product, or a few;
 - a sum of products is added up by the products, in place; many small ones of a sequence's slices are a few products;
 - a matrix that many small products read transposed is transposed once;
@@ -26,7 +28,8 @@ from .logged import logged
 aten = torch.ops.aten
 
 ADDING = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
-"""Products, and the product that adds, which may add to its first operand where it lies: the library does that at the same speed."""
+"""Products, and the product that adds, which may add to its first operand where it lies: the library does that at
+the same speed."""
 
 OF_MEMORY = (aten.as_strided.default, aten.as_strided_scatter.default)
 """Calls that say how a tensor lies in memory."""
@@ -37,8 +40,8 @@ _ROWS = 128
 _TRANSPOSITIONS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
 _FEW_ROWS, _OFTEN, _LARGE = 64, 4, 4096
-"""So many products of so few rows, with a matrix of at least so many elements: reading it transposed costs them more than
-multiplying does."""
+"""So many products of so few rows, with a matrix of at least so many elements: reading it transposed costs them more
+than multiplying does."""
 
 
 def for_library(graph: Graph) -> Graph:
@@ -98,7 +101,11 @@ def _channels_last(graph: fx.Graph) -> None:
             with graph.inserting_after(node):
                 new = call(node, node.target, last(_args(node)[0]), *_args(node)[1:])
                 _as_before(node, new)
-        elif node.target is aten.convolution_backward.default and is_planar(_args(node)[0]) and all(map(is_getitem, node.users)):
+        elif (
+            node.target is aten.convolution_backward.default
+            and is_planar(_args(node)[0])
+            and all(map(is_getitem, node.users))
+        ):
             image = _args(node)[1]
             if image.op == "placeholder" and image not in laid_out:
                 continue  # to put both in another order takes longer than the library then saves
@@ -140,13 +147,16 @@ def _products(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _of_nothing(graph: fx.Graph) -> None:
-    """What a function does not differentiate by has no tangent. To PyTorch that is a ``ZeroTensor``, which makes nothing of what it is
-    multiplied with, infinities too; but before a product of matrices it is written out, as one zero, expanded."""
+    """What a function does not differentiate by has no tangent. To PyTorch that is a ``ZeroTensor``, which makes
+    nothing of what it is multiplied with, infinities too; but before a product of matrices it is written out, as one
+    zero, expanded."""
     for node in [n for n in graph.nodes if n.target in ADDING and any(map(_is_nothing, _args(n)))]:
         out = value_of(node)
         if all(isinstance(n, int) for n in out.shape):
             with graph.inserting_before(node):
-                node.replace_all_uses_with(call(node, aten.zeros.default, list(out.shape), dtype=out.dtype, device=out.device))
+                node.replace_all_uses_with(
+                    call(node, aten.zeros.default, list(out.shape), dtype=out.dtype, device=out.device)
+                )
 
 
 def _is_nothing(node: Any) -> bool:
@@ -204,15 +214,20 @@ def _slice(node: fx.Node) -> tuple[fx.Node, int] | None:
 
 
 def _sums(graph: fx.Graph) -> None:
-    """``a @ b + c @ d`` is ``addmm(a @ b, c, d)``: what comes later is added to what is there. Two that are looked at in the same way are
-    added before."""
+    """``a @ b + c @ d`` is ``addmm(a @ b, c, d)``: what comes later is added to what is there. Two that are looked
+    at in the same way are added before."""
     position = {n: i for i, n in enumerate(graph.nodes)}
     for node in [n for n in graph.nodes if n.target is aten.add.Tensor]:
         if node.kwargs or not all(isinstance(a, fx.Node) for a in _args(node)):
             continue
         looks, sources = zip(*map(_looked_at, _args(node)), strict=True)
         one, other = sorted(sources, key=lambda n: (n.target in ADDING, position[n]))
-        if looks[0] != looks[1] or one is other or not all(_is_sum_of_products(s) for s in sources) or other.target not in ADDING:
+        if (
+            looks[0] != looks[1]
+            or one is other
+            or not all(_is_sum_of_products(s) for s in sources)
+            or other.target not in ADDING
+        ):
             continue
         if value_of(one).stride() != value_of(other).stride() or value_of(one).dtype != value_of(other).dtype:
             continue
@@ -227,8 +242,8 @@ def _sums(graph: fx.Graph) -> None:
 
 
 def _together(graph: fx.Graph) -> None:
-    """``a.t() @ b + c.t() @ d + …``, of few rows each, is one product of all rows, or a sum of some. (The gradient of a matrix that every
-    step reads.)"""
+    """``a.t() @ b + c.t() @ d + …``, of few rows each, is one product of all rows, or a sum of some. (The gradient
+    of a matrix that every step reads.)"""
     ends = [n for n in graph.nodes if n.target is aten.addmm.default]
     sums = [(end, _terms(end)) for end in ends if all(user.op == "output" for user in end.users)]
     order = {n: i for i, n in enumerate(graph.nodes)}
@@ -241,14 +256,18 @@ def _together(graph: fx.Graph) -> None:
                 with graph.inserting_before(_after(last, order)):
                     first, second = (_all_rows(end, side, stacks) for side in zip(*part, strict=True))
                     product = call(end, aten.t.default, first), second
-                    total = call(end, aten.addmm.default, total, *product) if total else call(end, aten.mm.default, *product)
+                    total = (
+                        call(end, aten.addmm.default, total, *product)
+                        if total
+                        else call(end, aten.mm.default, *product)
+                    )
             assert total is not None
             end.replace_all_uses_with(total)
 
 
 def _parts(terms: Sequence[tuple[fx.Node, fx.Node]]) -> Sequence[Sequence[tuple[fx.Node, fx.Node]]]:
-    """So many at a time that more would not be faster, and what they are made of need not wait for the others. Sums of as many steps, or
-    of all but the first ones, have parts of the same steps."""
+    """So many at a time that more would not be faster, and what they are made of need not wait for the others. Sums
+    of as many steps, or of all but the first ones, have parts of the same steps."""
     at_once = -(-_ROWS // value_of(terms[0][1]).shape[0])
     ends = [*range(len(terms), 0, -at_once)]
     return [terms[max(0, end - at_once) : end] for end in ends]
@@ -284,7 +303,8 @@ def _in_order(terms: Sequence[tuple[fx.Node, fx.Node]]) -> list[tuple[fx.Node, f
 
 
 def _all_rows(like: fx.Node, matrices: Sequence[fx.Node], stacks: list[tuple[Sequence[fx.Node], fx.Node]]) -> fx.Node:
-    """Matrices one below the other: a tensor that they are slices of, a part of what another sum has stacked, or a stack."""
+    """Matrices one below the other: a tensor that they are slices of, a part of what another sum has stacked, or a
+    stack."""
     slices = [_slice(m) for m in matrices]
     if all(slices) and len({x for x, _ in slices}) == 1:  # type: ignore[misc]
         x, begin = slices[0]  # type: ignore[misc]
@@ -344,7 +364,8 @@ def _transposed_once(graph: fx.Graph) -> None:
 
 
 def _batch_by_batch(graph: fx.Graph) -> None:
-    """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes batch by batch."""
+    """What a kernel makes row by row, each with its part of all batches, for products of batches alone, it makes
+    batch by batch."""
     for node in list(graph.nodes):
         if not is_view(node) or not _is_row_by_row(value_of(node)) or not _is_made_for(node):
             continue
@@ -374,7 +395,8 @@ def _is_made_for(view: fx.Node) -> bool:
 def _feeds_batches(views: Sequence[fx.Node]) -> bool:
     readers = {user for v in views for user in v.users if not is_view(user)}
     return bool(readers) and all(
-        r.target is aten.bmm.default and not is_small(value_of(r).shape, value_of(_args(r)[0]).shape[-1]) for r in readers
+        r.target is aten.bmm.default and not is_small(value_of(r).shape, value_of(_args(r)[0]).shape[-1])
+        for r in readers
     )
 
 

@@ -20,7 +20,10 @@ def logged(what: str, graph: Graph, rewrite: Callable[[Graph], Graph]) -> Graph:
     before = _calls_of(graph)  # in the graph itself something may be rewritten, too
     new = rewrite(graph)
     after = _calls_of(new)
-    changes = [*(f"  - {line}" for line in before if line not in after), *(f"  + {line}" for line in after if line not in before)]
+    changes = [
+        *(f"  - {line}" for line in before if line not in after),
+        *(f"  + {line}" for line in after if line not in before),
+    ]
     if not changes and before != after:
         changes = ["  the same calls in another order"]
     if changes:

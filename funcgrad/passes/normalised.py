@@ -1,8 +1,9 @@
 """Normalised values as arithmetic on their statistics.
 
-A call that normalises returns what it has normalised with the means and the inverse deviations. To compute the first again in backward
-would be to go through the tensor twice more for the others, which are next to nothing to keep. Here it is made of them: what backward
-computes again is a few operations in the kernel that reads it. The kernels of forward are the same as before.
+A call that normalises returns what it has normalised with the means and the inverse deviations. To compute the first
+again in backward would be to go through the tensor twice more for the others, which are next to nothing to keep. Here
+it is made of them: what backward computes again is a few operations in the kernel that reads it. The kernels of forward
+are the same as before.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _WEIGHTS: Mapping[Any, slice] = {
 
 
 def normalised(graph: Graph) -> Graph:
-    """The graph with what kernels normalise written out; where a checkpoint policy speaks of a call, it stays as it is."""
+    """The graph with what kernels normalise written out; where a checkpoint policy speaks of a call, it stays as it
+    is."""
     if not any(n.target in _WEIGHTS for n in graph.fx.nodes):
         return graph
     new = copied(graph)
@@ -41,19 +43,23 @@ def normalised(graph: Graph) -> Graph:
 
 
 def _write_out(norm: fx.Node) -> None:
-    """Put arithmetic in the place of the first result of a call, if somebody wants the others, too, which have all their digits."""
+    """Put arithmetic in the place of the first result of a call, if somebody wants the others, too, which have all
+    their digits."""
     results: Mapping[Any, fx.Node] = {user.args[1]: user for user in norm.users if is_getitem(user)}
     x: Any = norm.args[0]
     wide = wide_dtype(value_of(x).dtype)
     if not results.keys() >= {0, 1, 2} or value_of(results[1]).dtype != wide:
         return
     first = results[0]
-    for i in sorted(results, reverse=True):  # a value that Python reads is computed first, and is there before the others
+    # a value that Python reads is computed first, and is there before the others
+    for i in sorted(results, reverse=True):
         norm.append(results[i])
     last = results[max(results)]
     following = last.next
     with norm.graph.inserting_before(following):
-        mean, scale, weight, bias = (_along(norm, n, wide) for n in (results[1], results[2], *norm.args[_WEIGHTS[norm.target]]))
+        mean, scale, weight, bias = (
+            _along(norm, n, wide) for n in (results[1], results[2], *norm.args[_WEIGHTS[norm.target]])
+        )
         y = call(norm, aten.mul.Tensor, call(norm, aten.sub.Tensor, _in(norm, x, wide), mean), scale)
         y = y if weight is None else call(norm, aten.mul.Tensor, y, weight)
         y = y if bias is None else call(norm, aten.add.Tensor, y, bias)
@@ -70,7 +76,8 @@ def _in(norm: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _along(norm: fx.Node, node: Any, dtype: torch.dtype) -> Any:
-    """Statistics, or weights, as they are broadcast: where there is one for each channel, which is dimension 1, against the image."""
+    """Statistics, or weights, as they are broadcast: where there is one for each channel, which is dimension 1,
+    against the image."""
     if node is None:
         return None
     node = _in(norm, node, dtype)

@@ -1,7 +1,8 @@
-"""Loops of a joint graph: results that nobody reads are not computed, and what backward would compute of each step again, forward keeps.
+"""Loops of a joint graph: results that nobody reads are not computed, and what backward would compute of each step
+again, forward keeps.
 
-As it is recorded, the backward pass of a scan starts each step from the carry before it, and computes all of the step again. That is what
-runs where memory is short, or a policy asks for it.
+As it is recorded, the backward pass of a scan starts each step from the carry before it, and computes all of the step
+again. That is what runs where memory is short, or a policy asks for it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Loop:
 
 
 def with_steps(joint: Joint, keep: bool) -> Joint:
-    """A joint graph, with loops of which each computes what is read. ``keep``: forward keeps what is dear to compute again."""
+    """A joint graph, with loops of which each computes what is read. ``keep``: forward keeps what is dear to compute
+    again."""
     graph = joint.graph.fx
     _prune_all(graph)
     for after in graph.find_nodes(op="call_function", target=scan) if keep else ():
@@ -83,7 +85,10 @@ def _prune(graph: fx.Graph, loop: _Loop) -> None:
         taken[n] = True
     if len(kept) < len(results) or not all(taken):
         ins = [place for place, take in zip(places, taken, strict=True) if take]
-        given = [[v for v, take in zip(loop.given[a:b], taken[a:b], strict=True) if take] for a, b in ((0, n), (n, m), (m, None))]
+        given = [
+            [v for v, take in zip(loop.given[a:b], taken[a:b], strict=True) if take]
+            for a, b in ((0, n), (n, m), (m, None))
+        ]
         body = _body(loop.body, ins, [results[i] for i in kept])
         _replace(graph, loop, (body, loop.reverse, *given), [value_of(loop.node)[i] for i in kept], kept)
 
@@ -96,8 +101,11 @@ def _body(body: Graph, ins: Sequence[fx.Node], results: Sequence[Any]) -> Graph:
     return copy_nodes(body, keep, slots, [(Out(f"[{i}]"), v) for i, v in enumerate(results)], body.name)  # type: ignore[arg-type]
 
 
-def _replace(graph: fx.Graph, loop: _Loop, args: tuple[Any, ...], values: Sequence[Tensor], kept: Sequence[int | None]) -> fx.Node:
-    """Another scan in the place of one; ``kept``: of which result of that one each of its own is the value (None: of none)."""
+def _replace(
+    graph: fx.Graph, loop: _Loop, args: tuple[Any, ...], values: Sequence[Tensor], kept: Sequence[int | None]
+) -> fx.Node:
+    """Another scan in the place of one; ``kept``: of which result of that one each of its own is the value (None: of
+    none)."""
     with graph.inserting_before(loop.node):
         new = graph.create_node("call_function", scan, args, {}, name="scan")
         new.meta = {**loop.node.meta, "val": tuple(values)}
@@ -143,7 +151,8 @@ def _same_in_both(before: _Loop, after: _Loop) -> dict[fx.Node, fx.Node]:
 
 
 def _keep(graph: fx.Graph, before: _Loop, after: _Loop) -> None:
-    """What backward computes of a step from what forward knew, forward keeps where the library computes it, or a loop of its own."""
+    """What backward computes of a step from what forward knew, forward keeps where the library computes it, or a
+    loop of its own."""
     same = _same_in_both(before, after)
     again = [n for n in after.body.fx.nodes if n.op == "call_function" and not has_effect(n)]
     known: dict[Hashable, fx.Node] = {_call(n, {}): n for n in before.body.fx.nodes if n.op == "call_function"}
@@ -152,7 +161,9 @@ def _keep(graph: fx.Graph, before: _Loop, after: _Loop) -> None:
     for node in again:
         if node.all_input_nodes and all(n in is_dear for n in node.all_input_nodes):
             is_dear[node] = node in dear or any(is_dear[n] for n in node.all_input_nodes)
-    chosen = [n for n in is_dear if is_dear[n] and _is_worth_keeping(n) and any(user not in is_dear for user in n.users)]
+    chosen = [
+        n for n in is_dear if is_dear[n] and _is_worth_keeping(n) and any(user not in is_dear for user in n.users)
+    ]
     if not chosen:
         return
     made = dict(same)
@@ -203,7 +214,11 @@ def _dear(body: Graph) -> set[fx.Node]:
     """The calls that are no arithmetic on elements, which would be done again in the kernel that reads it."""
     lowering = lower(body)
     dear = {n for n in lowering.externs if not is_view(n) and not is_getitem(n)}
-    return dear | {n for n, v in lowering.values.items() if n.op == "call_function" and any(isinstance(b, Reduce) for b in below([v]))}
+    return dear | {
+        n
+        for n, v in lowering.values.items()
+        if n.op == "call_function" and any(isinstance(b, Reduce) for b in below([v]))
+    }
 
 
 def _is_worth_keeping(node: fx.Node) -> bool:

@@ -20,14 +20,18 @@ def _tag_write(slot: Final, source: fx.Node) -> None:
     if slot.during == "forward" and pass_of(source) == "forward":
         if source.op == "call_function":
             tag(source, Tag.MUST_BE_IN_FORWARD, f"{slot.of} holds it when forward is done")
-            tag(source, Tag.MUST_SAVE, f"{slot.of} holds it when forward is done: computed again, it would start from itself")
+            tag(
+                source,
+                Tag.MUST_SAVE,
+                f"{slot.of} holds it when forward is done: computed again, it would start from itself",
+            )
     elif source.op == "call_function" and pass_of(source) == "backward":
         tag(source, Tag.MUST_BE_IN_BACKWARD, f"{slot.of} holds it when backward is done")
 
 
 def tag_joint(joint: Joint) -> Joint:
-    """Tag incoming gradients, writes, random draws, other effects, and what checkpoint policies say. Raises ``PartitionError`` on a
-    contradiction; a mere preference to compute again yields to what must be saved."""
+    """Tag incoming gradients, writes, random draws, other effects, and what checkpoint policies say. Raises
+    ``PartitionError`` on a contradiction; a mere preference to compute again yields to what must be saved."""
     graph = joint.graph
     for slot, node in zip(graph.signature.ins, graph.placeholders, strict=True):
         if isinstance(slot, Cotangent):
@@ -38,7 +42,11 @@ def tag_joint(joint: Joint) -> Joint:
     for node in graph.fx.nodes:
         if is_random(node):
             if pass_of(node) == "forward":
-                tag(node, Tag.MUST_BE_IN_FORWARD, "draws random numbers: the generator must advance where eager advances it")
+                tag(
+                    node,
+                    Tag.MUST_BE_IN_FORWARD,
+                    "draws random numbers: the generator must advance where eager advances it",
+                )
                 tag(node, Tag.MUST_SAVE, "draws random numbers: a second draw would be another one")
             else:
                 tag(node, Tag.MUST_BE_IN_BACKWARD, "draws random numbers in backward")

@@ -1,9 +1,11 @@
 """The programs of one compiled function, most recently used first.
 
-A program refers to the objects it is for: it is for a module that it was given because it is that very one. Python frees two that refer to
-each other, and nobody else to them: a program for a module belongs to the module, and the cache refers to it weakly.
+A program refers to the objects it is for: it is for a module that it was given because it is that very one. Python
+frees two that refer to each other, and nobody else to them: a program for a module belongs to the module, and the cache
+refers to it weakly.
 
-What a module has so is not among its attributes: ``vars(module)`` is what its user and the function put there, to count, compare and copy.
+What a module has so is not among its attributes: ``vars(module)`` is what its user and the function put there, to
+count, compare and copy.
 """
 
 from __future__ import annotations
@@ -49,12 +51,13 @@ class Kept:
 
 
 _NAME = "_funcgrad_programs"
-"""The attribute of the ``OrderedDict`` of a module's forward hooks under which the module has them: an object of its own, that Python frees
-with it."""
+"""The attribute of the ``OrderedDict`` of a module's forward hooks under which the module has them: an object of its
+own, that Python frees with it."""
 
 
 def kept_by_module(leaves: Sequence[Any]) -> Kept | None:
-    """What has the programs of the module among the arguments of a call, those in containers included; of several, the last."""
+    """What has the programs of the module among the arguments of a call, those in containers included; of several,
+    the last."""
     owner = next(_modules(tuple(reversed(leaves))), None)
     hooks = vars(owner).get("_forward_hooks") if owner is not None else None
     if not isinstance(hooks, OrderedDict):
@@ -105,8 +108,8 @@ class ProgramCache:
         self.misses = 0
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any], met: list[Path] | None = None) -> Any:
-        """The result of the program that fits, or ``MISS``. ``met`` is told what Python reads first of values in this call, where programs
-        that fit but for that have read it."""
+        """The result of the program that fits, or ``MISS``. ``met`` is told what Python reads first of values in
+        this call, where programs that fit but for that have read it."""
         path: Path = ()
         for i, entry in enumerate(self._entries):
             if path and ((program := entry.program()) is None or leaves_path(program.joint.reads, path)):

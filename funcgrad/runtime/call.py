@@ -46,12 +46,16 @@ MISS: Any = _Miss()
 
 
 def print_call(
-    found: CapturedCall, statements: Sequence[Statement], joint: Joint, kernel: Runnable, lock: AbstractContextManager[Any]
+    found: CapturedCall,
+    statements: Sequence[Statement],
+    joint: Joint,
+    kernel: Runnable,
+    lock: AbstractContextManager[Any],
 ) -> Source:
     """The whole call as one flat function: take apart, compare with the key, run the kernel, put together.
 
-    ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other threads.
-    It returns ``MISS`` where the program does not fit.
+    ``lock`` is held by one that has effects: what it compares, reads, computes and writes back is one step to other
+    threads. It returns ``MISS`` where the program does not fit.
     """
     key, facts = found.key, found.facts
     examples = [*found.inputs.leaves, *found.tensors.values()]
@@ -65,11 +69,17 @@ def print_call(
     chains = _Chains(names)
     locked = len(lines)
     constant = _Constants(constants)
-    reads = [f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}" for path in facts.state.objects]
+    reads = [
+        f"if {arguments[Arg(path)]} is not {constant(examples[key.paths.index(path)])}: {otherwise}"
+        for path in facts.state.objects
+    ]
     reads += print_state(facts.state.guards, constant, otherwise)
     numbers: dict[Slot, str] = {slot: names.fresh(slot.path) for slot, _ in facts.numbers}
     for slot, place in facts.numbers:
-        reads += [f"{numbers[slot]} = {place.expression(constant)}", f"if type({numbers[slot]}) is not {slot.kind.__name__}: {otherwise}"]
+        reads += [
+            f"{numbers[slot]} = {place.expression(constant)}",
+            f"if type({numbers[slot]}) is not {slot.kind.__name__}: {otherwise}",
+        ]
     reads += _print_reads(facts, arguments, captured_names, chains, constants, constant, otherwise)
     if reads:
         gone = "except (AttributeError, KeyError, IndexError, ValueError):"
@@ -106,9 +116,14 @@ def print_call(
 
 
 def _tentative(
-    lines: list[str], statements: Sequence[Statement], joint: Joint, variables: Mapping[Slot, str], constants: dict[str, Any]
+    lines: list[str],
+    statements: Sequence[Statement],
+    joint: Joint,
+    variables: Mapping[Slot, str],
+    constants: dict[str, Any],
 ) -> list[str]:
-    """The lines of the kernel and what is around it, so that nothing has happened where the program turns out to be for another call."""
+    """The lines of the kernel and what is around it, so that nothing has happened where the program turns out to be
+    for another call."""
     if not joint.reads:
         return lines
     before = list(itertools.takewhile(lambda s: not isinstance(s, Run), statements))
@@ -157,7 +172,9 @@ def _print_reads(
     """Lines that read the captured tensors from where they live; each must live in all the places in which it was."""
     chains.plan([c.origin.steps for c in facts.captured if isinstance(c.origin, Origin)])
     lines: list[str] = []
-    name_of: dict[Slot, str] = {captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)}
+    name_of: dict[Slot, str] = {
+        captured.slot: name for name, captured in zip(captured_names, facts.captured, strict=True)
+    }
     for name, captured in zip(captured_names, facts.captured, strict=True):
         if isinstance(captured.origin, Origin):
             lines += chains.read(captured.origin.steps, name)
@@ -173,7 +190,10 @@ def _print_reads(
         lines.append(f"if not {constant(facts.apart)}.isdisjoint(map(id, ({', '.join(inputs)},))): {otherwise}")
     return [
         *lines,
-        *(f"if {place.expression(constant)} is not {name_of.get(slot) or leaf_names[slot]}: {otherwise}" for place, slot in facts.also),
+        *(
+            f"if {place.expression(constant)} is not {name_of.get(slot) or leaf_names[slot]}: {otherwise}"
+            for place, slot in facts.also
+        ),
     ]
 
 

@@ -20,10 +20,12 @@ from .key import CallKey
 
 @frozen(eq=False)
 class CapturedCall:
-    """A call for ``inputs``: the ``key`` of calls it holds for, ``layers`` around a kernel, and the ``joint`` graph of that kernel.
+    """A call for ``inputs``: the ``key`` of calls it holds for, ``layers`` around a kernel, and the ``joint`` graph of
+    that kernel.
 
-    ``root``: the caller's function. ``grad``: whether what it returns may have a history. ``tensors``: those it reads that are no
-    arguments. ``refused``: what calling ``backward()`` will raise, where the function cannot be differentiated, as in eager PyTorch.
+    ``root``: the caller's function. ``grad``: whether what it returns may have a history. ``tensors``: those it reads
+    that are no arguments. ``refused``: what calling ``backward()`` will raise, where the function cannot be
+    differentiated, as in eager PyTorch.
     """
 
     root: Callable[..., Any]
@@ -47,5 +49,9 @@ class CapturedCall:
     def values(self) -> dict[Slot, Any]:
         """What the kernel is given in this call."""
         return dict(
-            zip(self.inner.signature.ins, inner_values(statements_of(self.layers, self.outer), self.inputs, self.facts), strict=True)
+            zip(
+                self.inner.signature.ins,
+                inner_values(statements_of(self.layers, self.outer), self.inputs, self.facts),
+                strict=True,
+            )
         )

@@ -1,7 +1,8 @@
-"""``FUNCGRAD_VERIFY=1``: on a first call every value of a program is compared with eager PyTorch's, and the first that differs is named.
+"""``FUNCGRAD_VERIFY=1``: on a first call every value of a program is compared with eager PyTorch's, and the first that
+differs is named.
 
-The graph is compiled once more with all of its values as results, in the same groups, and run beside an interpreter that calls
-ATen node by node. It costs what a first call costs, and memory for every value.
+The graph is compiled once more with all of its values as results, in the same groups, and run beside an interpreter
+that calls ATen node by node. It costs what a first call costs, and memory for every value.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ..slots import Cotangent, Saved, Slot
 from ..symbolic.sizes import hint
 
 _ROUNDING = {
-    torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2,
+    torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-3, torch.complex64: 1e-3, torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
 }  # fmt: skip
 """Of the largest element: far more than rounding, far less than a wrong value."""
 
@@ -29,8 +31,11 @@ _ROUNDING = {
 _VALUES = (Tensor, torch.SymInt, torch.SymFloat)
 
 
-def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs: Mapping[Slot, Any], backend: Backend) -> None:
-    """Run each graph both ways on the inputs (incoming gradients are random). Raises ``VerificationError``, with the caller's line."""
+def require_same(
+    graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs: Mapping[Slot, Any], backend: Backend
+) -> None:
+    """Run each graph both ways on the inputs (incoming gradients are random). Raises ``VerificationError``, with the
+    caller's line."""
     opaque = [n for graph in graphs for n in graph.fx.nodes if isinstance(n.target, Opaque)]
     if opaque:
         raise VerificationError(
@@ -40,7 +45,10 @@ def require_same(graphs: Sequence[Graph], runnables: Sequence[Runnable], inputs:
         )
     known = dict(inputs)
     for graph, runnable in zip(graphs, runnables, strict=True):
-        values = [known[s] if s in known else _made_up(s, n) for s, n in zip(graph.signature.ins, graph.placeholders, strict=True)]
+        values = [
+            known[s] if s in known else _made_up(s, n)
+            for s, n in zip(graph.signature.ins, graph.placeholders, strict=True)
+        ]
         nodes = [n for n in graph.fx.nodes if n.op == "call_function" and isinstance(value_of(n), _VALUES)]
         pairs = list(zip(graph.signature.ins, graph.placeholders, strict=True))
         outs: list[tuple[Slot, Any]] = [(Saved(n.name), n) for n in nodes]
@@ -66,7 +74,8 @@ def _made_up(slot: Slot, node: fx.Node) -> Any:
     fake = value_of(node)
     if not isinstance(slot, Cotangent):
         raise VerificationError(
-            f"the input {slot} is not known before the call, so this program cannot be verified", fix="unset FUNCGRAD_VERIFY"
+            f"the input {slot} is not known before the call, so this program cannot be verified",
+            fix="unset FUNCGRAD_VERIFY",
         )
     return torch.randn([hint(n) for n in fake.shape], generator=torch.Generator()).to(fake.dtype)
 
@@ -77,7 +86,9 @@ def _require_close(graph: Graph, node: fx.Node, found: Tensor, expected: Tensor)
     limit = _ROUNDING.get(expected.dtype, 0.0)
     largest = float(expected[expected.isfinite()].abs().max()) if limit and bool(expected.isfinite().any()) else 0.0
     try:
-        torch.testing.assert_close(found, expected, rtol=limit, atol=limit * max(1.0, largest), equal_nan=True, check_stride=False)
+        torch.testing.assert_close(
+            found, expected, rtol=limit, atol=limit * max(1.0, largest), equal_nan=True, check_stride=False
+        )
     except AssertionError as error:
         raise VerificationError(
             f"{node.name} = {call_text(node)} of {graph.name} differs from eager PyTorch: {error}",

@@ -1,4 +1,5 @@
-"""What a program takes: bytes at the worst moment (simulated and measured), operations, bytes moved, and the time they need at least."""
+"""What a program takes: bytes at the worst moment (simulated and measured), operations, bytes moved, and the time
+they need at least."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ from .program import Program
 
 @frozen(repr=False)
 class MemoryUse(Shown):
-    """Bytes above what is there before the call: ``saved_bytes`` are alive between forward and backward, ``predicted_peak`` and
-    ``measured_peak`` at the worst moment of both, results included."""
+    """Bytes above what is there before the call: ``saved_bytes`` are alive between forward and backward,
+    ``predicted_peak`` and ``measured_peak`` at the worst moment of both, results included."""
 
     function: str
     saved_bytes: int
@@ -56,8 +57,9 @@ class MemoryUse(Shown):
 
 @frozen(repr=False)
 class Cost(Shown):
-    """``flops``: floating-point operations; ``bytes_moved``: what each kernel and library call reads and writes, each tensor once;
-    ``roofline_seconds``: the time that takes on this machine if every step runs at the speed of the multiplier or of memory."""
+    """``flops``: floating-point operations; ``bytes_moved``: what each kernel and library call reads and writes,
+    each tensor once; ``roofline_seconds``: the time that takes on this machine if every step runs at the speed of
+    the multiplier or of memory."""
 
     function: str
     flops: float
@@ -81,8 +83,8 @@ class Cost(Shown):
 
 
 def measured_peak(program: Program, outer: Signature, inputs: Inputs) -> int:
-    """Run the kernel of a program, and its backward half if it has one, on copies of what a call with these inputs gives it: nothing of the
-    caller's is written to, and the generators are not drawn from."""
+    """Run the kernel of a program, and its backward half if it has one, on copies of what a call with these inputs
+    gives it: nothing of the caller's is written to, and the generators are not drawn from."""
     around = tuple(layer for layer in program.layers if not layer.context)
     signature, kernel = inner_signature(outer, around), program.call.names["kernel"]
     moves = kernel.watched_inputs if isinstance(kernel, Differentiable) else ()
@@ -149,7 +151,8 @@ def cost_of(program: Program) -> Cost:
 
 @functools.cache
 def _speeds() -> tuple[float, float]:
-    """Operations and bytes a second that this machine reaches: a matrix product in the default dtype, and a copy in memory."""
+    """Operations and bytes a second that this machine reaches: a matrix product in the default dtype, and a copy in
+    memory."""
     a, b, c = torch.ones(512, 512), torch.ones(2**24), torch.ones(2**24)
     product = min(_seconds(lambda: a @ a) for _ in range(5))
     copy = min(_seconds(lambda: c.copy_(b)) for _ in range(5))

@@ -18,7 +18,8 @@ from ..torch_private.tensors import is_wrapper_subclass
 
 @frozen
 class Outline:
-    """What is left of a plain tensor without its values. Where its sizes are symbols, the order of its dimensions is: it is dense."""
+    """What is left of a plain tensor without its values. Where its sizes are symbols, the order of its dimensions
+    is: it is dense."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -63,7 +64,9 @@ class CotangentLayout:
         if self.wrapping is None and not is_wrapper_subclass(cotangent):
             return _with_strides(cotangent, self.inner[0].strides_for(cotangent.shape))
         inner = inner_tensors(_made_like(cotangent, self.wrapping))
-        laid_out = [_with_strides(t, outline.strides_for(t.shape)) for t, outline in zip(inner, self.inner, strict=True)]
+        laid_out = [
+            _with_strides(t, outline.strides_for(t.shape)) for t, outline in zip(inner, self.inner, strict=True)
+        ]
         return laid_out[0] if self.wrapping is None else self.wrapping.build(iter(laid_out))
 
     def zeros(self, shape: Sequence[int]) -> Tensor:
@@ -81,11 +84,14 @@ def _with_strides(cotangent: Tensor, strides: tuple[int, ...]) -> Tensor:
     """
     if cotangent.stride() == strides or cotangent.dim() != len(strides):
         return cotangent
-    return torch.empty_strided(cotangent.shape, strides, dtype=cotangent.dtype, device=cotangent.device).copy_(cotangent)
+    return torch.empty_strided(cotangent.shape, strides, dtype=cotangent.dtype, device=cotangent.device).copy_(
+        cotangent
+    )
 
 
 def _made_like(cotangent: Tensor, wanted: Wrapping | None) -> Tensor:
-    """An incoming gradient with the metadata backward was compiled for; where it has others, its class knows the way there."""
+    """An incoming gradient with the metadata backward was compiled for; where it has others, its class knows the way
+    there."""
     own = Wrapping.of(cotangent)
     if wanted is not None and wanted.fits(own):
         return cotangent

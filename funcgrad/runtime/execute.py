@@ -1,8 +1,8 @@
 """How a program runs where its result must be differentiable: as an autograd Function of its flat inputs.
 
-The forward half returns outputs and saved values, the backward half takes them back. A backward pass that must itself be
-differentiable (``create_graph=True``) goes through ``pullback``: the compiled vector-Jacobian product as a function of the
-inputs and the incoming gradients, differentiable like any other compiled function, so that every order exists.
+The forward half returns outputs and saved values, the backward half takes them back. A backward pass that must itself
+be differentiable (``create_graph=True``) goes through ``pullback``: the compiled vector-Jacobian product as a function
+of the inputs and the incoming gradients, differentiable like any other compiled function, so that every order exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from ..torch_private.tensors import is_wrapper_subclass
 from .cotangents import CotangentLayout, Outline
 
 Pullback = Callable[[Sequence[Any], Sequence[Any], Sequence[Tensor]], Sequence[Tensor | None]]
-"""Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming gradients."""
+"""Takes the inputs as forward was given them (None for one that is gone), their values then, and the incoming
+gradients."""
 
 _KEYS = 1 << 40
 """From here on, keys are those of programs: PyTorch numbers the classes of autograd Functions from 0 on."""
@@ -44,19 +45,20 @@ class Differentiable:
     """The two halves of a program and how their values are laid out. All ints are positions.
 
     ``forward`` returns ``n_outs`` outputs, then saved values; ``differentiable`` are the outputs that require grad.
-    ``backward`` takes, in a list that it empties, the inputs at ``kept_inputs``, the saved values, one incoming gradient per
-    differentiable output (laid out as ``cotangents`` say), and the inputs at ``late_inputs`` as they are then; it returns the gradients of
-    the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in ``writes_inputs``, ``(output, result)`` in
-    ``writes_outs``; the nodes of autograd that write are those that an incoming gradient of a differentiable output ``runs``.
-    ``backward`` is None for a program that is itself a gradient (its derivative is compiled when it is first asked for), and where
-    differentiating all outputs failed: then ``refused`` is the error, and what some of them lead to is differentiated when a gradient
-    comes in for these alone. ``pullback`` returns a gradient or None for every input that requires grad: those at ``gradient_inputs``.
-    It may read the inputs at ``needed_inputs`` alone, as forward saw them: of those at ``copied_inputs``, which the call writes to or
-    restrides, a copy is kept. Those at ``restrided_inputs`` will look otherwise after the call; leaves among ``restrided_leaves`` do so
-    by these steps, unknown to autograd (by none: they are given other memory, and no gradient comes to them). The version counters of
-    those at ``bumps`` move. ``watched_inputs`` are those whose values at
-    the end of the call backward needs, each with how far its version counter moves until then; ``watched_outs`` are outputs that look
-    at what is saved.
+    ``backward`` takes, in a list that it empties, the inputs at ``kept_inputs``, the saved values, one incoming
+    gradient per differentiable output (laid out as ``cotangents`` say), and the inputs at ``late_inputs`` as they are
+    then; it returns the gradients of the inputs at ``backward_gradients``, then what it writes: ``(input, result)`` in
+    ``writes_inputs``, ``(output, result)`` in ``writes_outs``; the nodes of autograd that write are those that an
+    incoming gradient of a differentiable output ``runs``. ``backward`` is None for a program that is itself a gradient
+    (its derivative is compiled when it is first asked for), and where differentiating all outputs failed: then
+    ``refused`` is the error, and what some of them lead to is differentiated when a gradient comes in for these alone.
+    ``pullback`` returns a gradient or None for every input that requires grad: those at ``gradient_inputs``. It may
+    read the inputs at ``needed_inputs`` alone, as forward saw them: of those at ``copied_inputs``, which the call
+    writes to or restrides, a copy is kept. Those at ``restrided_inputs`` will look otherwise after the call; leaves
+    among ``restrided_leaves`` do so by these steps, unknown to autograd (by none: they are given other memory, and no
+    gradient comes to them). The version counters of those at ``bumps`` move. ``watched_inputs`` are those whose values
+    at the end of the call backward needs, each with how far its version counter moves until then; ``watched_outs`` are
+    outputs that look at what is saved.
     """
 
     forward: Runnable
@@ -80,8 +82,8 @@ class Differentiable:
     bumps: tuple[int, ...]
     subclass_inputs: tuple[int, ...]
     makes_zeros: bool
-    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or it matters which
-    outputs got a gradient."""
+    """Whether an output is a subclass (the zeros autograd makes for one that nothing depends on would be plain), or
+    it matters which outputs got a gradient."""
     pullback: Pullback
     refused: Exception | None
     draws: tuple[Drawn, ...]
@@ -106,14 +108,17 @@ class Differentiable:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         if self.restrided_leaves:
-            inputs = tuple(_ahead(v, self.restrided_leaves[i]) if i in self.restrided_leaves else v for i, v in enumerate(inputs))
-        first = {i: inputs[i].clone() for i in self.copied_inputs}  # tracked: a second derivative flows on to what made them
+            inputs = tuple(
+                _ahead(v, self.restrided_leaves[i]) if i in self.restrided_leaves else v for i, v in enumerate(inputs)
+            )
+        # tracked: a second derivative flows on to what made them
+        first = {i: inputs[i].clone() for i in self.copied_inputs}
         outs: tuple[Any, ...] = _Apply.apply(self, first, *inputs)  # type: ignore[no-untyped-call]
         return outs
 
     def writes_now(self, arrived: Sequence[bool]) -> bool:
-        """Whether backward writes where some differentiable outputs, and not others, got a gradient: what none of these leads to does not
-        run in eager PyTorch.
+        """Whether backward writes where some differentiable outputs, and not others, got a gradient: what none of these
+        leads to does not run in eager PyTorch.
 
         Raises ``MutationError`` where some of what writes would run, and some not.
         """
@@ -121,7 +126,8 @@ class Differentiable:
         run = frozenset[int]().union(*(own for own, here in zip(self.runs, arrived, strict=True) if here))
         if run and run != every:
             raise MutationError(
-                "several hooks or custom autograd.Functions of a compiled function write in backward, and some of them would not run in "
+                "several hooks or custom autograd.Functions of a compiled function write in backward, and some of "
+                "them would not run in "
                 "this backward pass: the results that they made have no gradient here",
                 where="the backward pass",
                 fix="call backward from all results at once, or compile the parts as functions of their own",
@@ -133,7 +139,8 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Differentiable, first: Mapping[int, Tensor], *inputs: Any) -> tuple[Any, ...]:
         ctx.generators = {of: state_of(of) for of in program.draws}
-        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it (oneDNN's RNN).
+        # Below autograd nothing is tracked, but grad mode is on as it was in the trace: some kernels ask for it
+        # (oneDNN's RNN).
         with below_autograd(), torch.enable_grad():
             values = program.forward(*inputs)
         ctx.generators_then = {of: mark_of(of) for of in program.draws}
@@ -153,17 +160,21 @@ class _Apply(torch.autograd.Function):
         ctx.written = [inputs[i].detach() for i, _ in program.writes_inputs]
         ctx.watched = [(inputs[i].detach(), version_of(inputs[i]) + moves) for i, moves in program.watched_inputs]
         ctx.watched += [(outs[i].detach(), version_of(outs[i])) for i in program.watched_outs]
-        # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before backward.
-        # An input whose values no derivative needs may die when the caller lets it go.
+        # For a second derivative only. Not among the saved tensors: eager PyTorch lets a bias be updated before
+        # backward. An input whose values no derivative needs may die when the caller lets it go.
         ctx.inputs = [
-            v if i in program.needed_inputs or not isinstance(v, Tensor) else (_Hollow if i in program.subclass_inputs else Outline).of(v)
+            v
+            if i in program.needed_inputs or not isinstance(v, Tensor)
+            else (_Hollow if i in program.subclass_inputs else Outline).of(v)
             for i, v in ((i, first.get(i, v)) for i, v in enumerate(inputs))
         ]
         ctx.given = [weakref.ref(v) if isinstance(v, Tensor) else None for v in inputs]
         ctx.versions = [version_of(v) if isinstance(v, Tensor) else 0 for v in ctx.inputs]
         ctx.shapes = [tuple(outs[i].shape) for i in program.differentiable] if program.makes_zeros else []
         ctx.set_materialize_grads(not program.makes_zeros and program.refused is None)
-        ctx.mark_non_differentiable(*[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)])
+        ctx.mark_non_differentiable(
+            *[v for i, v in enumerate(outs) if i not in program.differentiable and isinstance(v, Tensor)]
+        )
         return outs
 
     @staticmethod
@@ -184,8 +195,14 @@ class _Apply(torch.autograd.Function):
         saved = ctx.saved_tensors  # raises, as in eager PyTorch, if a value was changed in place or freed
         require_saved_versions(ctx)
         # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
-        if torch.is_grad_enabled() or program.backward is None or any(t is not None and is_mapped(t) for t in cotangents):
-            require_versions((v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor))
+        if (
+            torch.is_grad_enabled()
+            or program.backward is None
+            or any(t is not None and is_mapped(t) for t in cotangents)
+        ):
+            require_versions(
+                (v, version) for v, version in zip(ctx.inputs, ctx.versions, strict=True) if isinstance(v, Tensor)
+            )
             places = program.gradient_inputs
             values = [v.empty() if isinstance(v, (Outline, _Hollow)) else v for v in ctx.inputs]
             given = [None if one is None else one() for one in ctx.given]
@@ -203,7 +220,8 @@ class _Apply(torch.autograd.Function):
             values = [*kept[:n_kept], *laid_out, *ctx.late]
             del saved, kept, cotangents, laid_out, incoming
             is_run = bool(written) and program.writes_now(here)
-            ctx.maybe_clear_saved_tensors()  # unless the graph is kept: then the list holds all there is, and backward empties it
+            # unless the graph is kept: then the list holds all there is, and backward empties it
+            ctx.maybe_clear_saved_tensors()
             with autocast_as(()) if any_autocast() else nullcontext():  # its casts are in its graph
                 results = program.backward(values)
             places, gradients = program.backward_gradients, results[: len(program.backward_gradients)]
@@ -235,7 +253,8 @@ class _Hollow:
 
 
 def _ahead(leaf: Any, steps: Sequence[Step]) -> Any:
-    """A leaf as it looks now, connected to autograd as it will look: who connects it fixes the sizes of its gradient."""
+    """A leaf as it looks now, connected to autograd as it will look: who connects it fixes the sizes of its
+    gradient."""
     if not steps:
         return leaf.detach()
     if not (leaf.requires_grad and is_leaf(leaf)):
@@ -260,12 +279,14 @@ def differentiable_of(context: Any) -> Differentiable | None:
 
 
 def sizes_beside(context: Any) -> list[int]:
-    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where it makes zeros."""
+    """Sizes that a node needs of what is neither given nor saved: of what it reads late, and of its results, where
+    it makes zeros."""
     return [n for shape in (*(t.shape for t in context.late), *context.shapes) for n in shape]
 
 
 def require_saved_versions(context: Any) -> None:
-    """``RuntimeError``, as in eager PyTorch, where somebody has written to what a node needs, and autograd does not know that it does."""
+    """``RuntimeError``, as in eager PyTorch, where somebody has written to what a node needs, and autograd does not
+    know that it does."""
     require_versions(context.watched)
 
 
@@ -288,7 +309,8 @@ def _write(target: Tensor, value: Tensor) -> None:
 def _require_same_draws(own: OwnDraws) -> None:
     if own.not_passed:
         raise UnsupportedTransformError(
-            "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a second derivative",
+            "another thread drew random numbers while forward did: what forward drew cannot be drawn again for a "
+            "second derivative",
             where="the backward pass that is differentiated (create_graph=True)",
             fix='compile with rng="philox", or draw in one thread at a time',
         )
@@ -299,6 +321,7 @@ def require_versions(expected: Iterable[tuple[Tensor, int]]) -> None:
     for value, version in expected:
         if version_of(value) != version:
             raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of shape "
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                "tensor of shape "
                 f"{list(value.shape)} is at version {value._version}; expected version {version} instead"
             )

@@ -1,4 +1,5 @@
-"""What a program reads, writes and takes for granted, and what would compile its function again: for one who has not read the key."""
+"""What a program reads, writes and takes for granted, and what would compile its function again: for one who has not
+read the key."""
 
 from __future__ import annotations
 

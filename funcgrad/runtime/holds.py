@@ -11,8 +11,8 @@ from ..state.guards import compared_fields
 
 
 def holds(baked: Any, now: Any) -> bool:
-    """Whether a value that a trace baked in is still the same: of the same type and equal, in containers and in the fields of dataclasses
-    and attrs classes, too. NaN is NaN, 0.0 is not -0.0."""
+    """Whether a value that a trace baked in is still the same: of the same type and equal, in containers and in the
+    fields of dataclasses and attrs classes, too. NaN is NaN, 0.0 is not -0.0."""
     if baked is now:
         return True
     if type(baked) is not type(now):
@@ -23,7 +23,9 @@ def holds(baked: Any, now: Any) -> bool:
         return len(baked) == len(now) and all(map(holds, baked, now))
     if isinstance(baked, dict):
         return holds([*baked.items()], [*now.items()])
-    return equal(baked, now) and all(holds(getattr(baked, name), getattr(now, name)) for name in compared_fields(type(baked)))
+    return equal(baked, now) and all(
+        holds(getattr(baked, name), getattr(now, name)) for name in compared_fields(type(baked))
+    )
 
 
 def still_answers(was: Any, now: Any) -> bool:

@@ -1,7 +1,7 @@
 """The call key: everything a program depends on besides tensor values. Two calls with equal keys share a program.
 
-A key is data (``CallKey``), compared and explained part by part on a miss; ``key_guards`` writes the same comparison as straight-line
-Python for the hot path.
+A key is data (``CallKey``), compared and explained part by part on a miss; ``key_guards`` writes the same comparison as
+straight-line Python for the hot path.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class TensorSpec:
 
     def sized(self, sizes: Mapping[str, int]) -> TensorSpec:
         """The same with numbers for symbols."""
-        shape, stride = (tuple(eval(n, {}, dict(sizes)) if isinstance(n, str) else n for n in dims) for dims in (self.shape, self.stride))
+        shape, stride = (
+            tuple(eval(n, {}, dict(sizes)) if isinstance(n, str) else n for n in dims)
+            for dims in (self.shape, self.stride)
+        )
         return evolve(self, shape=shape, stride=stride)
 
     def symbols(self) -> Iterator[tuple[str, str]]:
@@ -66,7 +69,8 @@ class TensorSpec:
 
 @frozen(eq=False)
 class StaticSpec:
-    """A value baked into the program (see ``holds``), or a copy of it where it is a list or a dict, which its owner may change."""
+    """A value baked into the program (see ``holds``), or a copy of it where it is a list or a dict, which its owner
+    may change."""
 
     value: Any
 
@@ -90,7 +94,8 @@ class DynamicSpec:
 
 @frozen
 class SubclassSpec:
-    """What a program knows of a wrapper subclass: its type, how it looks to autograd, its metadata, what it is made of."""
+    """What a program knows of a wrapper subclass: its type, how it looks to autograd, its metadata, what it is made
+    of."""
 
     kind: type
     outer: TensorSpec
@@ -144,9 +149,10 @@ def ambient() -> tuple[Any, ...]:
 class CallKey(Shown):
     """The structure and the leaves of the arguments, which of them share memory, and the ambient state.
 
-    ``aliasing`` says which tensors (arguments, then captured) are one object or share memory, where in it they lie, and whether
-    autograd knows (``aliasing``): programs for inputs that alias differently are different programs. ``histories`` is how
-    autograd knows the tensors the function writes to, ``asked`` what the function asked of tensors besides (``capture/questions.py``).
+    ``aliasing`` says which tensors (arguments, then captured) are one object or share memory, where in it they lie, and
+    whether autograd knows (``aliasing``): programs for inputs that alias differently are different programs.
+    ``histories`` is how autograd knows the tensors the function writes to, ``asked`` what the function asked of tensors
+    besides (``capture/questions.py``).
     """
 
     names: tuple[str, ...]
@@ -161,7 +167,16 @@ class CallKey(Shown):
 
     def doc(self) -> Doc:
         specs = [*zip(self.paths, self.leaves, strict=True), *self.captured]
-        names = dict(reversed([(n, f"{path}.{at}") for path, spec in specs if isinstance(spec, TensorSpec) for n, at in spec.symbols()]))
+        names = dict(
+            reversed(
+                [
+                    (n, f"{path}.{at}")
+                    for path, spec in specs
+                    if isinstance(spec, TensorSpec)
+                    for n, at in spec.symbols()
+                ]
+            )
+        )
         rows = [(path, re.sub(r"\bs\d+\b", lambda s: names.get(s[0], s[0]), str(spec))) for path, spec in specs]
         rows += [(a.name, str(getattr(self.ambient, a.name))) for a in fields(Ambient)]
         count = f"{len(self.leaves)} arguments" + (f", {len(self.captured)} captured tensors" if self.captured else "")
@@ -201,7 +216,9 @@ def spec_of(value: Any, path: str) -> LeafSpec:
         return DynamicSpec(type(value.value))
     if type(value).__module__ == "numpy":
         raise ArgumentError(
-            f"a NumPy {type(value).__name__} is neither a tensor nor a static value", where=path, fix="convert it: torch.from_numpy(x)"
+            f"a NumPy {type(value).__name__} is neither a tensor nor a static value",
+            where=path,
+            fix="convert it: torch.from_numpy(x)",
         )
     return StaticSpec.of(value)
 
@@ -213,9 +230,9 @@ def _copied(value: Any) -> Any:
 
 
 def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
-    """For each tensor: the first that is over the same memory, and if there are others, the first that is the same object, the
-    first of the same family (views of one tensor, as autograd knows them), which one is the family's base (-1: none of
-    them), its own offset, and how the base lies and is tracked."""
+    """For each tensor: the first that is over the same memory, and if there are others, the first that is the same
+    object, the first of the same family (views of one tensor, as autograd knows them), which one is the family's
+    base (-1: none of them), its own offset, and how the base lies and is tracked."""
     memory = [storage_id(t) for t in tensors]
     pattern: list[tuple[Any, ...]] = []
     for i, t in enumerate(tensors):
@@ -233,12 +250,14 @@ def aliasing(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
 
 @frozen
 class Difference:
-    """One thing in which a call is not like those a program was made for: ``where`` reads as code, ``what`` says how."""
+    """One thing in which a call is not like those a program was made for: ``where`` reads as code, ``what`` says
+    how."""
 
     where: str
     what: str
     about: str = ""
-    """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python; ``"value"``: of a number."""
+    """``"shape"``, ``"stride"`` of a tensor; ``"sizes"``: a condition on sizes alone; ``"state"``: of Python;
+    ``"value"``: of a number."""
     place: Place | None = None
     """Where that value lives."""
     fixed_in: str = ""
@@ -250,7 +269,10 @@ class Difference:
 
 def explain(old: CallKey, new: CallKey) -> list[Difference]:
     """Which parts of two keys differ; empty if none does."""
-    found = [Difference(_shown(p, new.names), f"structure was {a}, now {b}") for p, a, b in differences(old.tree, new.tree, "")]
+    found = [
+        Difference(_shown(p, new.names), f"structure was {a}, now {b}")
+        for p, a, b in differences(old.tree, new.tree, "")
+    ]
     if not found:
         sizes = sizes_in(old, new)
         for path, a, b in zip(old.paths, old.leaves, new.leaves, strict=True):
@@ -261,7 +283,9 @@ def explain(old: CallKey, new: CallKey) -> list[Difference]:
     if not found and old.aliasing != new.aliasing:
         found.append(Difference("aliasing", "other inputs share memory than before"))
     known = dict(new.histories)
-    found += [Difference(path, f"was {was}, now {known[path]}") for path, was in old.histories if known.get(path, was) != was]
+    found += [
+        Difference(path, f"was {was}, now {known[path]}") for path, was in old.histories if known.get(path, was) != was
+    ]
     answers = {(path, question): answer for path, question, answer in new.asked}
     for path, question, was in old.asked:
         now_is = answers.get((path, question), was)
@@ -306,6 +330,10 @@ def _explain_leaf(path: str, a: LeafSpec, b: LeafSpec) -> Iterator[Difference]:
         yield Difference(path, f"was {a}, now {b}")
     elif isinstance(a, StaticSpec) and isinstance(b, StaticSpec):
         if not holds(a.value, b.value):
-            yield Difference(path, f"value was {a}, now {b}", "value" if {type(a.value), type(b.value)} <= {int, float} else "")
-    elif type(a) is not type(b) and not (isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is a.kind):
+            yield Difference(
+                path, f"value was {a}, now {b}", "value" if {type(a.value), type(b.value)} <= {int, float} else ""
+            )
+    elif type(a) is not type(b) and not (
+        isinstance(a, DynamicSpec) and isinstance(b, StaticSpec) and type(b.value) is a.kind
+    ):
         yield Difference(path, f"was {a}, now {b}")

@@ -39,8 +39,8 @@ def print_guards(
 
     ``examples`` are values that do: tensors that look like them need no second look.
 
-    Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to ``inner_names``
-    by the expression they stand for.
+    Objects the lines refer to are added to ``constants``. Inner tensors get ``fresh`` names, which are added to
+    ``inner_names`` by the expression they stand for.
     """
     constants.update(keys=dispatch_keys, ambient=ambient, holds=holds, Tensor=Tensor, AMBIENT=_fields_of(key.ambient))
     wrapped = any(isinstance(v, Tensor) and is_transform_wrapper(v) for v in examples)
@@ -54,20 +54,34 @@ def print_guards(
     symbolic = {name: list(spec.symbols()) for name, spec in plain.items()}
     places: dict[str, str] = {}
     for name, own in symbolic.items():
-        new = [(symbol, f"{name}.{where}") for symbol, where in own if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"]
+        new = [
+            (symbol, f"{name}.{where}")
+            for symbol, where in own
+            if places.setdefault(symbol, f"{name}.{where}") == f"{name}.{where}"
+        ]
         if new:
             lines.append(f"if not isinstance({name}, Tensor) or {name}.dim() != {len(plain[name].shape)}: {otherwise}")
             lines += [f"{symbol} = {where}" for symbol, where in new]
-    at_level = {n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)}
-    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}  # a tensor of a level that has ended is what it wraps
-    compared = [f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()]
-    if plain and not places and not wrapped and not key.ambient.inference_mode:  # inside it inference tensors look like all others
-        first: dict[int, tuple[str, Tensor]] = {}  # the quick check takes no tensor twice; that the others are the same is compared below
+    at_level = {
+        n for n, v in zip(variables, examples, strict=True) if isinstance(v, Tensor) and is_transform_wrapper(v)
+    }
+    # a tensor of a level that has ended is what it wraps
+    ended = {n: f" or unwrap_dead({n}) is not {n}" for n in at_level}
+    compared = [
+        f"if {_tensor_differs(name, spec, constants)}{ended.get(name, '')}: {otherwise}" for name, spec in plain.items()
+    ]
+    # inside it inference tensors look like all others
+    if plain and not places and not wrapped and not key.ambient.inference_mode:
+        # the quick check takes no tensor twice; that the others are the same is compared below
+        first: dict[int, tuple[str, Tensor]] = {}
         for name, t in zip(variables, examples, strict=True):
             if name in plain:
                 first.setdefault(id(t), (name, t))
         constants["seen"] = looks_like([t for _, t in first.values()])
-        compared = [f"if not seen({', '.join(name for name, _ in first.values())}):", *(f"    {line}" for line in compared)]
+        compared = [
+            f"if not seen({', '.join(name for name, _ in first.values())}):",
+            *(f"    {line}" for line in compared),
+        ]
     lines += compared
     while pending:
         name, expression, spec = pending.pop(0)
@@ -77,7 +91,9 @@ def print_guards(
                 lines.append(f"if {_tensor_differs(name, spec, constants)}: {otherwise}")
         elif isinstance(spec, SubclassSpec):
             constants |= {f"type_{name}": spec.kind, f"static_{name}": spec.flattened.value}
-            lines.append(f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}")
+            lines.append(
+                f"if type({name}) is not type_{name} or {_tensor_differs(name, spec.outer, constants)}: {otherwise}"
+            )
             lines.append(f"if not holds(static_{name}, {name}.__tensor_flatten__()): {otherwise}")
             inner = [(fresh(f"{name}_{attr}"), f"{expression}.{attr}", own) for attr, own in spec.inner]
             lines += [f"{own_name} = {at}" for own_name, at, _ in inner]
@@ -108,7 +124,8 @@ def print_guards(
 
 
 def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], memory_of: str) -> Iterator[str]:
-    """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is known."""
+    """Conditions that are true where tensors do not alias as ``pattern`` says; that there are as many storages is
+    known."""
     for i, (name, alias) in enumerate(zip(names, pattern, strict=True)):
         if len(alias) == 1:
             continue
@@ -126,8 +143,12 @@ def _aliases_differ(pattern: Sequence[tuple[Any, ...]], names: Sequence[str], me
             conditions.append(f"family_of({name}) is not {name}" if base == i else f"{name}._base is not {names[base]}")
         if base == -1 and family == i:
             shape, stride, start, requires_grad, is_leaf = lies
-            conditions[-1] = f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
-            conditions.append(f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}")
+            conditions[-1] = (
+                f"{name}._base is None or {name}._base.shape != {shape} or {name}._base.stride() != {stride}"
+            )
+            conditions.append(
+                f"{name}._base.storage_offset() != {start} or {name}._base.requires_grad is not {requires_grad}"
+            )
             conditions.append(f"{name}._base.is_leaf is not {is_leaf}")
             others = [j for j in range(i) if pattern[j][0] == memory and pattern[j][2:4] == (j, -1)]
             conditions += [f"{name}._base is {names[j]}._base" for j in others]
@@ -142,10 +163,14 @@ def _tensor_differs(name: str, spec: TensorSpec, constants: dict[str, Any]) -> s
     dtype = "bool_" if spec.dtype is torch.bool else str(spec.dtype).removeprefix("torch.")  # bool is Python's
     device = str(spec.device).replace(":", "_")
     constants[dtype], constants[device] = spec.dtype, spec.device
-    shape, stride = (f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride))
+    shape, stride = (
+        f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})" for dims in (spec.shape, spec.stride)
+    )
     return (
-        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() != {stride}"
-        f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or keys({name}).raw_repr() != {spec.bits}"
+        f"not isinstance({name}, Tensor) or {name}.dtype is not {dtype} or {name}.shape != {shape} or {name}.stride() "
+        f"!= {stride}"
+        f" or {name}.requires_grad is not {spec.requires_grad} or {name}.device != {device} or "
+        f"keys({name}).raw_repr() != {spec.bits}"
     )
 
 

@@ -38,7 +38,9 @@ def key_of(inputs: Inputs, captured: Sequence[tuple[Captured, Tensor]], facts: F
     tensors = [t for one in outer for t in with_inner(one)]
     specs = tuple((str(slot), spec_of(t, str(slot))) for slot, t in captured)
     values = dict(zip(inputs.slots, inputs.leaves, strict=True)) | dict(captured)
-    histories = tuple((str(slot), history(values[slot])) for slot in facts.histories if isinstance(values.get(slot), Tensor))
+    histories = tuple(
+        (str(slot), history(values[slot])) for slot in facts.histories if isinstance(values.get(slot), Tensor)
+    )
     known = [(a, values[a.slot]) for a in facts.asked if isinstance(values.get(a.slot), Tensor)]
     asked = tuple((str(a.slot), a.question, answer_of(a.question, t)) for a, t in known)
     return CallKey(inputs.names, inputs.tree, paths, leaves, specs, aliasing(tensors), Ambient.now(), histories, asked)
@@ -72,8 +74,14 @@ def why_not(program: Program, inputs: Inputs) -> list[Difference]:
         ]
         known = dict(inputs.tensors) | dict(captured)
         changed = [slot for slot, is_leaf in program.facts.leaves.items() if known[slot].is_leaf is not is_leaf]
-        found += [Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed]
-        found += [Difference(str(slot), "has a gradient") for slot in program.facts.gradless if gradient_of(known[slot]) is not None]
+        found += [
+            Difference(str(slot), "is a leaf" if known[slot].is_leaf else "is no leaf any more") for slot in changed
+        ]
+        found += [
+            Difference(str(slot), "has a gradient")
+            for slot in program.facts.gradless
+            if gradient_of(known[slot]) is not None
+        ]
     return found + list(_closed_over(program, {str(slot): tensor for slot, tensor in (*inputs.tensors, *captured)}))
 
 
@@ -90,10 +98,14 @@ def _closed_over(program: Program, tensors: Mapping[str, Tensor]) -> Iterator[Di
     """What the function closes over besides captured tensors, where it is not what the trace baked in."""
     for guard in program.facts.state.guards:
         if not guard.holds():
-            yield Difference(str(guard.place), guard.explain(), "state", guard.place if type(guard.value) in (float, int) else None)
+            yield Difference(
+                str(guard.place), guard.explain(), "state", guard.place if type(guard.value) in (float, int) else None
+            )
     for name, tensor in tensors.items():
         if id(tensor) in program.facts.apart:
-            yield Difference(name, "is one object with a tensor that the function read elsewhere, and did not compute with")
+            yield Difference(
+                name, "is one object with a tensor that the function read elsewhere, and did not compute with"
+            )
     for place, slot in program.facts.also:
         if _read(place.read) is not tensors.get(str(slot)):
             yield Difference(str(place), f"is another tensor than {slot}")
@@ -146,9 +158,10 @@ def without_symbols(inputs: Inputs, gone: Collection[Symbol]) -> Inputs:
 
 
 def with_symbols(inputs: Inputs, programs: Iterable[Program], sizes: bool, ints: bool = False) -> Inputs:
-    """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a symbol: its third value
-    will be a hit. So is an int of Python state that was two others: many a one is there in two values, or decides what is computed.
-    ``ints``: whether ints among the arguments are like floats: those that another program has as symbols."""
+    """The inputs, where a float, or (if ``sizes``) a size, that was another in an otherwise fitting call is a
+    symbol: its third value will be a hit. So is an int of Python state that was two others: many a one is there in
+    two values, or decides what is computed. ``ints``: whether ints among the arguments are like floats: those that
+    another program has as symbols."""
     here = dict(zip([s.path for s in inputs.slots], inputs.leaves, strict=True))
     varying: set[str] = set()
     dims: dict[str, frozenset[int]] = dict(inputs.sizes)
@@ -184,13 +197,17 @@ _OTHER_INTS = 2
 
 
 def _may_hold(place: Place | None, kind: type) -> TypeGuard[Place]:
-    """Whether a place holds a number of this type, and something else can stand there for it while a function is traced."""
+    """Whether a place holds a number of this type, and something else can stand there for it while a function is
+    traced."""
     return place is not None and place.is_writable and type(place.read()) is kind
 
 
-def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool, kinds: Collection[type]) -> _Varying | None:
-    """The floats, the dimensions and the numbers of Python state in which a call differs from those a program is for, and that program's
-    symbols; then the ints of Python state in which it differs. None if they differ in other things."""
+def _varying(
+    program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: bool, kinds: Collection[type]
+) -> _Varying | None:
+    """The floats, the dimensions and the numbers of Python state in which a call differs from those a program is
+    for, and that program's symbols; then the ints of Python state in which it differs. None if they differ in other
+    things."""
     numbers = {p for p, v in here.items() if type(v) in kinds}
     specs = dict(zip(program.key.paths, program.key.leaves, strict=True))
     found = {p for p, spec in specs.items() if isinstance(spec, DynamicSpec)} & numbers
@@ -206,13 +223,18 @@ def _varying(program: Program, inputs: Inputs, here: Mapping[str, Any], sizes: b
             places.append(place)
         elif _may_hold(place, int):
             ints.append(place)
-        elif difference.where not in own and difference.about != "sizes" and not (difference.about and dims.get(difference.where)):
+        elif (
+            difference.where not in own
+            and difference.about != "sizes"
+            and not (difference.about and dims.get(difference.where))
+        ):
             return None
     return found, dims, places, ints
 
 
 def _symbolic(spec: LeafSpec, now: Any) -> frozenset[int]:
-    """The dimensions of a tensor that a program has as symbols, or that are others now; none of 0 or 1, which mean another program."""
+    """The dimensions of a tensor that a program has as symbols, or that are others now; none of 0 or 1, which mean
+    another program."""
     if not isinstance(spec, TensorSpec) or not isinstance(now, Tensor) or len(spec.shape) != now.dim():
         return frozenset()
     pairs = zip(spec.shape, now.shape, strict=True)

@@ -46,11 +46,17 @@ class Program(Shown):
 
     @staticmethod
     def of(
-        name: str, found: CapturedCall, layers: tuple[Layer, ...], made: Executable, call: Source, seconds: Mapping[str, float]
+        name: str,
+        found: CapturedCall,
+        layers: tuple[Layer, ...],
+        made: Executable,
+        call: Source,
+        seconds: Mapping[str, float],
     ) -> Program:
         """What the two halves of the spine gave, and the call that was printed of them."""
         return Program(
-            name, found.key, found.facts.released(), layers, made.joint, made.partition, made.kernels, made.schedules, made.sources,
+            name, found.key, found.facts.released(), layers, made.joint, made.partition, made.kernels, made.schedules,
+            made.sources,
             call, build_call(call), seconds,
         )  # fmt: skip
 
@@ -58,7 +64,8 @@ class Program(Shown):
         return f"program of {self.name}: {', '.join(stage.headline() for stage in self.kernels)}"
 
     def doc(self) -> Doc:
-        """A summary, and the stages without what they have pages of their own for: drawings, halves, schedules, sources."""
+        """A summary, and the stages without what they have pages of their own for: drawings, halves, schedules,
+        sources."""
         summary = (
             ("inputs", f"{len(self.key.leaves)} arguments, {len(self.key.captured)} captured tensors"),
             ("around the kernel", ", ".join(layer.name for layer in self.layers) or "nothing"),
@@ -67,11 +74,19 @@ class Program(Shown):
             ("saved for backward", in_bytes(self.partition.saved_bytes)),
             ("compiled in", in_seconds(sum(self.seconds.values()))),
         )
-        graphs = Doc(self.joint.headline(), self.joint.listed()), Doc(self.partition.headline(), self.partition.listed())
+        graphs = (
+            Doc(self.joint.headline(), self.joint.listed()),
+            Doc(self.partition.headline(), self.partition.listed()),
+        )
         more = [(f"program.schedule[{i}]", stage.headline()) for i, stage in enumerate(self.schedule)]
         more += [(f"program.sources[{i}]", source.headline()) for i, source in enumerate(self.sources)]
         pages = Doc("schedule and sources", (Table(("", ""), tuple(more), "stages"),))
-        times = Doc("compile time", (Table(("stage", "time"), tuple((k, in_seconds(v)) for k, v in self.seconds.items())),))
+        times = Doc(
+            "compile time", (Table(("stage", "time"), tuple((k, in_seconds(v)) for k, v in self.seconds.items())),)
+        )
         first = (stage.doc() for stage in (self.key, self.facts, self.facts.state, *self.layers))
         kernels = (stage.doc() for stage in self.kernels)
-        return Doc(f"program of {self.name}", (Table(("", ""), summary), *first, *graphs, *kernels, pages, self.call.doc(), times))
+        return Doc(
+            f"program of {self.name}",
+            (Table(("", ""), summary), *first, *graphs, *kernels, pages, self.call.doc(), times),
+        )

@@ -17,19 +17,23 @@ _CHANGES = 3
 """How often one number may be another before a call compiles with a warning."""
 
 _STATE = (
-    "a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a symbol, keep it in a tensor, or let "
+    "a value it reads is another in each call ({}). Pass it as an argument, where a float becomes a symbol, keep it "
+    "in a tensor, or let "
     "what depends on it be done outside."
 )
 _VALUE = (
-    "an argument is another number in each call ({}), which decides what the program is. Pass torch.tensor(n) where the value only goes "
+    "an argument is another number in each call ({}), which decides what the program is. Pass torch.tensor(n) where "
+    "the value only goes "
     "into arithmetic, or name the argument in static_argnums where a program for each value is meant."
 )
 _READ = (
-    "a size is another in each call ({}), and its value is taken as a number in {}. Compute with tensors there (torch.arange, a reduction, "
+    "a size is another in each call ({}), and its value is taken as a number in {}. Compute with tensors there "
+    "(torch.arange, a reduction, "
     "a mask), pad to few sizes, or say dynamic=False where a program for each size is meant."
 )
 _STATIC = (
-    "a size is another in each call ({}), and the function is not traced with a symbol for it{}. Let what needs the number be done "
+    "a size is another in each call ({}), and the function is not traced with a symbol for it{}. Let what needs the "
+    "number be done "
     "outside, pad to few sizes, or say dynamic=False where a program for each size is meant."
 )
 _CAPTURED = "the size of a tensor it closes over is another in each call ({}). Pass the tensor as an argument: there its size is a symbol."
@@ -42,7 +46,8 @@ class Recompiles:
         self._counts: Counter[str] = Counter()
 
     def note(self, name: str, programs: Sequence[Program], inputs: Inputs, options: Options, why_static: str) -> None:
-        """Warn at the fourth compile for one number that alone is another. ``why_static``: what stood in the way of symbols for sizes."""
+        """Warn at the fourth compile for one number that alone is another. ``why_static``: what stood in the way of
+        symbols for sizes."""
         by_program = [(program, found) for program in programs if (found := why_not(program, inputs))]
         reasons = _of_state(by_program)
         if options.dynamic is not False:
@@ -52,7 +57,9 @@ class Recompiles:
         for about, reason in reasons.items():
             self._counts[about] += 1
             if self._counts[about] == _CHANGES:
-                warnings.warn(f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning, stacklevel=3)
+                warnings.warn(
+                    f"{name} compiles for the {_CHANGES + 1}th time, since {reason}", RecompileWarning, stacklevel=3
+                )
 
 
 _Misses = Collection[tuple[Program, list[Difference]]]
@@ -64,14 +71,17 @@ def _of_state(misses: _Misses) -> dict[str, str]:
     alone: dict[str, str] = {}
     for program, found in misses:
         name = found[0].where if {(d.where, d.about) for d in found} == {(found[0].where, "state")} else ""
-        if name and (name in program.facts.symbols or name not in symbols):  # programs from before it was a symbol say nothing about that
+        # programs from before it was a symbol say nothing about that
+        if name and (name in program.facts.symbols or name not in symbols):
             alone.setdefault(name, _STATE.format(found[0]))
     return alone
 
 
 def _of_values(misses: _Misses) -> Iterator[Difference]:
     """The arguments that alone are other numbers, each once."""
-    alone = {found[0].where: found[0] for _, found in reversed(list(misses)) if len(found) == 1 and found[0].about == "value"}
+    alone = {
+        found[0].where: found[0] for _, found in reversed(list(misses)) if len(found) == 1 and found[0].about == "value"
+    }
     yield from alone.values()
 
 

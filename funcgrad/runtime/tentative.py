@@ -1,4 +1,5 @@
-"""What a call has done before its program says that it is for another one (``PathMiss``), and how that is taken back."""
+"""What a call has done before its program says that it is for another one (``PathMiss``), and how that is taken
+back."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from ..torch_private.autograd import set_versions
 
 
 class Tentative:
-    """A context: where a path is missed inside, the version counters and ``requires_grad`` of ``tensors`` are what they were, and so are
-    the states of what was ``drawn`` from. (Where another thread drew meanwhile, what it drew is drawn again.)"""
+    """A context: where a path is missed inside, the version counters and ``requires_grad`` of ``tensors`` are what
+    they were, and so are the states of what was ``drawn`` from. (Where another thread drew meanwhile, what it drew
+    is drawn again.)"""
 
     __slots__ = ("_drawn", "_required", "_states", "_tensors", "_versions")
 
@@ -27,7 +29,9 @@ class Tentative:
         self._required = [t.requires_grad for t in self._tensors]
         self._states = [state_of(of) for of in self._drawn]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not isinstance(error, PathMiss):
             return
         for tensor, required in zip(self._tensors, self._required, strict=True):

@@ -15,7 +15,9 @@ GRAPH_STYLE = """
 .funcgrad-graph rect{fill-opacity:.22}
 .funcgrad-graph g text{text-anchor:middle}
 .funcgrad-graph .e{fill:none;stroke:currentColor;stroke-opacity:.35}
-""" + "".join(f".funcgrad-graph .{group[0]} rect{{fill:{colour};stroke:{colour}}}\n" for group, colour in _COLOURS.items())
+""" + "".join(
+    f".funcgrad-graph .{group[0]} rect{{fill:{colour};stroke:{colour}}}\n" for group, colour in _COLOURS.items()
+)
 """Each group of boxes is a class, of which its first letter is the name."""
 
 _CHAR, _HEIGHT, _GAP_X, _GAP_Y, _PAD = 6.7, 22, 14, 26, 8
@@ -58,12 +60,18 @@ def svg(drawing: Drawing) -> str:
             x += w + _GAP_X
         width = max(width, x)
     height = _PAD * 2 + len(rows) * (_HEIGHT + _GAP_Y) - _GAP_Y + (18 if drawing.omitted else 0)
-    edges = [_edge(place[source], place[box.name]) for box in drawing.boxes for source in dict.fromkeys(box.inputs) if source in place]
+    edges = [
+        _edge(place[source], place[box.name])
+        for box in drawing.boxes
+        for source in dict.fromkeys(box.inputs)
+        if source in place
+    ]
     lines = [f'<path class="e" d="{"".join(edges)}"/>', *(_rectangle(box, *place[box.name]) for box in drawing.boxes)]
     if drawing.omitted:
         lines.append(f'<text x="{_PAD}" y="{height - 6}">… and {drawing.omitted} more</text>')
     return (
-        f'<svg class="funcgrad-graph" role="img" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg class="funcgrad-graph" role="img" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
+        f'height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(lines)}</svg>'
     )
 

@@ -1,5 +1,5 @@
-"""A ``Doc`` as HTML, which opens on a summary, with what is long folded, and stands alone: no network, no script, colours that follow
-the reader's light or dark theme."""
+"""A ``Doc`` as HTML, which opens on a summary, with what is long folded, and stands alone: no network, no script,
+colours that follow the reader's light or dark theme."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def as_html(doc: Doc) -> str:
 
 
 def _inside(doc: Doc, asides: set[Code], unfolded: bool) -> str:
-    """The parts of a section. ``unfolded``: nothing is folded around it, so that what is long in it is. ``asides`` stand on the page."""
+    """The parts of a section. ``unfolded``: nothing is folded around it, so that what is long in it is. ``asides``
+    stand on the page."""
     found: list[str] = []
     for part in doc.parts:
         match part:

@@ -17,8 +17,8 @@ class Text:
 
 @frozen
 class Code:
-    """Preformatted lines. ``aside``: they are the same for every stage of their kind. A page has them once, folded under this title, and
-    plain text has the title alone."""
+    """Preformatted lines. ``aside``: they are the same for every stage of their kind. A page has them once, folded
+    under this title, and plain text has the title alone."""
 
     text: str
     aside: str = ""

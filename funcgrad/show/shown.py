@@ -10,7 +10,8 @@ from .text import WIDTH, as_text, elided
 
 
 class Shown:
-    """Mixin of every stage: ``doc()`` says what it looks like, ``str()`` and notebooks draw it; ``repr()`` is its ``headline()``."""
+    """Mixin of every stage: ``doc()`` says what it looks like, ``str()`` and notebooks draw it; ``repr()`` is its
+    ``headline()``."""
 
     __slots__ = ()
 
@@ -43,6 +44,10 @@ class Several(tuple[Stage, ...], Shown):
         return f"tuple of {len(self)}: {'; '.join(stage.headline() for stage in self)}" if self else "no stages"
 
     def doc(self) -> Doc:
-        return self[0].doc() if len(self) == 1 else Doc(f"{len(self) or 'no'} stages", tuple(stage.doc() for stage in self))
+        return (
+            self[0].doc()
+            if len(self) == 1
+            else Doc(f"{len(self) or 'no'} stages", tuple(stage.doc() for stage in self))
+        )
 
     __str__, __repr__ = Shown.__str__, Shown.__repr__  # those of a tuple come first otherwise

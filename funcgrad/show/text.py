@@ -73,20 +73,30 @@ def _wrapped_code(line: str, width: int) -> list[str]:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()))
     further = f"{indent}        "
-    found = textwrap.wrap(line.lstrip(), width - 2, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False)
+    found = textwrap.wrap(
+        line.lstrip(), width - 2, initial_indent=indent, subsequent_indent=further, break_on_hyphens=False
+    )
     return [*(f"{part} \\" for part in found[:-1]), found[-1]]
 
 
 def _aligned(table: Table) -> Iterator[str]:
-    """A table in columns. Where all do not fit, those give way of which the fewest cells have to go on in the next line."""
+    """A table in columns. Where all do not fit, those give way of which the fewest cells have to go on in the next
+    line."""
     rows = [table.header, *table.rows] if any(table.header) else list(table.rows)
-    widths = [max((len(line) for row in rows for line in row[i].splitlines()), default=0) for i in range(len(table.header))]
+    widths = [
+        max((len(line) for row in rows for line in row[i].splitlines()), default=0) for i in range(len(table.header))
+    ]
     lengths = [Counter(len(row[i]) for row in rows) for i in range(len(widths))]
     while sum(widths) + 2 * len(widths) > WIDTH and max(widths) > _NARROWEST:
         narrower = [i for i, width in enumerate(widths) if width > _NARROWEST]
-        widths[min(narrower, key=lambda i: _lines_at(lengths[i], widths[i] - 1) - _lines_at(lengths[i], widths[i]))] -= 1
+        widths[
+            min(narrower, key=lambda i: _lines_at(lengths[i], widths[i] - 1) - _lines_at(lengths[i], widths[i]))
+        ] -= 1
     for row in rows:
-        cells = [[part for line in cell.splitlines() for part in _wrapped(line, w)] for cell, w in zip(row, widths, strict=True)]
+        cells = [
+            [part for line in cell.splitlines() for part in _wrapped(line, w)]
+            for cell, w in zip(row, widths, strict=True)
+        ]
         for k in range(max(map(len, cells), default=0)):
             line = "  ".join((cell[k] if k < len(cell) else "").ljust(w) for cell, w in zip(cells, widths, strict=True))
             yield f"  {line}".rstrip()

@@ -1,4 +1,5 @@
-"""What is assumed of Python state that no hook heard of: guarded when the function has run, and all code that it reached is known."""
+"""What is assumed of Python state that no hook heard of: guarded when the function has run, and all code that it
+reached is known."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ from .code import Mentions, Use, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
 from .hooks import can_be_hooked
 from .impure import is_iterator, refuse_iterator
-from .names import CONSTRUCTORS, assigned_by, is_installed, is_installed_file, is_library, item_name, item_of, joined, taken_apart
+from .names import (
+    CONSTRUCTORS,
+    assigned_by,
+    is_installed,
+    is_installed_file,
+    is_library,
+    item_name,
+    item_of,
+    joined,
+    taken_apart,
+)
 from .reached import CONTAINERS, Reached
 
 _MOST_KEPT = 64
@@ -42,7 +53,9 @@ class Assumed(Reached):
             new = [evolve(mentions(code), assigned=frozenset()) for code in self._codes if code.co_name in CONSTRUCTORS]
             own = together([*(mentions(c) for c in self._codes if c.co_name not in CONSTRUCTORS), *new])
             read = dict.fromkeys(self._getters, frozenset([Use((), "read")]))
-            by_value = Mentions(strings=frozenset(self._texts if own.by_name else ()), attributes=frozenset(self._getters), uses=read)
+            by_value = Mentions(
+                strings=frozenset(self._texts if own.by_name else ()), attributes=frozenset(self._getters), uses=read
+            )
             self._together = known, together([own, by_value])
         return self._together[1]
 
@@ -69,7 +82,8 @@ class Assumed(Reached):
         for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
-        own = together([mentions(code) for code in self._codes if not is_installed_file(code.co_filename)])  # packages ask for their own
+        # packages ask for their own
+        own = together([mentions(code) for code in self._codes if not is_installed_file(code.co_filename)])
         of_types = "type" in own.globals or "__class__" in own.attributes or own.past_hooks
         by_name = set(filter(str.isidentifier, own.strings)) if own.by_name else set()
         if own.past_hooks:
@@ -89,11 +103,13 @@ class Assumed(Reached):
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
 
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
-        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data alone. What its
-        metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
+        """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data
+        alone. What its metaclass or its bases have, or may be asked for ``by_name``, it must go on to lack."""
         for name in names & kind.__dict__.keys():
             value = kind.__dict__[name]
-            if not name.startswith("__") and (is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)):
+            if not name.startswith("__") and (
+                is_plain(value) or isinstance(value, CONTAINERS) or not is_installed(kind)
+            ):
                 self._value(Place("class", kind, name, f"{kind.__name__}.{name}"), value)
         if not is_installed(kind):
             self._guard(Guard.of(Place("slot", kind, "__bases__", f"{kind.__name__}.__bases__"), kind.__bases__))
@@ -107,7 +123,11 @@ class Assumed(Reached):
     def _guard_unheard(self, names: Set[str], by_name: Set[str]) -> None:
         """Attributes of objects that may have been read, or asked for ``by_name``, where no hook hears of it."""
         own = [met for met in self.met.values() if met.of is not None and id(met.container) not in self._late]
-        held = [(Place("item", m.container, k, joined(m.name, k)), m.before.get(k, MISSING)) for m in own for k in sorted(names)]
+        held = [
+            (Place("item", m.container, k, joined(m.name, k)), m.before.get(k, MISSING))
+            for m in own
+            for k in sorted(names)
+        ]
         held += [(place, before) for place, before in self.slots.values() if place.key in names]
         for place, before in held:
             if before is not MISSING:
@@ -213,8 +233,9 @@ class Assumed(Reached):
         return type(before)(map(self.number, before)) if isinstance(before, (list, collections.deque)) else before
 
     def _keys(self, container: Any, names: Sequence[str], said: Mentions) -> set[Any] | None:
-        """The constant keys by which all code that was reached reads, or replaces items of, a container that has these names; None if some
-        reads it otherwise. What was only counted, or added to a list, is found by comparison."""
+        """The constant keys by which all code that was reached reads, or replaces items of, a container that has
+        these names; None if some reads it otherwise. What was only counted, or added to a list, is found by
+        comparison."""
         found: set[Any] = set()
         grows = isinstance(container, (list, collections.deque))
         for name in names:

@@ -25,10 +25,16 @@ def entries_of(cache: Any) -> dict[Any, Any]:
 
 def results_of(cache: Any) -> list[Any]:
     """The results it keeps, and maybe their arguments."""
-    held = [v for v in gc.get_referents(cache) if v is not vars(cache) and not isinstance(v, (type, types.FunctionType))]
+    held = [
+        v for v in gc.get_referents(cache) if v is not vars(cache) and not isinstance(v, (type, types.FunctionType))
+    ]
     entries = entries_of(cache)
     links = [v for item in held if item is entries for v in item.values()]
-    return [v for v in (*(item for item in held if item is not entries), *links) if type(v).__name__ != _LINK and type(v) is not object]
+    return [
+        v
+        for v in (*(item for item in held if item is not entries), *links)
+        if type(v).__name__ != _LINK and type(v) is not object
+    ]
 
 
 def keeps_traced(cache: Any) -> bool:

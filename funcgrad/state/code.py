@@ -1,7 +1,8 @@
 """What a function's bytecode mentions: names, attributes, and how each of them is used.
 
-Items of builtin containers are read without any hook. Where every use of a name subscripts it by constants (``cfg["lr"]``), only those
-items are read; where every use grows it (``log.append(x)``), nothing of it is. A pattern this module does not know means: all of it.
+Items of builtin containers are read without any hook. Where every use of a name subscripts it by constants
+(``cfg["lr"]``), only those items are read; where every use grows it (``log.append(x)``), nothing of it is. A pattern
+this module does not know means: all of it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ UNSEEN = {"globals", "locals", "eval", "exec", "open", "input"}
 
 @frozen
 class Use:
-    """One use of a name: the constants it is subscripted by, then what happens: ``"read"``, ``"grow"`` (a container is added to),
-    ``"store"`` (an item is replaced), ``"count"`` (a number is increased by a constant in place)."""
+    """One use of a name: the constants it is subscripted by, then what happens: ``"read"``, ``"grow"`` (a container
+    is added to), ``"store"`` (an item is replaced), ``"count"`` (a number is increased by a constant in place)."""
 
     keys: tuple[Hashable, ...]
     then: str
@@ -44,8 +45,8 @@ class Use:
 
 @frozen
 class Mentions:
-    """What a code object, nested ones included, mentions. ``strings`` are its constants: they may name attributes or keys.
-    ``stored`` are globals, ``assigned`` attributes that it writes to."""
+    """What a code object, nested ones included, mentions. ``strings`` are its constants: they may name attributes or
+    keys. ``stored`` are globals, ``assigned`` attributes that it writes to."""
 
     globals: frozenset[str] = frozenset()
     imports: frozenset[str] = frozenset()
@@ -55,17 +56,22 @@ class Mentions:
     assigned: frozenset[str] = frozenset()
     uses: Mapping[str, frozenset[Use]] = {}
     used: frozenset[str] = frozenset()
-    """Names with which more is done than to look at a class (``isinstance``, ``except``, ``super``, an attribute of it)."""
+    """Names with which more is done than to look at a class (``isinstance``, ``except``, ``super``, an attribute of
+    it)."""
     compared: frozenset[str] = frozenset()
     """Instructions that compare objects by identity (``is``, but for ``is None``, ``in``)."""
     types: frozenset[str] = frozenset()
-    """``type``, where code asks for the type of what may be a number, and does more with it than to read an attribute of it."""
+    """``type``, where code asks for the type of what may be a number, and does more with it than to read an
+    attribute of it."""
 
     @property
     def by_name(self) -> bool:
         """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
         return bool(
-            (self.globals & _BY_NAME) or (self.globals | self.attributes) & _GETTERS or "__dict__" in self.attributes or self.past_hooks
+            (self.globals & _BY_NAME)
+            or (self.globals | self.attributes) & _GETTERS
+            or "__dict__" in self.attributes
+            or self.past_hooks
         )
 
     @property
@@ -122,8 +128,12 @@ def mentions(code: types.CodeType) -> Mentions:
             uses.setdefault(step.argval, set()).add(_use(steps, at))
             if not _is_looked_at(steps, at):
                 found["used"].add(step.argval)
-    strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(*(c for c in code.co_consts if _is_names(c)))
-    own = Mentions(**{k: frozenset(v) for k, v in found.items()}, strings=strings, uses={k: frozenset(v) for k, v in uses.items()})
+    strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(
+        *(c for c in code.co_consts if _is_names(c))
+    )
+    own = Mentions(
+        **{k: frozenset(v) for k, v in found.items()}, strings=strings, uses={k: frozenset(v) for k, v in uses.items()}
+    )
     return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
 
 
@@ -160,7 +170,12 @@ def _subscripts(step: dis.Instruction) -> bool:
 
 def _added(constant: Any, step: dis.Instruction | None) -> tuple[type, Any] | None:
     """What an instruction adds in place, if it is a number; that is ``constant``."""
-    if step is None or step.opname != "BINARY_OP" or step.argrepr not in ("+=", "-=") or type(constant) not in (int, float):
+    if (
+        step is None
+        or step.opname != "BINARY_OP"
+        or step.argrepr not in ("+=", "-=")
+        or type(constant) not in (int, float)
+    ):
         return None
     return type(constant), constant if step.argrepr == "+=" else -constant
 
@@ -174,7 +189,12 @@ def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
         rest = rest.after(2)
     if rest.ops(0) in _CONSTANT and rest.ops(1) == "STORE_SUBSCR":
         return Use((*keys, _hashable(rest.value(0))), "store")
-    if rest.ops(0) in _CONSTANT and rest.ops(1) == rest.ops(2) == "COPY" and rest.ops(4) in _CONSTANT and rest.ops(8) == "STORE_SUBSCR":
+    if (
+        rest.ops(0) in _CONSTANT
+        and rest.ops(1) == rest.ops(2) == "COPY"
+        and rest.ops(4) in _CONSTANT
+        and rest.ops(8) == "STORE_SUBSCR"
+    ):
         third, by = rest.at(3), _added(rest.value(4), rest.at(5))
         if third is not None and _subscripts(third) and by is not None:
             return Use((*keys, _hashable(rest.value(0))), "count", by)
@@ -189,7 +209,8 @@ def _use(steps: Sequence[dis.Instruction], at: int) -> Use:
 
 
 def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
-    """Whether what is loaded at ``at`` is compared, matched or asked for an attribute, as a class is of which no object is made."""
+    """Whether what is loaded at ``at`` is compared, matched or asked for an attribute, as a class is of which no
+    object is made."""
     rest = _Ahead(steps, at + 1)
     if rest.ops(0) in {"CHECK_EXC_MATCH", "IS_OP"} | _ATTRIBUTE or rest.ops(1) == "MATCH_CLASS":
         return True
@@ -207,7 +228,11 @@ def _is_looked_at(steps: Sequence[dis.Instruction], at: int) -> bool:
 
 def _reads_of_type(rest: _Ahead) -> bool:
     """Whether what follows ``type`` is ``(x).attribute``, or ``(self)``, which is no number."""
-    return rest.ops(0).startswith("LOAD_") and rest.is_call_of_one(1) and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
+    return (
+        rest.ops(0).startswith("LOAD_")
+        and rest.is_call_of_one(1)
+        and (rest.ops(2) in _ATTRIBUTE or rest.value(0) == "self")
+    )
 
 
 @frozen

@@ -1,8 +1,10 @@
-"""Effects: what a function wrote to Python state, found by comparison with what was there, undone, and replayed by the program.
+"""Effects: what a function wrote to Python state, found by comparison with what was there, undone, and replayed by the
+program.
 
-What was written must be the same on each call in which the guards hold: plain values, objects that were there before, tensors the
-function computed (``Stored`` slots of the program), containers of these. A number that is only ever increased in place is increased
-(``Count``), without a guard on its value; a list or set that is only ever added to is added to (``Grow``). Anything else is refused.
+What was written must be the same on each call in which the guards hold: plain values, objects that were there before,
+tensors the function computed (``Stored`` slots of the program), containers of these. A number that is only ever
+increased in place is increased (``Count``), without a guard on its value; a list or set that is only ever added to is
+added to (``Grow``). Anything else is refused.
 """
 
 from __future__ import annotations
@@ -31,16 +33,27 @@ from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, is_copied, is_made_of_attributes, is_new
 from .watch import Watch
 
-_KEPT = (*PLAIN, *TORCH_PLAIN, np.generic, enum.Enum, type, types.ModuleType, types.BuiltinFunctionType, weakref.ReferenceType)
+_KEPT = (
+    *PLAIN,
+    *TORCH_PLAIN,
+    np.generic,
+    enum.Enum,
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    weakref.ReferenceType,
+)
 """What may be stored as it is: nobody can tell one from another, or it is there for good."""
 
 
 _TURNS = 64
 """How often a loop may increase a number, for that to be found."""
 _ITEM_BY_ITEM = 64
-"""Items of a list that is stored, and as long as before, that are guarded one by one: numbers among them may become inputs."""
+"""Items of a list that is stored, and as long as before, that are guarded one by one: numbers among them may become
+inputs."""
 _OF_RNN = ("_flat_weights", "_flat_weight_refs")
-"""Where torch's recurrent modules keep lists of their weights, new ones whenever one is swapped (``functional_call``)."""
+"""Where torch's recurrent modules keep lists of their weights, new ones whenever one is swapped
+(``functional_call``)."""
 
 
 @frozen(eq=False)
@@ -122,13 +135,16 @@ Effect = Store | Count | Grow | Refill
 
 
 class Written:
-    """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back (``undo``).
+    """What one run left in Python state: ``effects``, the tensors among them by slot (``stores``), and a way back
+    (``undo``).
 
-    ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before. ``varying``: the stores of
-    numbers that are others in other calls.
+    ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
+    ``varying``: the stores of numbers that are others in other calls.
     """
 
-    def __init__(self, watch: Watch, said: Mentions, known: Callable[[Any], Any], varying: Collection[str] = ()) -> None:
+    def __init__(
+        self, watch: Watch, said: Mentions, known: Callable[[Any], Any], varying: Collection[str] = ()
+    ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
         self.stores: dict[Stored, Any] = {}
@@ -162,7 +178,8 @@ class Written:
             raise MutationError(
                 f"the function stores {what} in {name}",
                 where=name,
-                fix="store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for a gradient)",
+                fix="store plain values, tensors, or lists, tuples and dicts of them; or return it (has_aux=True for "
+                "a gradient)",
             )
 
     # ── what is compared ─────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +195,12 @@ class Written:
                     self._back.append(lambda key=key: container.__setitem__(key, before[key]))  # type: ignore[misc]
                     continue
                 name = joined(met.name, str(key)) if met.of is not None else item_name(met.name, key)
-                self._place(Place("item", container, key, name), before.get(key, MISSING), dict.get(container, key, MISSING), met.of)
+                self._place(
+                    Place("item", container, key, name),
+                    before.get(key, MISSING),
+                    dict.get(container, key, MISSING),
+                    met.of,
+                )
             if met.of is None and [k for k in names if dict.__contains__(container, k)] != keys:
                 self._reordered(met)
         elif isinstance(container, np.ndarray):
@@ -200,7 +222,9 @@ class Written:
         """A dict holds its items in another order than stores leave them in: all of it is stored."""
         self._watch.written.add(id(met.container))
         self._watch.replaced.add(id(met.container))
-        self.effects = [e for e in self.effects if not (isinstance(e, (Store, Count)) and e.place.owner is met.container)]
+        self.effects = [
+            e for e in self.effects if not (isinstance(e, (Store, Count)) and e.place.owner is met.container)
+        ]
         new = self._new(dict(met.container), met.name)
         if new is not None:
             self.effects.append(Refill(met.container, met.name, new))
@@ -212,25 +236,35 @@ class Written:
         n, before = len(before), [self._watch.number(v) for v in before]
         if not changed and len(container) == n:
             self._back.append(
-                lambda: refill(container, before) if any(a is not b for a, b in zip(before, container, strict=False)) else None
+                lambda: (
+                    refill(container, before)
+                    if any(a is not b for a, b in zip(before, container, strict=False))
+                    else None
+                )
             )
             return
         self._back.append(lambda: refill(container, before))
         self._watch.written.add(id(container))
-        counts = [self._counted(Place("item", container, i, item_name(met.name, i)), before[i], container[i]) for i in changed]
+        counts = [
+            self._counted(Place("item", container, i, item_name(met.name, i)), before[i], container[i]) for i in changed
+        ]
         if len(container) == n and all(counts):
             self._count(*counts)
             return
         grown = not changed and len(container) > n and uses_of(met.name, self._said) == {"grow"}
         if not grown:
-            self._watch.replaced.add(("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container))
+            self._watch.replaced.add(
+                ("items", id(container)) if len(container) == n <= _ITEM_BY_ITEM else id(container)
+            )
         new = self._new(list(container)[n:] if grown else list(container), met.name)
         if new is not None:
             self.effects.append((Grow if grown else Refill)(container, met.name, new))
 
     def _counted(self, place: Place, start: Any, now: Any, otherwise: Any = MISSING) -> Count | None:
         """The effect, if a number is only ever increased by one constant."""
-        is_number = type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in self._watch.whole
+        is_number = (
+            type(start) in (int, float) and type(now) in (int, float) and id(place.owner) not in self._watch.whole
+        )
         if not is_number or uses_of(place.name, self._said) != {"count"}:
             return None
         for step in steps_of(place.name, self._said):
@@ -273,7 +307,11 @@ class Written:
 
     def _class(self, kind: type, had: Mapping[str, Any]) -> None:
         for name in dict.fromkeys([*had, *(k for k in kind.__dict__ if not k.startswith("__"))]):
-            self._place(Place("class", kind, name, f"{kind.__name__}.{name}"), had.get(name, MISSING), kind.__dict__.get(name, MISSING))
+            self._place(
+                Place("class", kind, name, f"{kind.__name__}.{name}"),
+                had.get(name, MISSING),
+                kind.__dict__.get(name, MISSING),
+            )
 
     def _environment(self) -> None:
         before, now = self._watch.variables, dict(os.environ)
@@ -285,8 +323,8 @@ class Written:
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _same(self, identity: Any, before: Any, now: Any) -> bool:
-        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other values may be equal now. A
-        weak reference to what the run made, and nobody keeps, is none."""
+        """Whether a place holds what it held: of a number that is an input, what stands for it there, as other
+        values may be equal now. A weak reference to what the run made, and nobody keeps, is none."""
         was_none = before is None or before is MISSING or isinstance(before, weakref.ReferenceType)
         if isinstance(now, weakref.ReferenceType) and was_none and now is not before:
             return not self._watch.knows(now())
@@ -303,7 +341,9 @@ class Written:
 
     def _taken_apart(self, value: Any, name: str) -> New | None:
         try:
-            leaves, tree, paths = flatten(value, name, lambda inside: self._is_kept(inside) or (inside is not value and is_new(inside)))
+            leaves, tree, paths = flatten(
+                value, name, lambda inside: self._is_kept(inside) or (inside is not value and is_new(inside))
+            )
         except ContainerError as error:
             self._refused.append((error.where or name, "a container that holds itself"))
             return None

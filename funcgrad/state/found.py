@@ -1,4 +1,5 @@
-"""What was found of Python state so far: what is known, what it held when it was met, and the guards on the way to it."""
+"""What was found of Python state so far: what is known, what it held when it was met, and the guards on the way to
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Found:
         self._hooks: list[type] = []
         self.tensors: dict[Any, tuple[Place, Tensor]] = {}
         self.assigned: dict[Any, tuple[Place, Tensor]] = {}
-        """Places that code may store a tensor to, and that hold the one they held: where it is an input, that may have been stored."""
+        """Places that code may store a tensor to, and that hold the one they held: where it is an input, that may
+        have been stored."""
         self.met: dict[int, Met] = {}
         self.globals: dict[tuple[int, str], tuple[Place, Any]] = {}
         self.cells: dict[int, tuple[Place, Any]] = {}
@@ -35,14 +37,15 @@ class Found:
         self.written: set[int] = set()
         """The identities of containers that were written to."""
         self.replaced: set[Any] = set()
-        """Of containers whose contents a program stores (with ``"items"``: that are guarded one by one), and of the places of single values
-        it stores: what they were is guarded."""
+        """Of containers whose contents a program stores (with ``"items"``: that are guarded one by one), and of the
+        places of single values it stores: what they were is guarded."""
         self.stored: list[tuple[Place, Any]] = []
         """Attributes of which no hook hears that were written to, with what was there."""
         self.first: list[Any] | None = None
         """What the first run wrote, where that is to happen on each call."""
         self.unmentioned: set[tuple[int, str]] = set()
-        """Attributes that were read where no code mentions them: ``dataclasses.asdict``, ``operator.attrgetter``, a pattern."""
+        """Attributes that were read where no code mentions them: ``dataclasses.asdict``, ``operator.attrgetter``, a
+        pattern."""
         self.whole: set[int] = set()
         """Of dicts all of which is read where no code mentions it: arguments that a function brings along."""
         self._generators: list[Generator] = []
@@ -73,9 +76,27 @@ class Found:
 
     def release(self) -> None:
         """Let go of all that was met: a watch is a ring of references, and lives until the next garbage collection."""
-        for held in (self._guards, self._known, self._late, self.tensors, self.met, self.globals, self.cells, self.classes, self.slots):
+        for held in (
+            self._guards,
+            self._known,
+            self._late,
+            self.tensors,
+            self.met,
+            self.globals,
+            self.cells,
+            self.classes,
+            self.slots,
+        ):
             held.clear()
-        for more in (self._places, self._codes, self.numbers, self.stand_ins, self.stood_in, self.unwatched, self.assigned):
+        for more in (
+            self._places,
+            self._codes,
+            self.numbers,
+            self.stand_ins,
+            self.stood_in,
+            self.unwatched,
+            self.assigned,
+        ):
             more.clear()
 
     def _name(self, value: Any) -> str:

@@ -1,7 +1,7 @@
 """Guards: what a program assumes of Python state, one row for each place that was read: checked, printed, explained.
 
-Every read that leads to an object is itself guarded by identity, so a row needs no chain: the object that holds the value is a constant,
-and a guard is one comparison, ``if c7["k"] is not v7: miss``.
+Every read that leads to an object is itself guarded by identity, so a row needs no chain: the object that holds the
+value is a constant, and a guard is one comparison, ``if c7["k"] is not v7: miss``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def is_plain(value: Any) -> bool:
 
 
 def same(was: Any, now: Any) -> bool:
-    """Whether ``now`` is the object ``was``, or a plain value of the same type and equal to it. NaN is NaN, 0.0 is not -0.0."""
+    """Whether ``now`` is the object ``was``, or a plain value of the same type and equal to it. NaN is NaN, 0.0 is
+    not -0.0."""
     if was is now:
         return True
     if type(was) is not type(now):
@@ -76,7 +77,11 @@ def compared_fields(kind: type) -> tuple[str, ...]:
     """The fields that ``==`` compares of a dataclass or an attrs class."""
     if dataclasses.is_dataclass(kind) and kind.__eq__ is not object.__eq__:
         return tuple(f.name for f in dataclasses.fields(kind) if f.compare)
-    return tuple(a.name for a in attrs.fields(kind) if a.eq) if attrs.has(kind) and kind.__eq__ is not object.__eq__ else ()
+    return (
+        tuple(a.name for a in attrs.fields(kind) if a.eq)
+        if attrs.has(kind) and kind.__eq__ is not object.__eq__
+        else ()
+    )
 
 
 def _typed(values: Any) -> set[tuple[type, Any]]:
@@ -119,12 +124,12 @@ def _like(was: Any, now: Any) -> bool:
 
 @frozen(eq=False)
 class Place:
-    """Where a value lives: ``key`` of ``owner``, which ``kind`` says how to read. ``name`` is what a reader writes for it. The owner is an
-    object, or what lives at another place: containers of tensors are looked into anew on each call.
+    """Where a value lives: ``key`` of ``owner``, which ``kind`` says how to read. ``name`` is what a reader writes for
+    it. The owner is an object, or what lives at another place: containers of tensors are looked into anew on each call.
 
-    ``"item"``: of a dict or list (the attributes of an object are items of its ``__dict__``) · ``"class"``: an attribute of a class ·
-    ``"slot"``: an attribute that no dict holds · ``"default"``: of an argument of a function · ``"cell"`` · ``"environ"`` ·
-    ``"context"``: a ``ContextVar`` · ``"type"``: of an object · ``"itself"``: the object.
+    ``"item"``: of a dict or list (the attributes of an object are items of its ``__dict__``) · ``"class"``: an
+    attribute of a class · ``"slot"``: an attribute that no dict holds · ``"default"``: of an argument of a function ·
+    ``"cell"`` · ``"environ"`` · ``"context"``: a ``ContextVar`` · ``"type"``: of an object · ``"itself"``: the object.
     """
 
     kind: str
@@ -143,7 +148,8 @@ class Place:
         return self.kind, id(self._held()), self.identity[2]
 
     def is_renewed(self, stored: Collection[Any], refilled: Collection[int]) -> bool:
-        """Whether what lives there, or leads to it, is another one when these locations were stored to, and these containers refilled."""
+        """Whether what lives there, or leads to it, is another one when these locations were stored to, and these
+        containers refilled."""
         if self.location in stored or id(self._held()) in refilled:
             return True
         return isinstance(self.owner, Place) and self.owner.is_renewed(stored, refilled)
@@ -203,7 +209,11 @@ class Place:
         """Python that takes away what is there."""
         if self.kind == "class":
             return f"delattr({constant(self.owner)}, {self.key!r})"
-        return f"del {constant(self.owner)}[{self.key!r}]" if self.kind == "environ" else f"del {self.expression(constant)}"
+        return (
+            f"del {constant(self.owner)}[{self.key!r}]"
+            if self.kind == "environ"
+            else f"del {self.expression(constant)}"
+        )
 
     def __str__(self) -> str:
         return self.name
@@ -245,7 +255,8 @@ _DELETE: dict[str, Callable[[Any, Any], None]] = {
     "slot": lambda owner, key: object.__delattr__(owner, key),
     "cell": lambda owner, key: delattr(owner, "cell_contents"),
     "environ": lambda owner, key: operator.delitem(owner, key),
-    "context": lambda owner, key: owner.set(key),  # none can be unset: in the copied context of a trace, it reads as missing
+    # none can be unset: in the copied context of a trace, it reads as missing
+    "context": lambda owner, key: owner.set(key),
 }
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "is": operator.is_,
@@ -265,9 +276,9 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 
 @frozen(eq=False)
 class Guard:
-    """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only where it holds nothing;
-    ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the weak reference ``value`` leads to
-    (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``."""
+    """A program fits only where a place holds ``value``: ``how`` says how they are compared; ``"absent"``: only
+    where it holds nothing; ``"present"``: only where it holds anything; ``"tensor"``: only where it holds what the
+    weak reference ``value`` leads to (``"a tensor"``: any one); ``"shape"``: a container of this ``shape_of``."""
 
     place: Place
     value: Any
@@ -301,7 +312,8 @@ class Guard:
         return _COMPARED[self.how](self.value, now)
 
     def fails(self, constant: Constant) -> str:
-        """Python that is true where it does not hold; a KeyError, IndexError, AttributeError or ValueError means so, too."""
+        """Python that is true where it does not hold; a KeyError, IndexError, AttributeError or ValueError means so,
+        too."""
         if self.how == "absent":
             owner = constant(self.place.owner) + (".__dict__" if self.place.kind == "class" else "")
             if self.place.kind in ("item", "class"):
@@ -351,7 +363,8 @@ def keys_of(container: dict[Any, Any]) -> list[Any]:
 
 
 def copied(container: Any) -> Any:
-    """A shallow copy of a container, to compare with later: of what a dict holds, whatever a class of the caller's makes of it."""
+    """A shallow copy of a container, to compare with later: of what a dict holds, whatever a class of the caller's
+    makes of it."""
     if isinstance(container, dict):
         return {key: dict.__getitem__(container, key) for key in keys_of(container)}
     if isinstance(container, Mapping):
@@ -365,7 +378,8 @@ def copied(container: Any) -> Any:
 
 @frozen(eq=False)
 class Met:
-    """A container, or the attributes of an object, as it was when it was met. ``of`` is the object whose attributes they are."""
+    """A container, or the attributes of an object, as it was when it was met. ``of`` is the object whose attributes
+    they are."""
 
     container: Any
     before: Any

@@ -1,7 +1,7 @@
 """Temporary hooks on classes: while a function is watched, attribute reads of their instances are told to its watch.
 
-A hook stands on the class, so that other threads run through it, too: for them it does nothing. Where several threads watch at
-once, the last one to let go of a class takes its hook away.
+A hook stands on the class, so that other threads run through it, too: for them it does nothing. Where several threads
+watch at once, the last one to let go of a class takes its hook away.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _hooked: dict[type, list[Any]] = {}
 """For each hooked class, how many hold on to its hook, and what it had in the hook's place."""
 
 _WITH_STATE = ("torch.nn.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributions.")
-"""Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of gradients."""
+"""Where torch has classes whose objects keep state for those who use them: optimisers, schedulers, scalers of
+gradients."""
 _HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
@@ -50,7 +51,8 @@ def listening(listener: Listener | None) -> Iterator[None]:
 
 
 def can_be_hooked(kind: type) -> bool:
-    """Whether a class takes a hook: not those of C, those torch itself works with, enums, nor what forbids attributes to be set on it."""
+    """Whether a class takes a hook: not those of C, those torch itself works with, enums, nor what forbids
+    attributes to be set on it."""
     plain_meta = type(kind).__setattr__ is type.__setattr__ and type(kind).__delattr__ is type.__delattr__
     is_python = bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
     if not plain_meta or not is_python or issubclass(kind, (enum.Enum, Tensor, BaseException)):
@@ -117,7 +119,8 @@ def _is_torch(frame: Any) -> bool:
 
 @contextlib.contextmanager
 def hooked_environment() -> Iterator[None]:
-    """Inside, reads of environment variables are told, too; and writes, before they happen: one may leave the value as it was."""
+    """Inside, reads of environment variables are told, too; and writes, before they happen: one may leave the value
+    as it was."""
     kind: Any = type(os.environ)
     with _lock:
         entry = _hooked.setdefault(kind, [0, (kind.__getitem__, kind.__setitem__)])

@@ -1,4 +1,5 @@
-"""What a program cannot carry out on each call: draws from generators other than torch's, iterators that go on, clocks."""
+"""What a program cannot carry out on each call: draws from generators other than torch's, iterators that go on,
+clocks."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from .guards import Place
 
 _CLOCKS: Mapping[Any, frozenset[str]] = {
     time: frozenset(
-        name for name in dir(time) if name.removesuffix("_ns") in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+        name
+        for name in dir(time)
+        if name.removesuffix("_ns") in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
     ),
     datetime.datetime: frozenset({"now", "utcnow", "today"}),
     datetime.date: frozenset({"today"}),
@@ -32,7 +35,9 @@ _CLOCKS: Mapping[Any, frozenset[str]] = {
     os: frozenset({"urandom", "getpid", "times"}),
 }
 """Where another value comes from on each call, and under which names."""
-_CLOCK_FUNCTIONS = {id(getattr(owner, name)): f"{owner.__name__}.{name}" for owner, names in _CLOCKS.items() for name in names}
+_CLOCK_FUNCTIONS = {
+    id(getattr(owner, name)): f"{owner.__name__}.{name}" for owner, names in _CLOCKS.items() for name in names
+}
 ITERATORS = (
     types.GeneratorType,
     *(type(i) for i in (iter([]), iter(()), iter({}), iter(set()), iter(""), iter(range(0)))),
@@ -71,14 +76,23 @@ class Generator:
 def global_generators() -> tuple[tuple[frozenset[str], Generator], ...]:
     """Those that belong to everybody, with the names by which a function mentions them."""
     python = Generator("random", random.getstate, random.setstate, random.getstate())
-    numpy = Generator("numpy.random", lambda: np.random.get_state(legacy=False), np.random.set_state, np.random.get_state(legacy=False))
+    numpy = Generator(
+        "numpy.random",
+        lambda: np.random.get_state(legacy=False),
+        np.random.set_state,
+        np.random.get_state(legacy=False),
+    )
     return (frozenset({"random", "Random"}), python), (frozenset({"random"}), numpy)
 
 
 def put_back(
-    own: Collection[Generator], of_all: Collection[tuple[frozenset[str], Generator]], said: Mentions, functions: Collection[Any]
+    own: Collection[Generator],
+    of_all: Collection[tuple[frozenset[str], Generator]],
+    said: Mentions,
+    functions: Collection[Any],
 ) -> list[Generator]:
-    """The generators that have drawn, as they were before. Other threads draw from those of everybody, so these must be mentioned, too."""
+    """The generators that have drawn, as they were before. Other threads draw from those of everybody, so these must
+    be mentioned, too."""
     drawn = [g for g in (*own, *(g for names, g in of_all if _mentions(names, g, said, functions))) if g.has_drawn()]
     for generator in drawn:
         generator.put(generator.before)
@@ -93,7 +107,9 @@ def refuse_draw(generator: Generator) -> ImpureFunctionError:
     )
 
 
-def _mentions(names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]) -> bool:
+def _mentions(
+    names: frozenset[str], generator: Generator, said: Mentions, functions: Collection[types.FunctionType]
+) -> bool:
     if names & (said.globals | said.attributes | said.imports):
         return True
     values = [function.__globals__.get(name) for function in functions for name in function.__code__.co_names]
@@ -102,7 +118,8 @@ def _mentions(names: frozenset[str], generator: Generator, said: Mentions, funct
 
 def refuse_iterator(name: str) -> ImpureFunctionError:
     return ImpureFunctionError(
-        f"the function reads {name}, an iterator that goes on with each call: what it gives would be the same on each call",
+        f"the function reads {name}, an iterator that goes on with each call: what it gives would be the same on each "
+        "call",
         where=name,
         fix="take the next item outside and pass it as an argument",
     )
@@ -110,7 +127,9 @@ def refuse_iterator(name: str) -> ImpureFunctionError:
 
 def is_iterator(value: Any) -> bool:
     """Whether a value is an iterator that no hook watches: files are none here."""
-    is_one = isinstance(value, ITERATORS) or (type(value).__module__ == "itertools" and hasattr(type(value), "__next__"))
+    is_one = isinstance(value, ITERATORS) or (
+        type(value).__module__ == "itertools" and hasattr(type(value), "__next__")
+    )
     return is_one and not isinstance(value, io.IOBase)
 
 
@@ -134,7 +153,8 @@ def warn_of_clocks(functions: Collection[types.FunctionType]) -> None:
             if (clock, where) not in _warned:
                 _warned.add((clock, where))
                 warnings.warn(
-                    f"the function asks {clock}() ({where}): it gives the value of the call in which it was traced on each call",
+                    f"the function asks {clock}() ({where}): it gives the value of the call in which it was traced on "
+                    "each call",
                     UnwatchedStateWarning,
                     stacklevel=2,
                 )
@@ -152,7 +172,11 @@ def _clocks_in(function: types.FunctionType) -> Iterator[tuple[str, int]]:
         return
     line, owner = function.__code__.co_firstlineno, None
     for step in dis.get_instructions(function.__code__):
-        line = step.starts_line if type(step.starts_line) is int else (step.positions.lineno if step.positions else None) or line
+        line = (
+            step.starts_line
+            if type(step.starts_line) is int
+            else (step.positions.lineno if step.positions else None) or line
+        )
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             owner = space.get(step.argval)
             if id(owner) in _CLOCK_FUNCTIONS:

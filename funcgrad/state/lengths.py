@@ -1,7 +1,8 @@
 """``len`` of a tensor whose size is a symbol.
 
-Python makes a number of what ``__len__`` returns, so that no symbol comes out of its own ``len``. Where the dry run has heard code ask
-it of a tensor, the recorded run has ``length`` among the globals of that code: what the process has under this name is not touched.
+Python makes a number of what ``__len__`` returns, so that no symbol comes out of its own ``len``. Where the dry run has
+heard code ask it of a tensor, the recorded run has ``length`` among the globals of that code: what the process has
+under this name is not touched.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _there: dict[int, int] = {}
 
 
 def length(of: Any, /) -> Any:
-    """``len``; of a tensor whose size is a symbol, that symbol. No other thread has such a tensor; its compiler reads ``len`` alone."""
+    """``len``; of a tensor whose size is a symbol, that symbol. No other thread has such a tensor; its compiler
+    reads ``len`` alone."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(of, Tensor) or not of.dim():
         return len(of)
     size = of.shape[0]
@@ -32,7 +34,8 @@ def length(of: Any, /) -> Any:
 
 
 def asking_globals() -> Globals | None:
-    """The globals of the code that asks for a ``len`` which is Python's, where ``Tensor.__len__`` runs for it; None for any other."""
+    """The globals of the code that asks for a ``len`` which is Python's, where ``Tensor.__len__`` runs for it; None
+    for any other."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code is not Tensor.__len__.__code__:
         frame = frame.f_back

@@ -21,8 +21,12 @@ from .hooks import unhooked
 
 LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "funcgrad", "builtins", "attr", "attrs"}
 """Packages whose code is not looked into: what it keeps to itself is no part of a program."""
-_SITES = (*(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")), os.path.dirname(os.path.dirname(torch.__file__)))
-"""What the path of an installed file holds: environments lie on top of one another, each with a directory of its own."""
+_SITES = (
+    *(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages")),
+    os.path.dirname(os.path.dirname(torch.__file__)),
+)
+"""What the path of an installed file holds: environments lie on top of one another, each with a directory of its
+own."""
 HOOK_TABLES = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
 """Where a module keeps its hooks: dicts that are nearly always empty."""
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -69,8 +73,8 @@ def found_on(kind: type, name: str) -> tuple[type | None, Any]:
 
 
 def members_of(kind: type, names: Set[str]) -> Iterator[tuple[str, Any]]:
-    """What may be read through a class by these names: functions, those of properties and the like, and, but of installed packages,
-    other objects than descriptors of Python's."""
+    """What may be read through a class by these names: functions, those of properties and the like, and, but of
+    installed packages, other objects than descriptors of Python's."""
     for name in names & kind.__dict__.keys():
         member = kind.__dict__[name]
         accessors = (member.fget, member.fset, member.fdel) if isinstance(member, property) else ()
@@ -96,14 +100,18 @@ def special_methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
 
 
 def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
-    """The attributes that methods of these names write to which a class inherits from a library, whose code is not looked into:
-    ``training``, for ``eval``."""
+    """The attributes that methods of these names write to which a class inherits from a library, whose code is not
+    looked into: ``training``, for ``eval``."""
     found: set[str] = set()
     pending, known = set(names), set[str]()
     while pending:
         known |= pending
         methods = [found_on(kind, name) for name in sorted(pending)]
-        said = [mentions(m.__code__) for c, m in methods if c is not None and is_library(c) and isinstance(m, types.FunctionType)]
+        said = [
+            mentions(m.__code__)
+            for c, m in methods
+            if c is not None and is_library(c) and isinstance(m, types.FunctionType)
+        ]
         pending = set[str]().union(*(own.attributes for own in said)) - known
         found.update(*(own.assigned for own in said))
     return frozenset(found)
@@ -111,7 +119,12 @@ def assigned_by(kind: type, names: frozenset[str]) -> frozenset[str]:
 
 def slots_of(kind: type) -> list[str]:
     """The attributes of a class's instances that no dict holds."""
-    return [name for c in kind.__mro__ for name, value in c.__dict__.items() if isinstance(value, types.MemberDescriptorType)]
+    return [
+        name
+        for c in kind.__mro__
+        for name, value in c.__dict__.items()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
 
 
 def joined(name: str, attribute: str) -> str:
@@ -150,7 +163,8 @@ def taken_apart(name: str) -> tuple[str, tuple[Any, ...] | None]:
 
 
 def uses_of(name: str, said: Mentions) -> set[str] | None:
-    """What is done with the container or number that a reader calls ``name``; None where code may reach it in a way not known."""
+    """What is done with the container or number that a reader calls ``name``; None where code may reach it in a way
+    not known."""
     base, path = taken_apart(name)
     if path is None or base not in said.uses or (said.by_name and base in said.strings):
         return None

@@ -1,4 +1,5 @@
-"""What a function made and stores, made again on each call: trees of tensors, of plain values, and of objects of its own."""
+"""What a function made and stores, made again on each call: trees of tensors, of plain values, and of objects of its
+own."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ class New:
 
 @define(eq=False)
 class NewObject:
-    """An object that the function made, which is made anew on each call: a list or dict of such items, or one of its class, without running
-    ``__init__``, with such attributes. Where it stands in several places, or an object in itself, it is one there, too."""
+    """An object that the function made, which is made anew on each call: a list or dict of such items, or one of its
+    class, without running ``__init__``, with such attributes. Where it stands in several places, or an object in
+    itself, it is one there, too."""
 
     kind: type
     inside: New | None = None

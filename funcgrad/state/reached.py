@@ -1,7 +1,8 @@
-"""What can be reached from a function: the code, objects and containers a value brings along, each with a copy of what it held.
+"""What can be reached from a function: the code, objects and containers a value brings along, each with a copy of what
+it held.
 
-Globals, cells and the items of builtin containers are read without any hook; they are found by the names that the code mentions
-(``code``), functions by following these names.
+Globals, cells and the items of builtin containers are read without any hook; they are found by the names that the code
+mentions (``code``), functions by following these names.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ AT_MOST = 20_000
 """Items of a container that is watched."""
 CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_C_FUNCTIONS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_C_FUNCTIONS = (
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
 _OF_ATTRIBUTES = {"__getattribute__", "__setattr__", "__getstate__"}
 """Special methods that run without being mentioned; those of installed packages read nothing that changes."""
 
@@ -72,12 +78,14 @@ class Reached(Found):
         if holds_tensors(value) and place.kind != "itself":
             self._structure(place, value)
             return
-        if not (place.kind == "item" and place.key in HOOK_TABLES):  # what is registered changes the dict, which is watched itself
+        # what is registered changes the dict, which is watched itself
+        if not (place.kind == "item" and place.key in HOOK_TABLES):
             self._guard(Guard.of(place, value))
         self.see(value, place.name)
 
     def _structure(self, place: Place, value: Any) -> None:
-        """A container of tensors: another one of this structure will do, as a function may make a new one on each call."""
+        """A container of tensors: another one of this structure will do, as a function may make a new one on each
+        call."""
         if any(place.is_below(other) for other in self._places.get(id(value), ())):
             self._guard(Guard.of(place, value))  # it holds itself
             return
@@ -128,7 +136,8 @@ class Reached(Found):
             self.unwatched[id(value)] = value, name
 
     def _argument(self, value: Any, name: str) -> None:
-        """An argument that is no tensor: containers, and classes whose values compare by their fields, are part of the key."""
+        """An argument that is no tensor: containers, and classes whose values compare by their fields, are part of
+        the key."""
         if isinstance(value, (dict, list, tuple)):
             for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                 self._argument(item, item_name(name, key))
@@ -180,12 +189,15 @@ class Reached(Found):
         self._made(kind)
 
     def _made(self, kind: type) -> None:
-        """Where code does more with a class than to look at it, it may make objects: what their special methods read is read."""
+        """Where code does more with a class than to look at it, it may make objects: what their special methods read
+        is read."""
         if kind in self._making or not (kind in self._direct or self._makes_by_type):
             return
         names = {taken_apart(name)[0] for name in self._names.get(id(kind), ())}
         own = [c for c in kind.__mro__ if not (is_library(c) or is_installed(c))]
-        makes_itself = any(isinstance(v, classmethod) and name in self._said for c in own for name, v in c.__dict__.items())
+        makes_itself = any(
+            isinstance(v, classmethod) and name in self._said for c in own for name, v in c.__dict__.items()
+        )
         if not (makes_itself or self._makes_by_type or names & self._used or names - self._looked_at):
             return
         self._making.add(kind)
@@ -205,7 +217,8 @@ class Reached(Found):
         self.see(function, f"{kind.__name__}.{name}")
 
     def _members_of(self, kind: type, names: Set[str]) -> None:
-        """What may be read through a class (``super().forward``, ``Config.scale``): before it runs, or is written to."""
+        """What may be read through a class (``super().forward``, ``Config.scale``): before it runs, or is written
+        to."""
         for name, member in members_of(kind, names):
             self.see(member, f"{kind.__name__}.{name}")
 
@@ -256,7 +269,9 @@ class Reached(Found):
         own = not is_installed_file(code.co_filename)
         if code.co_kwonlyargcount:
             given = function.__kwdefaults__
-            self._guard(Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given))
+            self._guard(
+                Guard.of(Place("slot", function, "__kwdefaults__", f"keyword defaults of {function.__name__}"), given)
+            )
             self.whole.add(id(given))
             if given:
                 self.met.setdefault(id(given), Met(given, dict(given), joined(name, "__kwdefaults__")))
@@ -272,7 +287,9 @@ class Reached(Found):
             self._members_of(kind, new)
         for kind in list(self.classes if self._makes_by_type else self._direct):
             self._made(kind)
-        by_name = said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
+        by_name = (
+            said.strings if "globals" in said.globals and "globals" not in function.__globals__ else frozenset[str]()
+        )
         for variable in sorted(said.stored.union(s for s in by_name if s.isidentifier() and not s.startswith("__"))):
             place = Place("item", function.__globals__, variable, variable)
             self.globals.setdefault((id(function.__globals__), variable), (place, place.read()))
@@ -345,11 +362,17 @@ class Reached(Found):
 
     def _own_module(self, module: types.ModuleType, name: str) -> None:
         """A module of the caller's own, which may be written to."""
-        if package(module.__name__) in LIBRARIES or is_installed_file(str(getattr(module, "__file__", ""))) or id(vars(module)) in self.met:
+        if (
+            package(module.__name__) in LIBRARIES
+            or is_installed_file(str(getattr(module, "__file__", "")))
+            or id(vars(module)) in self.met
+        ):
             return
         self._known[id(vars(module))] = vars(module)
         self._names[id(vars(module))] = [name]
-        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(vars(module), own_names(vars(module)), name, module)
+        self.met[id(vars(module))] = self._late[id(vars(module))] = Met(
+            vars(module), own_names(vars(module)), name, module
+        )
         for attribute in sorted(self._said & vars(module).keys()):
             self.see(vars(module)[attribute], joined(name, attribute))
 

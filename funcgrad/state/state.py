@@ -1,4 +1,5 @@
-"""What a program knows of Python state: the guards it checks and the effects it replays; printed, explained, and put back for a while."""
+"""What a program knows of Python state: the guards it checks and the effects it replays; printed, explained, and put
+back for a while."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from .watch import Watch
 
 @frozen(eq=False, repr=False)
 class State(Shown):
-    """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded: these must be the same."""
+    """The guards and effects of one function. ``objects``: the paths of arguments of which something is guarded:
+    these must be the same."""
 
     guards: tuple[Guard, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -31,11 +33,14 @@ class State(Shown):
     def doc(self) -> Doc:
         rows = tuple((str(g.place), g.how if g.how in ("absent", "present") else g.value_shown) for g in self.guards)
         writes = tuple((str(effect), "") for effect in self.effects)
-        return Doc("state", tuple(Table(head, own) for head, own in ((("reads", "is"), rows), (("writes", ""), writes)) if own))
+        return Doc(
+            "state", tuple(Table(head, own) for head, own in ((("reads", "is"), rows), (("writes", ""), writes)) if own)
+        )
 
 
 def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]]) -> State:
-    """The guards that hold before a call, without those on what is only counted or is an input. To be asked when all writes are undone."""
+    """The guards that hold before a call, without those on what is only counted or is an input. To be asked when all
+    writes are undone."""
     unguarded = written.counted | watch.stand_ins.keys()
     guards = [g for g in watch.guards if g.place.identity not in unguarded and g.holds()]
     arguments = list(arguments)
@@ -44,7 +49,9 @@ def state_of(watch: Watch, written: Written, arguments: Iterable[tuple[str, Any]
     objects = {id(value) for _, value in arguments if id(value) in guarded or id(attributes_of(value)) in guarded}
     # an argument of which nothing is read may be another one that is equal
     guards = [g for g in guards if id(g.place.owner) not in given or id(g.place.owner) in objects]
-    guards += [Guard(e.place, None, "present") for e in written.effects if isinstance(e, Count) and e.otherwise is MISSING]
+    guards += [
+        Guard(e.place, None, "present") for e in written.effects if isinstance(e, Count) and e.otherwise is MISSING
+    ]
     first = [g for g in guards if g.how == "equal"]  # numbers change more often than objects
     ordered = (*first, *(g for g in guards if g.how != "equal"))
     paths = frozenset(path for path, value in arguments if id(value) in objects)
@@ -64,11 +71,14 @@ def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) ->
 
 
 def _is_empty(guard: Guard) -> bool:
-    """Whether a guard is that a dict holds nothing, as the tables of hooks of a module, and the attributes of a function."""
+    """Whether a guard is that a dict holds nothing, as the tables of hooks of a module, and the attributes of a
+    function."""
     return guard.how == "entries" and not guard.value and type(guard.place.owner) in (dict, OrderedDict)
 
 
-def print_effects(effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant) -> list[str]:
+def print_effects(
+    effects: Sequence[Effect], names: Mapping[Any, str], constants: dict[str, Any], constant: Constant
+) -> list[str]:
     """Python lines that write to Python state what the function writes."""
     known = dict(names)
     return [line for effect in effects for line in effect.lines(known, constants, constant)]
@@ -76,8 +86,8 @@ def print_effects(effects: Sequence[Effect], names: Mapping[Any, str], constants
 
 @contextlib.contextmanager
 def as_it_was(state: State) -> Iterator[None]:
-    """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it read may have
-    changed, by the function itself for one."""
+    """Inside, Python state is as the guards say: a derivative of a derivative runs the function again, when what it
+    read may have changed, by the function itself for one."""
     back: list[Any] = []
     try:
         for guard in state.guards:
@@ -97,7 +107,8 @@ def _put_back(guard: Guard) -> Any:
         return lambda: refill(place.owner, held)
     if place.kind not in ("item", "class", "slot", "cell") or guard.how == "present":
         raise TraceError(
-            f"{place} was changed between a forward pass and a backward pass that is differentiated (create_graph=True): {guard.explain()}",
+            f"{place} was changed between a forward pass and a backward pass that is differentiated "
+            f"(create_graph=True): {guard.explain()}",
             where=str(place),
             fix="change it after the backward pass",
         )

@@ -1,8 +1,8 @@
 """The watch: what of Python state a function reads while it runs.
 
-Attributes of objects and modules are heard of by hooks (``hooks``); what no hook hears of is found by what the code mentions
-(``reached``). Containers and attributes are copied when they are met, so that what the function wrote can be found and undone
-(``effects``).
+Attributes of objects and modules are heard of by hooks (``hooks``); what no hook hears of is found by what the code
+mentions (``reached``). Containers and attributes are copied when they are met, so that what the function wrote can be
+found and undone (``effects``).
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ from .reached import CONTAINERS
 
 
 class Watch(Assumed):
-    """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors`` say what was read,
-    ``met`` what was there.
+    """Use as a context manager around what runs code of the caller's; ``finish`` it, then ``guards`` and ``tensors``
+    say what was read, ``met`` what was there.
 
     ``root``: the function. ``arguments``: those that are no tensors, by name. ``numbers``: see ``put_numbers``.
     """
 
-    def __init__(self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], numbers: Sequence[tuple[Place, Any]] = ()) -> None:
+    def __init__(
+        self, root: Callable[..., Any], arguments: Sequence[tuple[str, Any]], numbers: Sequence[tuple[Place, Any]] = ()
+    ) -> None:
         super().__init__()
         self.measuring: list[Globals] = []
         """The globals of code that asked for the ``len`` of a tensor."""
@@ -85,7 +87,8 @@ class Watch(Assumed):
 
     @contextlib.contextmanager
     def _noting_what_runs(self) -> Iterator[None]:
-        """Inside, it is noted what code runs, but where a debugger hears of it: much is reached in libraries, and never run."""
+        """Inside, it is noted what code runs, but where a debugger hears of it: much is reached in libraries, and
+        never run."""
         if sys.gettrace() is not None:
             yield
             return
@@ -105,7 +108,8 @@ class Watch(Assumed):
             unhook(self._hooks.pop())
 
     def finish(self) -> None:
-        """Guard what was mentioned but not heard of, when all code that was reached is known; name what no guard can watch."""
+        """Guard what was mentioned but not heard of, when all code that was reached is known; name what no guard can
+        watch."""
         self._guard_unheard_of()
         self._warn(self.said)
 
@@ -148,7 +152,8 @@ class Watch(Assumed):
         return id(value) in self._known
 
     def places_of(self, wanted: Sequence[Tensor]) -> dict[int, Place]:
-        """By identity, the first place of each tensor that was read from one that is known, or lies in a container that was met."""
+        """By identity, the first place of each tensor that was read from one that is known, or lies in a container
+        that was met."""
         found: dict[int, Place] = {}
         for place, tensor in self.tensors.values():
             found.setdefault(id(tensor), place)
@@ -235,7 +240,8 @@ class Watch(Assumed):
                 self._guard(Guard.absent(Place("item", own, name, shown)))
 
     def _item(self, own: dict[str, Any], name: str, shown: str, of_class: bool = False) -> None:
-        """An attribute that a dict holds, unless the run stored it. ``of_class``: a descriptor may have, with what it computed."""
+        """An attribute that a dict holds, unless the run stored it. ``of_class``: a descriptor may have, with what
+        it computed."""
         place, met = Place("item", own, name, shown), self.met.get(id(own))
         before = own[name] if met is None else met.before.get(name, MISSING)
         if before is own[name]:
@@ -271,7 +277,11 @@ class Watch(Assumed):
         for value, name in self.unwatched.values():
             if taken_apart(name)[0] in only_reached:
                 continue
-            what = f"{len(value):,} items of {name}" if isinstance(value, CONTAINERS) else f"{name} (a {type(value).__name__})"
+            what = (
+                f"{len(value):,} items of {name}"
+                if isinstance(value, CONTAINERS)
+                else f"{name} (a {type(value).__name__})"
+            )
             _warn_once(self._root, f"{what} cannot be watched: a change of it between calls is not noticed")
         for method in sorted({"cache_info", "cache_clear"} & (said.attributes | said.strings) if self.caches else ()):
             _warn_once(self._root, f"the function asks for {method}() of a functools.lru_cache: {_OF_CACHES[method]}")

@@ -16,8 +16,8 @@ def naming(sizes: Iterable[Any]) -> Callable[[str], str]:
 
 
 def solved(found: Iterable[tuple[int | Size, str]]) -> dict[str, str]:
-    """What symbols are, as Python, by their names: ``found`` are sizes, and where each is. A symbol may be known as itself, or as a part of
-    an expression, or by the number that is known to divide it and the quotient."""
+    """What symbols are, as Python, by their names: ``found`` are sizes, and where each is. A symbol may be known as
+    itself, or as a part of an expression, or by the number that is known to divide it and the quotient."""
     symbolic = [(size, place) for size, place in found if isinstance(size, Size)]
     if not symbolic:
         return {}

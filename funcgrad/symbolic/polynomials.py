@@ -16,7 +16,8 @@ LEAST = 2
 
 @define
 class Atom:
-    """A symbol, or a quotient or remainder that is no polynomial: its hint, its range, and how Python and C write it."""
+    """A symbol, or a quotient or remainder that is no polynomial: its hint, its range, and how Python and C write
+    it."""
 
     hint: int
     low: int
@@ -68,8 +69,11 @@ def divided(of: Terms, by: Terms) -> tuple[Terms, Terms]:
 
 
 def unknowns(values: Iterable[tuple[Terms, str]]) -> dict[str, str]:
-    """What symbols are, as Python, where polynomials have these values: those that are the only unknown of one of a single term."""
-    pending = [({names: by for names, by in terms.items() if names}, terms.get((), 0), value) for terms, value in values]
+    """What symbols are, as Python, where polynomials have these values: those that are the only unknown of one of a
+    single term."""
+    pending = [
+        ({names: by for names, by in terms.items() if names}, terms.get((), 0), value) for terms, value in values
+    ]
     known: dict[str, str] = {}
     progress = True
     while progress:

@@ -1,4 +1,5 @@
-"""Sizes that a program finds when it runs, where Python read them of values: what it takes for granted of them is checked there."""
+"""Sizes that a program finds when it runs, where Python read them of values: what it takes for granted of them is
+checked there."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from .sizes import Sizes
 
 @define(eq=False)
 class SizesOnPath:
-    """A check that the program is for this call, once it knows the sizes of ``read``: raises ``PathMiss`` where a condition on them does
-    not hold. It is called with what Python read (a number, or tensors, for their sizes), and with the values of ``symbols``.
+    """A check that the program is for this call, once it knows the sizes of ``read``: raises ``PathMiss`` where a
+    condition on them does not hold. It is called with what Python read (a number, or tensors, for their sizes), and
+    with the values of ``symbols``.
 
     The conditions are all known when the program is done: how it is compiled adds to them.
     """
@@ -37,7 +39,9 @@ class SizesOnPath:
 
     def _written(self) -> Callable[..., bool]:
         conditions = " and ".join(f"({c})" for c in self.sizes.checks(self.read)) or "True"
-        holds: Callable[..., bool] = eval(f"lambda {', '.join(self.symbols)}: {conditions}", {"math": math, "torch": torch})
+        holds: Callable[..., bool] = eval(
+            f"lambda {', '.join(self.symbols)}: {conditions}", {"math": math, "torch": torch}
+        )
         if self.sizes.is_closed:
             self._holds = holds
         return holds

@@ -1,9 +1,10 @@
 """Sizes that a program learns when it is called: polynomials in symbols, with whole coefficients.
 
-A ``Size`` is computed with like an ``int``. It knows its value in the call that is compiled, its *hint*. Comparing two answers as the hints
-do, and what the symbols' ranges do not decide becomes a guard: a program is made by code that believes its sizes are numbers, and
-fits all calls in which each comparison comes out as it did then. Used as a number (``range``, ``int``), a size is fixed to its
-hint. Costs, which are choices and no facts, are estimated from ``hint`` alone, and guard nothing.
+A ``Size`` is computed with like an ``int``. It knows its value in the call that is compiled, its *hint*. Comparing two
+answers as the hints do, and what the symbols' ranges do not decide becomes a guard: a program is made by code that
+believes its sizes are numbers, and fits all calls in which each comparison comes out as it did then. Used as a number
+(``range``, ``int``), a size is fixed to its hint. Costs, which are choices and no facts, are estimated from ``hint``
+alone, and guard nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Sizes:
         return found
 
     def named(self, text: str) -> str:
-        """A text that is read, with what symbols are sizes of in their place, where it says how Python, C or torch write them."""
+        """A text that is read, with what symbols are sizes of in their place, where it says how Python, C or torch
+        write them."""
         return _SYMBOL.sub(lambda found: self.origins.get(found[1], found[0]), text)
 
     @property
@@ -77,7 +79,8 @@ class Sizes:
         return [atom.python for atom in self._atoms.values() if atom.symbol]
 
     def read(self, symbol: str, read: int) -> None:
-        """A symbol is known when the program has found what Python read: what is asked of it is checked then, and no guard of the call."""
+        """A symbol is known when the program has found what Python read: what is asked of it is checked then, and no
+        guard of the call."""
         self._reads[symbol] = read
 
     @property
@@ -87,8 +90,8 @@ class Sizes:
 
     @property
     def guards(self) -> list[str]:
-        """Conditions over the symbols, as Python, under which each comparison comes out as it did; of those that are known when the program
-        is called."""
+        """Conditions over the symbols, as Python, under which each comparison comes out as it did; of those that are
+        known when the program is called."""
         return [condition for condition in self._conditions if self._last_read(condition) is None]
 
     def checks(self, read: int) -> list[str]:
@@ -96,7 +99,11 @@ class Sizes:
         return [condition for condition in self._conditions if self._last_read(condition) == read]
 
     def _last_read(self, condition: str) -> int | None:
-        return max((self._reads[s] for s in _SYMBOL.findall(condition) if s in self._reads), default=None) if self._reads else None
+        return (
+            max((self._reads[s] for s in _SYMBOL.findall(condition) if s in self._reads), default=None)
+            if self._reads
+            else None
+        )
 
     @property
     def is_closed(self) -> bool:
@@ -129,7 +136,8 @@ class Sizes:
         return self._known[expr]
 
     def _learn(self) -> None:
-        """What torch was asked, and answered, so that it holds in every call: what divides which symbols, and which are equal."""
+        """What torch was asked, and answered, so that it holds in every call: what divides which symbols, and which
+        are equal."""
         asked = guard_expressions(self._environment) if self._environment is not None else []
         if self._reads and len(asked) > self._learnt:
             self._learn_order()
@@ -180,7 +188,8 @@ class Sizes:
         return bounds(terms, lambda name: (self._atoms[name].low, self._atoms[name].high))
 
     def is_at_most(self, terms: Terms, limit: int) -> bool:
-        """Whether a polynomial is no larger than a number; where ranges do not tell, its hint does, and leaves a guard."""
+        """Whether a polynomial is no larger than a number; where ranges do not tell, its hint does, and leaves a
+        guard."""
         low, high = self.range_of(terms)
         if high <= limit or low > limit:
             return high <= limit
@@ -204,8 +213,8 @@ class Sizes:
         return False
 
     def _narrowed(self, terms: Terms, limit: int, holds: bool) -> bool:
-        """Note ``terms <= limit``, or its contrary, in the range of what it is about, if that is one thing; whether that is a symbol, whose
-        range is a guard."""
+        """Note ``terms <= limit``, or its contrary, in the range of what it is about, if that is one thing; whether
+        that is a symbol, whose range is a guard."""
         variables = [names for names in terms if names]
         if len(variables) != 1 or len(variables[0]) != 1:
             return False
@@ -253,7 +262,9 @@ class Size:
             return NotImplemented
         results, key = self._sizes._results, (terms, id(self), other if isinstance(other, int) else (id(other),))
         if key not in results:
-            results[key] = _made(self._sizes, terms(self._terms, {} if type(other) is int and not other else terms_of(other)))
+            results[key] = _made(
+                self._sizes, terms(self._terms, {} if type(other) is int and not other else terms_of(other))
+            )
         return results[key]
 
     def __add__(self, other: Any) -> Any:
@@ -310,7 +321,11 @@ class Size:
 
     def _at_most(self, other: Any, limit: int) -> bool:
         if isinstance(other, float):
-            return other > 0 if math.isinf(other) else self._at_most(math.ceil(other) if limit else math.floor(other), limit)
+            return (
+                other > 0
+                if math.isinf(other)
+                else self._at_most(math.ceil(other) if limit else math.floor(other), limit)
+            )
         difference = self - other
         if isinstance(difference, int):
             return difference <= limit
@@ -402,7 +417,8 @@ def _made(sizes: Sizes, terms: Terms) -> int | Size:
 
 
 def _split(of: Any, by: Any) -> tuple[Any, Any]:
-    """``divmod(of, by)``: the terms that ``by`` divides are divided; of the others, what is smaller than ``by`` is the remainder."""
+    """``divmod(of, by)``: the terms that ``by`` divides are divided; of the others, what is smaller than ``by`` is
+    the remainder."""
     if not all(isinstance(n, (int, Size)) for n in (of, by)):
         return NotImplemented, NotImplemented
     sizes = of._sizes if isinstance(of, Size) else by._sizes

@@ -15,7 +15,10 @@ from torch.utils.checkpoint import SelectiveCheckpointContext
 
 _BELOW = functools.reduce(
     lambda a, b: a | b,
-    (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther")),
+    (
+        torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        for key in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther")
+    ),
 )
 
 
@@ -26,7 +29,8 @@ def below_autograd() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def autograd_heard() -> Iterator[None]:
-    """Inside, the caller's Python runs as it does outside of ``below_autograd``; grad mode is off until it says otherwise."""
+    """Inside, the caller's Python runs as it does outside of ``below_autograd``; grad mode is off until it says
+    otherwise."""
     included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(included, excluded - _BELOW), torch.no_grad():
         yield
@@ -65,7 +69,8 @@ def running_node_name() -> str | None:
 
 
 def creation_meta(tensor: torch.Tensor) -> Any:
-    """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be written to."""
+    """How a view was made (in grad mode, under no_grad, by an op of several results): decides whether it may be
+    written to."""
     return torch._C._autograd._get_creation_meta(tensor)
 
 
@@ -76,12 +81,15 @@ versions_kept = torch.autograd._unsafe_preserve_version_counter  # type: ignore[
 """Inside, writes to a tensor do not move its version counter."""
 
 
-set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = torch._C._autograd._unsafe_set_version_counter
+set_versions: Callable[[tuple[torch.Tensor, ...], tuple[int, ...]], None] = (
+    torch._C._autograd._unsafe_set_version_counter
+)
 """Sets the version counters of some tensors."""
 
 
 def policy_context(out: Any) -> SelectiveCheckpointContext:
-    """What a policy of ``torch.utils.checkpoint`` is told of a call besides the call itself; of its result from 2.13 on."""
+    """What a policy of ``torch.utils.checkpoint`` is told of a call besides the call itself; of its result from 2.13
+    on."""
     context = SelectiveCheckpointContext(is_recompute=False)
     if hasattr(context, "op_output"):
         context.op_output = out

@@ -16,8 +16,8 @@ _hook: Any = torch._C._dynamo.compiled_autograd
 
 
 def set_engine_hook(factory: Callable[[], Any] | None, dynamic: bool = True) -> tuple[Any, bool]:
-    """Let the autograd engine tell an object of ``factory`` what a backward pass would run, in the place of running it; None: it runs.
-    Returns what was set before. ``dynamic``: it hands over sizes apart from the graph."""
+    """Let the autograd engine tell an object of ``factory`` what a backward pass would run, in the place of running
+    it; None: it runs. Returns what was set before. ``dynamic``: it hands over sizes apart from the graph."""
     before: tuple[Any, bool] = _hook.set_autograd_compiler(factory, dynamic)
     return before
 
@@ -49,27 +49,32 @@ call_cpp_pre_hook: Callable[[int, torch.Tensor], torch.Tensor] = _hook.call_cpp_
 
 @functools.cache
 def engine_operators() -> Any:
-    """Where the engine's functional forms of nodes are registered, ``add`` and ``get``: it names each to one compiler of the process,
-    whichever that is, so that all must share them. Importing torch._dynamo costs a second: only where a backward pass is captured."""
+    """Where the engine's functional forms of nodes are registered, ``add`` and ``get``: it names each to one
+    compiler of the process, whichever that is, so that all must share them. Importing torch._dynamo costs a second:
+    only where a backward pass is captured."""
     from torch._dynamo import compiled_autograd
 
     return compiled_autograd.ops
 
 
 def is_traceable(name: str) -> bool:
-    """Whether a node is PyTorch's own, or of an extension whose function says that it may be traced: others run as they are."""
-    return hasattr(engine_operators().get(name), "fn")  # of others, torch keeps a function that dynamo does not look into
+    """Whether a node is PyTorch's own, or of an extension whose function says that it may be traced: others run as
+    they are."""
+    # of others, torch keeps a function that dynamo does not look into
+    return hasattr(engine_operators().get(name), "fn")
 
 
 def in_torchs_own_capture() -> bool:
-    """Whether torch's own compiled autograd runs a graph it has captured: the engine refuses to tell of another one in it."""
+    """Whether torch's own compiled autograd runs a graph it has captured: the engine refuses to tell of another one
+    in it."""
     own = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(own, "in_compiled_autograd_region", False))
 
 
 @contextlib.contextmanager
 def instead_of_engine(run: Callable[..., Any]) -> Iterator[None]:
-    """Inside, ``run(original, roots, *args, **kwargs)`` is called in the place of the entry of every backward pass that Python starts."""
+    """Inside, ``run(original, roots, *args, **kwargs)`` is called in the place of the entry of every backward pass
+    that Python starts."""
     places: list[Any] = [torch.autograd, torch.autograd.graph]
     original = torch.autograd.graph._engine_run_backward
 
@@ -87,7 +92,8 @@ def instead_of_engine(run: Callable[..., Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def callbacks_into(queue: Callable[[Callable[[], None]], None]) -> Iterator[None]:
-    """Inside, what is queued to run at the end of a backward pass goes to ``queue``: the engine drops it where it runs no node itself."""
+    """Inside, what is queued to run at the end of a backward pass goes to ``queue``: the engine drops it where it
+    runs no node itself."""
     variable: Any = torch.autograd.Variable
     engine = variable._execution_engine
     variable._execution_engine = _Queueing(engine, queue)
@@ -112,12 +118,18 @@ add_to_each: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._f
 
 
 def node_of(root: Any) -> Any:
-    """The node of autograd that a tensor is the result of, or a gradient edge leads to; a leaf's collects its gradient."""
-    return root.grad_fn or torch.autograd.graph.get_gradient_edge(root).node if isinstance(root, torch.Tensor) else root.node
+    """The node of autograd that a tensor is the result of, or a gradient edge leads to; a leaf's collects its
+    gradient."""
+    return (
+        root.grad_fn or torch.autograd.graph.get_gradient_edge(root).node
+        if isinstance(root, torch.Tensor)
+        else root.node
+    )
 
 
 def sequence_number(node: Any) -> int:
-    """When a node was made; the engine runs what was made last first, and what collects a gradient before all others."""
+    """When a node was made; the engine runs what was made last first, and what collects a gradient before all
+    others."""
     return int(node._sequence_nr()) % (1 << 64)
 
 

@@ -29,8 +29,8 @@ __all__ = ["DataDependentOutputException", "DynamicOutputShapeException", "FakeT
 
 
 def fake_below(value: torch.Tensor) -> torch.Tensor | None:
-    """The fake tensor below a functional one, or below the C++ half of one, and below wrappers of those transforms that see one tensor
-    (``grad``, ``jvp``); None for any other tensor."""
+    """The fake tensor below a functional one, or below the C++ half of one, and below wrappers of those transforms
+    that see one tensor (``grad``, ``jvp``); None for any other tensor."""
     while torch._C._functorch.is_gradtrackingtensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     if isinstance(value, FunctionalTensor) or not is_bare_functional(value):
@@ -48,14 +48,23 @@ def is_bare_functional(value: torch.Tensor) -> bool:
 
 def fake_mode_of(tensor: torch.Tensor) -> Any:
     """The fake mode a functional tensor lives in; None for any other tensor."""
-    return getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None) if isinstance(tensor, FunctionalTensor) else None
+    return (
+        getattr(torch._from_functional_tensor(tensor.elem), "fake_mode", None)
+        if isinstance(tensor, FunctionalTensor)
+        else None
+    )
 
 
-_SCATTERS = {torch.ops.aten.select_scatter.default, torch.ops.aten.slice_scatter.default, torch.ops.aten.diagonal_scatter.default}
+_SCATTERS = {
+    torch.ops.aten.select_scatter.default,
+    torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.diagonal_scatter.default,
+}
 
 
 def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise here."""
+    """The result of an operator on fake tensors, laid out as eager PyTorch lays it out; 2.11 alone does otherwise
+    here."""
     if op is torch.ops.aten.zero.default:  # 2.11: contiguous, whatever the argument is
         return torch.ops.aten.zeros_like.default(*args)
     if op in _SCATTERS and 0 in args[0].stride():  # 2.11: expanded as the argument is, several elements in one place
@@ -75,17 +84,21 @@ def on_fakes(op: Any, args: Any, kwargs: Any) -> Any:
 
 @functools.cache
 def is_known_by_kinds(op: Any) -> bool:
-    """Whether the result of an operator on fake tensors depends on their ``fake_kind`` alone, and has memory of its own."""
+    """Whether the result of an operator on fake tensors depends on their ``fake_kind`` alone, and has memory of its
+    own."""
     by_value = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     return is_functional(op) and by_value.isdisjoint(op.tags) and op is not torch.ops.aten._unsafe_view.default
 
 
 @functools.cache
 def is_known_look(op: Any) -> bool:
-    """Whether an operator looks at its first argument's memory in a way that depends on that one's ``fake_kind`` and offset alone."""
+    """Whether an operator looks at its first argument's memory in a way that depends on that one's ``fake_kind`` and
+    offset alone."""
     if view_kind(op) != "view" or not is_torchs_own(op) or op in _LOOKS_OTHERWISE:
         return False
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C.DispatchKey.CompositeImplicitAutograd.name)
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), torch._C.DispatchKey.CompositeImplicitAutograd.name
+    )
 
 
 _LOOKS_OTHERWISE = {torch.ops.aten.as_strided.default, torch.ops.aten.lift_fresh.default}
@@ -99,7 +112,12 @@ def ambient_kind() -> tuple[Any, ...]:
 
 def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
     """All that a result depends on but values; None for one that knows its value, or whose sizes are symbols."""
-    if type(fake) is not FakeTensor or fake.constant is not None or fake.requires_grad or fake._has_symbolic_sizes_strides:
+    if (
+        type(fake) is not FakeTensor
+        or fake.constant is not None
+        or fake.requires_grad
+        or fake._has_symbolic_sizes_strides
+    ):
         return None
     if fake.layout is not torch.strided:
         return None
@@ -107,13 +125,15 @@ def fake_kind(fake: FakeTensor) -> tuple[Any, ...] | None:
 
 
 def lookalikes(fake: Any, base: FakeTensor | None = None) -> Callable[[FakeTensorMode, Any], FakeTensor] | None:
-    """Makes fake tensors of the same kind for a mode, each with memory of its own, or where ``fake`` looks at the memory of ``base``,
-    with that of the tensor it is given; None where they would not be the same in all.
+    """Makes fake tensors of the same kind for a mode, each with memory of its own, or where ``fake`` looks at the
+    memory of ``base``, with that of the tensor it is given; None where they would not be the same in all.
 
     ``fake`` is fresh: nothing was noted about it since it was made.
     """
     kind = fake_kind(fake) if isinstance(fake, FakeTensor) else None
-    if kind is None or (base is not None and (fake is base or is_zero_tensor(base) or storage_id(fake) != storage_id(base))):
+    if kind is None or (
+        base is not None and (fake is base or is_zero_tensor(base) or storage_id(fake) != storage_id(base))
+    ):
         return None
     _, dtype, sizes, strides, device = kind
     noted = {name: value for name, value in vars(fake).items() if name != "fake_mode"}

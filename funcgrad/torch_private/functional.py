@@ -31,9 +31,11 @@ def running_tracer() -> Any:
 
 
 class NoReplays(dict[Any, Any]):
-    """The ``tracer.tensor_tracker`` of who stands in the tracer's slot and has no node to name for views that are made again.
+    """The ``tracer.tensor_tracker`` of who stands in the tracer's slot and has no node to name for views that are made
+    again.
 
-    Functionalisation asks it for every operand of an op: 2.11 raises where there is none, from 2.13 on it goes on without.
+    Functionalisation asks it for every operand of an op: 2.11 raises where there is none, from 2.13 on it goes on
+    without.
     """
 
     def __missing__(self, tensor: Any) -> Any:
@@ -51,7 +53,8 @@ def to_functional(fake: torch.Tensor) -> torch.Tensor:
 
 
 _KNOWN_TO_MODE = (torch.Tensor, FakeTensor, FunctionalTensor)
-"""What the functionalisation mode handles itself. Its own test for this has a name since 2.13 only (``_has_unrecognized_tensor_types``)."""
+"""What the functionalisation mode handles itself. Its own test for this has a name since 2.13 only
+(``_has_unrecognized_tensor_types``)."""
 
 
 def make_functional_mode(
@@ -63,11 +66,11 @@ def make_functional_mode(
 ) -> FunctionalTensorMode:
     """A functionalisation mode with five callbacks.
 
-    An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may call another
-    in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with its result; ``settle``
-    is called after each write; ``outer`` makes each call of wrapper subclasses, which their class takes apart into ops of their inner
-    tensors. The method is replaced on the instance: a subclass would not be found by the rules of
-    higher-order operators.
+    An op ``intercept`` answers for is not functionalised (it says ``NotImplemented`` to the others); ``rewrite`` may
+    call another in its place; ``note`` hears of each op that looks at its first argument's memory (``view_kind``), with
+    its result; ``settle`` is called after each write; ``outer`` makes each call of wrapper subclasses, which their
+    class takes apart into ops of their inner tensors. The method is replaced on the instance: a subclass would not be
+    found by the rules of higher-order operators.
     """
     mode = FunctionalTensorMode()
     original = mode.__torch_dispatch__
@@ -86,7 +89,10 @@ def make_functional_mode(
                 handed_on.clear()
         if FunctionalTensor not in types and any(map(_is_real_zero, args)):
             with self:  # what comes of zeros of forward mode alone is a tensor of the trace, too
-                args = tuple(torch._efficientzerotensor(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a for a in args)
+                args = tuple(
+                    torch._efficientzerotensor(a.shape, dtype=a.dtype, device=a.device) if _is_real_zero(a) else a
+                    for a in args
+                )
         answer = intercept(func, args, kwargs or {})
         if answer is not NotImplemented:
             return answer
@@ -94,7 +100,8 @@ def make_functional_mode(
         if is_functional(func) and (out := _functionally(self, func, args, kwargs)) is not NotImplemented:
             return out
         out = original(func, types, args, kwargs)
-        if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):  # a number conjugated: it looks at nothing
+        # a number conjugated: it looks at nothing
+        if view_kind(func) is not None and not isinstance(args[0], torch.Tensor):
             return FunctionalTensor(torch._to_functional_tensor(out), self) if type(out) is FakeTensor else out
         if view_kind(func) is not None:
             note(func, args, kwargs, out)
@@ -112,7 +119,8 @@ def _is_real_zero(value: Any) -> bool:
 
 @functools.cache
 def is_functional(op: Any) -> bool:
-    """Whether functionalisation does no more than take an operator's arguments out of their wrappers, and put its results into new ones."""
+    """Whether functionalisation does no more than take an operator's arguments out of their wrappers, and put its
+    results into new ones."""
     if not is_operator(op) or not is_torchs_own(op):
         return False
     given, made = op._schema.arguments, op._schema.returns
@@ -126,8 +134,9 @@ def is_functional(op: Any) -> bool:
 
 
 def _functionally(mode: FunctionalTensorMode, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What torch's mode does with an operator that ``is_functional``, in less than half of the time: it is most of what a trace takes.
-    ``NotImplemented`` where an argument's elements are not those in memory: the keys that see to it are off inside a mode."""
+    """What torch's mode does with an operator that ``is_functional``, in less than half of the time: it is most of
+    what a trace takes. ``NotImplemented`` where an argument's elements are not those in memory: the keys that see to
+    it are off inside a mode."""
     wrapped = has_tensors = False
 
     def own(value: Any) -> Any:
@@ -162,7 +171,8 @@ def _is_lazy(value: Any) -> bool:
 
 @functools.cache
 def view_kind(op: Any) -> str | None:
-    """``"view"`` for an op whose result looks at its first argument, ``"restride"`` for one that changes how that argument looks."""
+    """``"view"`` for an op whose result looks at its first argument, ``"restride"`` for one that changes how that
+    argument looks."""
     if not is_operator(op) or not op._schema.arguments or not op._schema.returns:
         return None
     if torch.Tag.inplace_view in op.tags:

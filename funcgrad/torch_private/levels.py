@@ -61,7 +61,12 @@ _transforms_active = torch._C._are_functorch_transforms_active
 _kind: Any = torch._C._functorch.TransformType
 
 
-_KINDS = {int(_kind.Vmap): "vmap", int(_kind.Grad): "grad", int(_kind.Jvp): "jvp", int(_kind.Functionalize): "functionalize"}
+_KINDS = {
+    int(_kind.Vmap): "vmap",
+    int(_kind.Grad): "grad",
+    int(_kind.Jvp): "jvp",
+    int(_kind.Functionalize): "functionalize",
+}
 """By number: torch's own are slow as keys of a dict."""
 
 
@@ -93,8 +98,8 @@ def innermost_size() -> int:
 
 
 class BelowLevel:
-    """A context: inside, the innermost transform does not run: what it runs over does, with the modes that were when it began. ``tracked``:
-    but for those, all that a level knows of is tracked."""
+    """A context: inside, the innermost transform does not run: what it runs over does, with the modes that were when
+    it began. ``tracked``: but for those, all that a level knows of is tracked."""
 
     __slots__ = ("_forward", "_grad", "_layer", "_tracked")
 
@@ -140,9 +145,11 @@ def vmap_level(size: Any, randomness: str) -> contextlib.AbstractContextManager[
     return level
 
 
-def mapped_leaves(in_dims: Any, args: tuple[Any, ...], f: Any) -> tuple[int, list[int | None], list[Any], Callable[[list[Any]], Any]]:
-    """What ``torch.func.vmap`` makes of its arguments: how many samples, the batch dimension of each leaf, the leaves, and the arguments
-    of other leaves. Raises what it raises."""
+def mapped_leaves(
+    in_dims: Any, args: tuple[Any, ...], f: Any
+) -> tuple[int, list[int | None], list[Any], Callable[[list[Any]], Any]]:
+    """What ``torch.func.vmap`` makes of its arguments: how many samples, the batch dimension of each leaf, the
+    leaves, and the arguments of other leaves. Raises what it raises."""
     size, dims, leaves, tree = _process_batched_inputs(in_dims, args, f)
     return size, dims, leaves, lambda own: pytree.tree_unflatten(own, tree)
 
@@ -159,7 +166,9 @@ map_over: Callable[..., Any] = importlib.import_module("torch._higher_order_ops.
 """``map``: a function of each slice of tensors along their first dimension."""
 
 
-batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._C._functorch._add_batch_dim(t, d, level)  # noqa: E731
+batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._C._functorch._add_batch_dim(
+    t, d, level
+)  # noqa: E731
 
 
 unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (  # noqa: E731
@@ -170,7 +179,9 @@ unbatched_at: Callable[[int, torch.Tensor], tuple[torch.Tensor, int | None]] = (
 wrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._wrap_for_grad(t, level)  # noqa: E731
 
 
-unwrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._unwrap_for_grad(t, level)  # noqa: E731
+unwrapped_at: Callable[[int, torch.Tensor], torch.Tensor] = lambda level, t: torch._C._functorch._unwrap_for_grad(
+    t, level
+)  # noqa: E731
 
 
 unwrap_dead: Callable[[torch.Tensor], torch.Tensor] = torch._C._functorch.unwrap_if_dead
@@ -181,7 +192,8 @@ _LEGACY_BATCHED = torch._C._dispatch_key_parse("Batched")
 
 
 def is_legacy_batched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a batch dimension of autograd's own vmap (``is_grads_batched``, ``gradcheck``), which is not torch.func's."""
+    """Whether a tensor has a batch dimension of autograd's own vmap (``is_grads_batched``, ``gradcheck``), which is
+    not torch.func's."""
     return bool(dispatch_keys(tensor).has(_LEGACY_BATCHED))
 
 
@@ -198,7 +210,9 @@ def legacy_level() -> int:
     return int(level) - 1
 
 
-legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._add_batch_dim(t, d, level)  # noqa: E731
+legacy_batched_at: Callable[[int, torch.Tensor, int], torch.Tensor] = lambda level, t, d: torch._add_batch_dim(
+    t, d, level
+)  # noqa: E731
 
 
 def legacy_unbatched_at(level: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -251,7 +265,8 @@ def applied_at_level(function: Any, *args: Any) -> Any:
 
 
 CUSTOM_FUNCTION: Any = custom_function_call
-"""What ``autograd.Function.apply`` is while a transform runs: a higher-order operator of the function and its arguments."""
+"""What ``autograd.Function.apply`` is while a transform runs: a higher-order operator of the function and its
+arguments."""
 
 
 custom_function_at_level: Callable[[Any, Any, Any], Any] = dispatch_functorch

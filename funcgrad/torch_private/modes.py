@@ -65,7 +65,8 @@ _only_lift = False
 _enter_mode, _exit_mode = TorchDispatchMode.__enter__, TorchDispatchMode.__exit__
 
 
-_tell_dynamo = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)  # 2.13, 2.15; of this thread alone
+# 2.13, 2.15; of this thread alone
+_tell_dynamo = getattr(_python_dispatch, "set_is_in_mode_without_ignore_compile_internals", None)
 
 
 def _enter_unnoted(mode: Any) -> Any:
@@ -95,8 +96,9 @@ def dispatch_modes() -> list[Any]:
 
 @contextlib.contextmanager
 def modes_entered() -> Iterator[None]:
-    """Inside, dispatch modes are entered and left by this thread without a note of it for the whole process. Torch notes there that some
-    thread is in a mode; each mode notes again what it found, so the last of two threads would note for good what the first one had."""
+    """Inside, dispatch modes are entered and left by this thread without a note of it for the whole process. Torch
+    notes there that some thread is in a mode; each mode notes again what it found, so the last of two threads would
+    note for good what the first one had."""
     global _threads_in_modes, _only_lift
     with _modes_lock:
         if not _threads_in_modes:
@@ -117,11 +119,16 @@ def modes_entered() -> Iterator[None]:
 
 def _flop_counters() -> list[Any]:
     module: Any = sys.modules.get("torch.utils.flop_counter")  # whoever counts has imported it
-    return [] if module is None else [mode.counter for mode in dispatch_modes() if isinstance(mode, module._FlopCounterMode)]
+    return (
+        []
+        if module is None
+        else [mode.counter for mode in dispatch_modes() if isinstance(mode, module._FlopCounterMode)]
+    )
 
 
 def count_flops(calls: Sequence[tuple[Any, tuple[Any, ...], Any]]) -> None:
-    """Tell ``torch.utils.flop_counter.FlopCounterMode`` of calls it does not see: operator, arguments and result, sizes for tensors."""
+    """Tell ``torch.utils.flop_counter.FlopCounterMode`` of calls it does not see: operator, arguments and result,
+    sizes for tensors."""
     for counter in _flop_counters():
         for operator, args, out in calls:
             counter._count_flops(operator.overloadpacket, out, args, {})
@@ -142,7 +149,8 @@ def flops_uncounted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_as_they_are() -> Iterator[None]:
-    """Inside, what is saved for backward goes through no ``saved_tensors_hooks`` of the caller's: a checkpoint counts what does."""
+    """Inside, what is saved for backward goes through no ``saved_tensors_hooks`` of the caller's: a checkpoint
+    counts what does."""
     set_aside = []
     while (top := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
         set_aside.append(top)
@@ -155,7 +163,8 @@ def saved_as_they_are() -> Iterator[None]:
 
 
 profiler: Any = torch.autograd.profiler
-"""``profiler._is_profiler_enabled``: whether one runs, in any thread. To read it takes a third of what asking a function does."""
+"""``profiler._is_profiler_enabled``: whether one runs, in any thread. To read it takes a third of what asking a
+function does."""
 
 
 profiler_range: Any = torch._C._profiler._RecordFunctionFast

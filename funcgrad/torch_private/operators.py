@@ -85,13 +85,15 @@ def written_by(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor))
+            yield from (
+                v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, torch.Tensor)
+            )
 
 
 @functools.cache
 def functional_form(op: Any) -> Any:
-    """The operator that computes what an in-place one of PyTorch's writes, where functionalisation does not know it (``polygamma_``);
-    None for all others. Seen: that one alone in 2.11, 2.13."""
+    """The operator that computes what an in-place one of PyTorch's writes, where functionalisation does not know it
+    (``polygamma_``); None for all others. Seen: that one alone in 2.11, 2.13."""
     name = op._schema.name.removeprefix("aten::")
     if not writes_inputs(op) or op.namespace != "aten" or not name.endswith("_") or name.startswith("_"):
         return None
@@ -129,16 +131,19 @@ METHODS: dict[Any, str] = {
     getattr(getattr(torch.ops.aten, name), overload): name
     for name, overloads in {
         "mm": "default", "bmm": "default", "addmm": "default", "addmm_": "default", "baddbmm": "default",
-        "view": "default", "t": "default", "transpose": "int", "permute": "default", "select": "int", "unbind": "int", "expand": "default",
-        "unsqueeze": "default", "squeeze": "default dim dims", "diagonal": "default", "detach": "default", "unfold": "default",
+        "view": "default", "t": "default", "transpose": "int", "permute": "default", "select": "int", "unbind": "int",
+        "expand": "default",
+        "unsqueeze": "default", "squeeze": "default dim dims", "diagonal": "default", "detach": "default",
+        "unfold": "default",
     }.items() for overload in overloads.split()
 }  # fmt: skip
 """Operators whose method of a tensor makes the very call: Python's way to it takes half the time of the operator's."""
 
 
 def direct(op: Any) -> Callable[..., Any]:
-    """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame around it. The Python of
-    a custom one runs with grad mode off, as it does below eager PyTorch's autograd: it may ask for ``.numpy()``."""
+    """The shortest way from Python to an operator overload: a method, or its C++ entry without the Python frame
+    around it. The Python of a custom one runs with grad mode off, as it does below eager PyTorch's autograd: it may
+    ask for ``.numpy()``."""
     call = getattr(torch.Tensor, METHODS[op]) if op in METHODS else op._op if is_operator(op) else op
     return torch.no_grad()(call) if is_operator(op) and not is_torchs_own(op) else call  # type: ignore[no-any-return]
 
@@ -146,11 +151,20 @@ def direct(op: Any) -> Callable[..., Any]:
 def sdpa_flags() -> tuple[bool, ...]:
     """Which scaled-dot-product-attention kernels are allowed; the choice among them is made while tracing."""
     c = torch._C
-    return (c._get_flash_sdp_enabled(), c._get_math_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_cudnn_sdp_enabled())
+    return (
+        c._get_flash_sdp_enabled(),
+        c._get_math_sdp_enabled(),
+        c._get_mem_efficient_sdp_enabled(),
+        c._get_cudnn_sdp_enabled(),
+    )
 
 
 def aten_overloads() -> list[Any]:
     """All overloads of ATen operators; ``dir(torch.ops.aten)`` has those only that somebody asked for."""
-    names = sorted(n.removeprefix("aten::").partition(".") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::"))
-    found = [getattr(getattr(torch.ops.aten, packet, None), overload or "default", None) for packet, _, overload in names]
+    names = sorted(
+        n.removeprefix("aten::").partition(".") for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")
+    )
+    found = [
+        getattr(getattr(torch.ops.aten, packet, None), overload or "default", None) for packet, _, overload in names
+    ]
     return [op for op in found if op is not None]

@@ -46,9 +46,10 @@ BACKWARD_ENGINE = torch.autograd, "_engine_run_backward"
 
 
 def graphs_made_alone() -> contextlib.AbstractContextManager[Any]:
-    """Inside, no other thread makes graphs by torch's own tracers, as ``torch.cond`` does of its branches: these note for the whole process
-    who traces. It is the lock of ``torch.compile``."""
-    from torch._dynamo.convert_frame import compile_lock  # importing torch._dynamo costs a second: only where torch does so, too
+    """Inside, no other thread makes graphs by torch's own tracers, as ``torch.cond`` does of its branches: these
+    note for the whole process who traces. It is the lock of ``torch.compile``."""
+    # importing torch._dynamo costs a second: only where torch does so, too
+    from torch._dynamo.convert_frame import compile_lock
 
     return compile_lock
 
@@ -63,16 +64,19 @@ def set_attribute(owner: Any, name: str, value: Any) -> None:
 
 
 def not_looked_into(function: Any) -> None:
-    """From now on ``torch.compile`` ends its graph where the function is called, and compiles nothing that the function calls: what
-    ``torch.compiler.disable`` says, without a call in between, and without importing the compiler."""
+    """From now on ``torch.compile`` ends its graph where the function is called, and compiles nothing that the
+    function calls: what ``torch.compiler.disable`` says, without a call in between, and without importing the
+    compiler."""
     function._torchdynamo_disable = True
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")  # 2.15; 2.11, 2.13
+# 2.15; 2.11, 2.13
+_GENERATORS = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
 
 
 CHECKPOINT_GENERATOR = next(name for name in _GENERATORS if hasattr(torch.utils.checkpoint, name))
-"""In ``torch.utils.checkpoint``: what ``checkpoint(f, use_reentrant=False)`` runs to just before it calls ``f``, and after."""
+"""In ``torch.utils.checkpoint``: what ``checkpoint(f, use_reentrant=False)`` runs to just before it calls ``f``, and
+after."""

@@ -28,8 +28,9 @@ __all__ = ["GuardOnDataDependentSymNode", "ShapeEnv"]
 
 
 class NumberBelow:
-    """What stands below a ``SymInt`` or ``SymFloat`` and is no ``SymNode`` of torch's: the part of that protocol which says that it is a
-    number of a kind (``int`` or ``float``), and that this is all that is known of it. Any other question is an ``AttributeError``."""
+    """What stands below a ``SymInt`` or ``SymFloat`` and is no ``SymNode`` of torch's: the part of that protocol
+    which says that it is a number of a kind (``int`` or ``float``), and that this is all that is known of it. Any
+    other question is an ``AttributeError``."""
 
     constant = None
     kind: type
@@ -129,8 +130,8 @@ logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda record: not 
 
 @contextlib.contextmanager
 def symbolic_shapes() -> Iterator[None]:
-    """Inside, operators take their Python rules before those in C++ where they have both: C++ fixes some sizes. That an operator knows no
-    symbolic sizes is an exception, and not logged as an error besides."""
+    """Inside, operators take their Python rules before those in C++ where they have both: C++ fixes some sizes. That
+    an operator knows no symbolic sizes is an exception, and not logged as an error besides."""
     token = _symbolic.set(True)
     try:
         with enable_python_dispatcher():

@@ -21,7 +21,8 @@ dispatch_keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
 
 
 def dispatch_bits(tensor: torch.Tensor) -> int:
-    """One int that tells apart plain, subclass, sparse, quantized, conjugated, negated, inference and wrapped tensors."""
+    """One int that tells apart plain, subclass, sparse, quantized, conjugated, negated, inference and wrapped
+    tensors."""
     return int(dispatch_keys(tensor).raw_repr())
 
 
@@ -32,8 +33,8 @@ def symbolic_zeros(like: torch.Tensor) -> torch.Tensor:
 
 
 def is_zero_tensor(tensor: torch.Tensor) -> bool:
-    """Whether it stands for zeros, with no memory behind it: what forward derivatives begin with, and a derivative that is zero everywhere.
-    No torch-function mode is asked, which would answer for what stands for the tensor."""
+    """Whether it stands for zeros, with no memory behind it: what forward derivatives begin with, and a derivative
+    that is zero everywhere. No torch-function mode is asked, which would answer for what stands for the tensor."""
     return bool(dispatch_keys(tensor).raw_repr() & _ZEROS)
 
 
@@ -66,7 +67,11 @@ STORAGE_ID = "{}.untyped_storage()._cdata"
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Identity of the memory a tensor lives in; of a transform's wrapper, that of what it wraps."""
-    return int(unwrap_transform(tensor).untyped_storage()._cdata) if is_transform_wrapper(tensor) else int(tensor.untyped_storage()._cdata)
+    return (
+        int(unwrap_transform(tensor).untyped_storage()._cdata)
+        if is_transform_wrapper(tensor)
+        else int(tensor.untyped_storage()._cdata)
+    )
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:
@@ -75,17 +80,21 @@ def storage_identity(storage: torch.UntypedStorage) -> int:
 
 
 def looks_like(examples: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A quick check that tensors have the types, dispatch keys, dtypes, devices, sizes, strides and ``requires_grad`` of others."""
+    """A quick check that tensors have the types, dispatch keys, dtypes, devices, sizes, strides and
+    ``requires_grad`` of others."""
     sizes: Any = [list(t.size()) for t in examples]
     strides: Any = [list(t.stride()) for t in examples]
     return TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def looks_like_in(examples: Sequence[torch.Tensor], free: Sequence[Collection[int]]) -> Callable[..., bool]:
-    """The same, but for sizes along ``free`` dimensions: such a tensor lies dense in the same order of its dimensions as its example."""
+    """The same, but for sizes along ``free`` dimensions: such a tensor lies dense in the same order of its
+    dimensions as its example."""
     if not any(free):
         return looks_like(examples)
-    sizes: Any = [[None if d in dims else n for d, n in enumerate(t.size())] for t, dims in zip(examples, free, strict=True)]
+    sizes: Any = [
+        [None if d in dims else n for d, n in enumerate(t.size())] for t, dims in zip(examples, free, strict=True)
+    ]
     strides: Any = [[None] * t.dim() if dims else list(t.stride()) for t, dims in zip(examples, free, strict=True)]
     check = TensorGuards(*examples, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     orders = [(i, t.dim_order()) for i, (t, dims) in enumerate(zip(examples, free, strict=True)) if dims]
@@ -116,7 +125,8 @@ def unwrap_transform(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _empty_cpu() -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
-    """``empty_cpu(shape, strides, dtype)``: uninitialised memory, in half the time ``torch.empty_strided`` takes to read its arguments."""
+    """``empty_cpu(shape, strides, dtype)``: uninitialised memory, in half the time ``torch.empty_strided`` takes to
+    read its arguments."""
     fast = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)  # seen in 2.11, 2.13
     return fast if fast is not None else lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
 
@@ -125,7 +135,8 @@ empty_cpu = _empty_cpu()
 
 
 def _over() -> Callable[..., torch.Tensor]:
-    """``over(tensor, shape, strides, at=0)``: another tensor in the memory of one, ``at`` elements on; no view, to autograd."""
+    """``over(tensor, shape, strides, at=0)``: another tensor in the memory of one, ``at`` elements on; no view, to
+    autograd."""
 
     def over(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], at: int = 0) -> torch.Tensor:
         with below_autograd():
@@ -138,14 +149,16 @@ over = _over()
 
 
 def holders(tensor: torch.Tensor) -> tuple[int | bool, ...]:
-    """By how many, in Python and in C++, a tensor and its memory are held, and whether that is memory of PyTorch's own."""
+    """By how many, in Python and in C++, a tensor and its memory are held, and whether that is memory of PyTorch's
+    own."""
     storage = tensor.untyped_storage()
     uses = torch._C._storage_Use_Count(storage._cdata)
     return sys.getrefcount(tensor), tensor._use_count(), sys.getrefcount(storage), uses, storage.resizable()  # type: ignore[attr-defined]
 
 
 def alone() -> tuple[int | bool, ...]:
-    """``holders`` of a tensor that only one variable knows, now: after torch.compile, calls hold their arguments once more."""
+    """``holders`` of a tensor that only one variable knows, now: after torch.compile, calls hold their arguments
+    once more."""
     (tensor,) = [torch.empty(1)]
     return holders(tensor)
 
@@ -155,10 +168,11 @@ ALONE = alone()
 
 
 def host_allocations(call: Callable[[], Any]) -> list[int]:
-    """Run a call, and give the bytes of each allocation of host memory in it, in order; what is freed is negative, the result among it.
+    """Run a call, and give the bytes of each allocation of host memory in it, in order; what is freed is negative, the
+    result among it.
 
-    The profiler behind ``torch.profiler`` counts the same, but kineto, which it starts, prints a line of its own to stderr each time
-    (from 2.13 on). This one has been there since before kineto, and starts a hundred times faster.
+    The profiler behind ``torch.profiler`` counts the same, but kineto, which it starts, prints a line of its own to
+    stderr each time (from 2.13 on). This one has been there since before kineto, and starts a hundred times faster.
     """
     _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
     try:

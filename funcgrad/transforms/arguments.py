@@ -16,16 +16,20 @@ from ..trees import LEAF, Node, Tree, flatten
 from .definition import Definition, name_of
 
 
-def take_apart(definition: Definition, static_argnums: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+def take_apart(
+    definition: Definition, static_argnums: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Inputs:
     """The arguments of a call as leaves with slots. A static argument is one leaf, whatever it is.
 
-    Raises ``ArgumentError``, ``ContainerError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what can be no input.
+    Raises ``ArgumentError``, ``ContainerError``, ``UnsupportedTensorError`` or ``UnsupportedTransformError`` for what
+    can be no input.
     """
     static = {i % len(args) if -len(args) <= i < len(args) else i for i in static_argnums}
     out_of_range = [i for i in static if i >= len(args) or i < 0]
     if out_of_range:
         raise ArgumentError(
-            f"static_argnums names position {out_of_range[0]}, but {name_of(definition.root)} was called with {len(args)} positional ones",
+            f"static_argnums names position {out_of_range[0]}, but {name_of(definition.root)} was called with "
+            f"{len(args)} positional ones",
             fix="name positions of arguments that every call passes",
         )
     leaves: list[Any] = []

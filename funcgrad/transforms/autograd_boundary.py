@@ -15,7 +15,19 @@ from ..capture.inner import Inner
 from ..errors import TraceError, UnsupportedTransformError
 from ..executable import Executable
 from ..generators import Drawn
-from ..graphs import Graph, bodies_of, drawn_from, has_effect, is_path_check, is_random, is_view, pass_of, restrict, storage_map, value_of
+from ..graphs import (
+    Graph,
+    bodies_of,
+    drawn_from,
+    has_effect,
+    is_path_check,
+    is_random,
+    is_view,
+    pass_of,
+    restrict,
+    storage_map,
+    value_of,
+)
 from ..joint import Joint
 from ..layers.layer import Layer
 from ..layers.subclass import subclass
@@ -31,7 +43,8 @@ from .pure import Pure, require_repeatable
 
 
 def _over_saved(forward: Graph) -> set[Slot]:
-    """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they do."""
+    """The outputs that look at memory of what is saved, and are not what is saved: autograd does not know that they
+    do."""
     lies, results = storage_map(forward), forward.computed
     saved = {node.name for slot, node in results if isinstance(slot, Saved)}
     places = {place for name in saved for place in lies[name].values()}
@@ -41,14 +54,16 @@ def _over_saved(forward: Graph) -> set[Slot]:
 def differentiable(
     found: CapturedCall, made: Executable, pullback: Callable[..., Any], active: Sequence[Slot], options: Options
 ) -> Differentiable:
-    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is asked for. ``active``:
-    the outputs an incoming gradient is expected for."""
+    """The program as an autograd Function of its flat inputs; ``pullback`` is compiled when a derivative of it is
+    asked for. ``active``: the outputs an incoming gradient is expected for."""
     inner, joint, graphs, autocast = found.inner, made.joint, made.graphs, found.key.ambient.autocast
     before = [slot for layer in found.layers for slot in layer.version_bumps]
     ins, outs = list(inner.signature.ins), list(inner.signature.outs)
     wrapped = [subclass(graph.signature, joint.wrappings) for graph in graphs]
     runnables = [_in_layer(layer, graph, r) for layer, graph, r in zip(wrapped, graphs, made.runnables, strict=True)]
-    signatures = [graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)]
+    signatures = [
+        graph.signature if layer is None else layer.outer for layer, graph in zip(wrapped, graphs, strict=True)
+    ]
     backward = signatures[1] if len(graphs) == 2 else None
     needed, cotangents = _needed(joint, graphs), _cotangents(joint, active)
     over_saved = _over_saved(graphs[0]) if backward else set()
@@ -62,13 +77,15 @@ def differentiable(
         leaf = next((slot for slot in ins if inner.facts.is_leaf(slot)), None)
         if leaf is not None:
             raise UnsupportedTransformError(
-                f"a function that sets or reads {leaf}.grad, or calls requires_grad_() on it, is differentiated a second time",
+                f"a function that sets or reads {leaf}.grad, or calls requires_grad_() on it, is differentiated a "
+                "second time",
                 where="the backward pass that is differentiated (create_graph=True)",
                 fix="compute the gradient with torch.autograd.grad inside, and do to leaves outside what leaves need",
             )
         if inner.facts.onward:
             raise UnsupportedTransformError(
-                f"a function that calls .backward() through the history of {inner.facts.onward[0].of} is differentiated a second time",
+                f"a function that calls .backward() through the history of {inner.facts.onward[0].of} is "
+                "differentiated a second time",
                 where="the backward pass that is differentiated (create_graph=True)",
                 fix="compute the gradient with torch.autograd.grad inside, and return it",
             )
@@ -76,7 +93,8 @@ def differentiable(
         for slot, then in zip(ins, given, strict=True):
             if slot in captured and slot in needed and captured[slot].read({}) is not then:  # type: ignore[index]
                 raise TraceError(
-                    f"{slot} was rebound between a forward pass and a backward pass that is differentiated (create_graph=True)",
+                    f"{slot} was rebound between a forward pass and a backward pass that is differentiated "
+                    "(create_graph=True)",
                     where=str(slot),
                     fix="pass it as an argument, or rebind it after the backward pass",
                 )
@@ -94,17 +112,26 @@ def differentiable(
         kept_inputs=tuple(ins.index(s) for s in backward.ins if s in ins) if backward else (),
         late_inputs=tuple(ins.index(s.of) for s in backward.ins if isinstance(s, Late)) if backward else (),
         backward_gradients=tuple(ins.index(s.of) for s in gradients),
-        writes_inputs=tuple((ins.index(s.of), backward.outs.index(s)) for s in written if s.of in ins) if backward else (),
-        writes_outs=tuple((outs.index(s.of), backward.outs.index(s)) for s in written if s.of in outs) if backward else (),
+        writes_inputs=tuple((ins.index(s.of), backward.outs.index(s)) for s in written if s.of in ins)
+        if backward
+        else (),
+        writes_outs=tuple((outs.index(s.of), backward.outs.index(s)) for s in written if s.of in outs)
+        if backward
+        else (),
         runs=tuple(joint.runs.get(slot, frozenset()) for slot in active) if written else (),
-        gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),  # type: ignore[arg-type]
+        gradient_inputs=tuple(i for i, slot in enumerate(ins) if inner.facts.requires_grad(slot)),
+        # type: ignore[arg-type]
         needed_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed),
-        copied_inputs=tuple(i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in changed)),
+        copied_inputs=tuple(
+            i for i, slot in enumerate(ins) if slot in needed and (Final(slot) in outs or slot in changed)
+        ),
         watched_inputs=tuple((ins.index(s), moves) for s, moves in _watched(inner, joint, graphs, before).items()),
         watched_outs=tuple(i for i, slot in enumerate(outs) if slot in over_saved),
         restrided_inputs=tuple(i for i, slot in enumerate(ins) if slot in changed),
         restrided_leaves={
-            ins.index(s): steps for s, steps in (restrided | apart).items() if s in ins and not any(step.tracked for step in steps)
+            ins.index(s): steps
+            for s, steps in (restrided | apart).items()
+            if s in ins and not any(step.tracked for step in steps)
         },
         bumps=tuple(ins.index(slot) for slot in dict.fromkeys(map(inner.facts.goes_in_as, before))),
         subclass_inputs=tuple(i for i, slot in enumerate(ins) if slot in joint.wrappings),
@@ -165,7 +192,8 @@ def _in_layer(layer: Layer | None, graph: Graph, runnable: Runnable) -> Runnable
 
 
 def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, ...]:
-    """How the incoming gradient of each of these outputs is made and laid out: as traced, or (not traced yet) as the output is."""
+    """How the incoming gradient of each of these outputs is made and laid out: as traced, or (not traced yet) as the
+    output is."""
     slots = (*joint.signature.outs, *joint.signature.ins)
     values = zip(slots, (*joint.graph.results, *joint.graph.placeholders), strict=True)
     inner: dict[Slot, list[Outline]] = {}
@@ -177,13 +205,15 @@ def _cotangents(joint: Joint, active: Sequence[Slot]) -> tuple[CotangentLayout, 
 
 
 def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
-    """The inputs whose values a second derivative may need: those that backward reads itself, and those from which anything but
-    incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set to it, a draw refuses it): that is
-    done again, too. The others need not outlive the forward pass."""
+    """The inputs whose values a second derivative may need: those that backward reads itself, and those from which
+    anything but incoming gradients is computed that a gradient depends on, or that has an effect (a generator is set
+    to it, a draw refuses it): that is done again, too. The others need not outlive the forward pass."""
     late = {outer_slot(s.of) for s in graphs[-1].signature.ins if isinstance(s, Late)}
     if len(graphs) == 2:
         names = {
-            n.name for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True) if not isinstance(s, (Cotangent, Late))
+            n.name
+            for s, n in zip(graphs[1].signature.ins, graphs[1].placeholders, strict=True)
+            if not isinstance(s, (Cotangent, Late))
         }
         roots = [n for n in joint.graph.fx.nodes if n.name in names]
     else:
@@ -194,9 +224,9 @@ def _needed(joint: Joint, graphs: Sequence[Graph]) -> set[Slot]:
 
 
 def _watched(inner: Inner, joint: Joint, graphs: Sequence[Graph], before: Collection[Slot]) -> dict[Slot, int]:
-    """The inputs whose final values, in their own memory or in other, autograd saves, so that nobody may write to them until backward is
-    done; and how far writing them back moves their version counters (those of ``before`` have moved already). Backward may read a value
-    by another view than that which is written back."""
+    """The inputs whose final values, in their own memory or in other, autograd saves, so that nobody may write to
+    them until backward is done; and how far writing them back moves their version counters (those of ``before`` have
+    moved already). Backward may read a value by another view than that which is written back."""
     found: dict[Slot, int] = {}
     for slot, node in joint.graph.computed if len(graphs) == 2 else ():
         if not isinstance(slot, NewMemory) and not (isinstance(slot, Final) and slot.during == "forward"):
@@ -250,13 +280,26 @@ def pure_of(found: CapturedCall, made: Executable) -> Pure:
     if len(graphs) == 2 and not joint.wrappings and _exchange_values_alone(*graphs):
         halves = graphs[0], evolve(graphs[1], is_boxed=False, handed_over=frozenset())
     autocast = found.key.ambient.autocast
-    return Pure(found.root, inner=inner, graph=whole, active=active, written=written, draws=draws, autocast=autocast, halves=halves)
+    return Pure(
+        found.root,
+        inner=inner,
+        graph=whole,
+        active=active,
+        written=written,
+        draws=draws,
+        autocast=autocast,
+        halves=halves,
+    )
 
 
 def _exchange_values_alone(forward: Graph, backward: Graph) -> bool:
     known = {*forward.signature.ins, *forward.signature.outs}
     takes = all(slot in known or isinstance(slot, Cotangent) for slot in backward.signature.ins)
-    return takes and all(isinstance(slot, Grad) for slot in backward.signature.outs) and not any(isinstance(s, Seed) for s in known)
+    return (
+        takes
+        and all(isinstance(slot, Grad) for slot in backward.signature.outs)
+        and not any(isinstance(s, Seed) for s in known)
+    )
 
 
 def pullback_of(found: CapturedCall, made: Executable) -> Pullback:
@@ -273,4 +316,6 @@ def active_outs(inner: Inner, joint: Joint) -> tuple[Slot, ...]:
         return tuple(slot for slot in inner.signature.outs if slot in cotangents)
     facts = {inner.named(o.path): o.requires_grad and not o.is_leaf for o in inner.facts.outputs}
     facts |= dict.fromkeys(inner.facts.bases, True)
-    return tuple(slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot)))
+    return tuple(
+        slot for slot in inner.signature.outs if facts.get(slot, isinstance(slot, Final) and inner.facts.tracks(slot))
+    )

@@ -32,23 +32,33 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def pure_callback(
-    f: Fn, like: Any, *args: Any, vmap_method: str | None = None, vjp: Fn | None = None, jvp: Fn | None = None, **kwargs: Any
+    f: Fn,
+    like: Any,
+    *args: Any,
+    vmap_method: str | None = None,
+    vjp: Fn | None = None,
+    jvp: Fn | None = None,
+    **kwargs: Any,
 ) -> Any:
-    """``f(*args, **kwargs)``, Python that no trace sees (NumPy, SciPy), as one call of the program; ``jax.pure_callback``.
+    """``f(*args, **kwargs)``, Python that no trace sees (NumPy, SciPy), as one call of the program;
+    ``jax.pure_callback``.
 
-    ``f`` is given the tensors themselves, detached, and returns tensors, NumPy arrays or numbers that look like ``like``: a pytree of
-    tensors (of which sizes, dtype and device matter; ``torch.empty(..., device="meta")`` is one without memory, for a result on the
-    device of the arguments) or of objects with a ``shape`` and a ``dtype``. It computes its results and does nothing else: it may not run
-    where nobody reads them, may run again for another call, and must not write to its arguments, or later to what it returned.
+    ``f`` is given the tensors themselves, detached, and returns tensors, NumPy arrays or numbers that look like
+    ``like``: a pytree of tensors (of which sizes, dtype and device matter; ``torch.empty(..., device="meta")`` is one
+    without memory, for a result on the device of the arguments) or of objects with a ``shape`` and a ``dtype``. It
+    computes its results and does nothing else: it may not run where nobody reads them, may run again for another call,
+    and must not write to its arguments, or later to what it returned.
 
-    ``vmap_method``, as in JAX: ``"sequential"`` calls ``f`` for each sample of a batch, ``"expand_dims"`` once, with a dimension of size 1
-    in front of what has no batch dimension, ``"broadcast_all"`` once, with all arguments of the size of the batch.
+    ``vmap_method``, as in JAX: ``"sequential"`` calls ``f`` for each sample of a batch, ``"expand_dims"`` once, with a
+    dimension of size 1 in front of what has no batch dimension, ``"broadcast_all"`` once, with all arguments of the
+    size of the batch.
 
-    ``vjp(args, out, cotangents)`` returns a tuple with a cotangent of each argument, ``jvp(args, out, tangents)`` the tangent of the
-    result; ``None`` is zero. They are PyTorch, which is traced, and may call back themselves. Reverse mode follows from ``jvp`` alone.
+    ``vjp(args, out, cotangents)`` returns a tuple with a cotangent of each argument, ``jvp(args, out, tangents)`` the
+    tangent of the result; ``None`` is zero. They are PyTorch, which is traced, and may call back themselves. Reverse
+    mode follows from ``jvp`` alone.
 
-    Raises ``OpaqueCallError`` for a result that is not like ``like``, and ``UnsupportedTransformError`` where it is differentiated, or
-    batched, and nothing says how. What ``f`` raises reaches the caller as it is.
+    Raises ``OpaqueCallError`` for a result that is not like ``like``, and ``UnsupportedTransformError`` where it is
+    differentiated, or batched, and nothing says how. What ``f`` raises reaches the caller as it is.
     """
     spelled = f"fg.pure_callback({name_of(f)}, like, {', '.join(['*args'] * bool(args) + ['**kwargs'] * bool(kwargs))})"
     return _Opaque(f, like, (), vjp, jvp, vmap_method, True, spelled)(*args, **kwargs)
@@ -63,17 +73,18 @@ def opaque(
     vjp: Fn | None = None,
     jvp: Fn | None = None,
 ) -> Any:
-    """``f`` as Python that no trace sees, with its effects: each call of it is one call of the program, in each run of it, in order with
-    the others, never dropped, moved or done twice.
+    """``f`` as Python that no trace sees, with its effects: each call of it is one call of the program, in each run of
+    it, in order with the others, never dropped, moved or done twice.
 
-    ``like`` says how its result looks (see ``pure_callback``): a pytree, ``None`` where it returns nothing, or a function of the arguments
-    that returns one. ``writes`` are the positions of the arguments whose tensors it writes to. ``vmap_method``, ``vjp`` and ``jvp`` are
-    those of ``pure_callback``; a function that writes has no derivative. Without ``f`` it is a decorator: ``@fg.opaque(like=None)``.
+    ``like`` says how its result looks (see ``pure_callback``): a pytree, ``None`` where it returns nothing, or a
+    function of the arguments that returns one. ``writes`` are the positions of the arguments whose tensors it writes
+    to. ``vmap_method``, ``vjp`` and ``jvp`` are those of ``pure_callback``; a function that writes has no derivative.
+    Without ``f`` it is a decorator: ``@fg.opaque(like=None)``.
 
-    What ``f`` reads of Python state it reads when it runs, and no program assumes it; of a function that stands in the code which is
-    compiled, the names are guarded like all that it mentions. What the function around it writes to Python state is there when its call
-    is done, not when ``f`` runs. Where a program would have to run again for a derivative (``create_graph=True``, a gradient of a
-    gradient of a compiled function), that is refused.
+    What ``f`` reads of Python state it reads when it runs, and no program assumes it; of a function that stands in the
+    code which is compiled, the names are guarded like all that it mentions. What the function around it writes to
+    Python state is there when its call is done, not when ``f`` runs. Where a program would have to run again for a
+    derivative (``create_graph=True``, a gradient of a gradient of a compiled function), that is refused.
     """
     places = (writes,) if type(writes) is int else writes
 
@@ -82,10 +93,13 @@ def opaque(
             raise ArgumentError(
                 f"fg.opaque({name_of(f)}) does not say how its result looks",
                 where=user_line(),
-                fix=f"fg.opaque({name_of(f)}, like=None) where it returns nothing, like=lambda x: x where its result is like its argument",
+                fix=f"fg.opaque({name_of(f)}, like=None) where it returns nothing, like=lambda x: x where its result "
+                "is like its argument",
             )
         if not isinstance(places, (tuple, list)) or not all(type(i) is int for i in places):
-            raise ArgumentError(f"writes={writes!r}", where=user_line(), fix="pass the position of an argument, or a tuple of positions")
+            raise ArgumentError(
+                f"writes={writes!r}", where=user_line(), fix="pass the position of an argument, or a tuple of positions"
+            )
         if places and (vjp or jvp):
             raise OptionError(
                 "a function that writes to its arguments is given a derivative",
@@ -101,10 +115,20 @@ class _Opaque:
     """A function that no trace sees."""
 
     def __init__(
-        self, f: Fn, like: Any, writes: Sequence[int], vjp: Fn | None, jvp: Fn | None, method: str | None, is_pure: bool, spelled: str
+        self,
+        f: Fn,
+        like: Any,
+        writes: Sequence[int],
+        vjp: Fn | None,
+        jvp: Fn | None,
+        method: str | None,
+        is_pure: bool,
+        spelled: str,
     ) -> None:
         if method is not None and method not in VMAP_METHODS:
-            raise OptionError(f"vmap_method={method!r}", where=user_line(), fix=f"one of {', '.join(map(repr, VMAP_METHODS))}")
+            raise OptionError(
+                f"vmap_method={method!r}", where=user_line(), fix=f"one of {', '.join(map(repr, VMAP_METHODS))}"
+            )
         functools.update_wrapper(self, f, updated=())  # type: ignore[arg-type]
         del self.__dict__["__wrapped__"]  # what it reads when it runs no program assumes
         self.rules = tuple(rule for rule in (vjp, jvp, like) if callable(rule) and not isinstance(rule, Tensor))
@@ -129,8 +153,10 @@ class _Opaque:
         written = self._written(packed, tensors, name, where)
         layout = _Layout(name, where, tuple(packed), tree, looks)
         call = Callback(
-            "callback" if name == "<lambda>" else name, self.spelled, where, _runs(function, layout), looks, tuple(numbers),
-            tuple(written), self.is_pure, self.vjp and _pulls(self.vjp, layout), self.jvp and _pushes(self.jvp, layout), self.method,
+            "callback" if name == "<lambda>" else name, self.spelled, where, _runs(function, layout), looks,
+            tuple(numbers),
+            tuple(written), self.is_pure, self.vjp and _pulls(self.vjp, layout), self.jvp and _pushes(self.jvp, layout),
+            self.method,
         )  # fmt: skip
         trace = active_trace()
         outs = apply(call, tensors if trace is None else [trace.lifting().stand_in(t) for t in tensors])
@@ -142,7 +168,11 @@ class _Opaque:
         if active_trace() is None:
             return
         cells = [cell for cell in getattr(self.function, "__closure__", None) or () if _is_filled(cell)]
-        bound = getattr(self.function, "args", ()), getattr(self.function, "keywords", {}), getattr(self.function, "__defaults__", ())
+        bound = (
+            getattr(self.function, "args", ()),
+            getattr(self.function, "keywords", {}),
+            getattr(self.function, "__defaults__", ()),
+        )
         path = hidden_tensor([*(cell.cell_contents for cell in cells), *bound])
         if path is not None:
             raise TraceError(
@@ -155,7 +185,9 @@ class _Opaque:
         n = len(packed)
         if not all(-n <= i < n for i in self.writes):
             raise ArgumentError(
-                f"writes={self.writes}, but {name} was called with {n} arguments", where=where, fix="name positions of them"
+                f"writes={self.writes}, but {name} was called with {n} arguments",
+                where=where,
+                fix="name positions of them",
             )
         written = [place.index for i in self.writes for place in packed[i].places]
         lies = [_memory(t) for t in tensors] if written else []
@@ -258,7 +290,9 @@ def _runs(f: Fn, layout: _Layout) -> Run:
         leaves, tree, paths = flatten(found)
         if tree != layout.tree:
             raise OpaqueCallError(
-                f"{layout.name} returned {tree}, and like says {layout.tree}", where=layout.where, fix="let both have one structure"
+                f"{layout.name} returned {tree}, and like says {layout.tree}",
+                where=layout.where,
+                fix="let both have one structure",
             )
         held = [t.untyped_storage() for t in tensors]
         results = []
@@ -321,7 +355,9 @@ def _pulls(rule: Fn, layout: _Layout) -> Rule:
         for arg, cotangent in zip(layout.args, found, strict=True):
             for leaf, value in zip(arg.leaves, leaves_like(arg, cotangent, rule, "a cotangent"), strict=True):
                 if isinstance(leaf, Place):
-                    gradients[leaf.index] = require_like(value, Like.of(tensors[leaf.index]), rule, f"the cotangent of {leaf.path}")
+                    gradients[leaf.index] = require_like(
+                        value, Like.of(tensors[leaf.index]), rule, f"the cotangent of {leaf.path}"
+                    )
         return spread(len(tensors), list(gradients), list(gradients.values()))
 
     return pulled
@@ -337,8 +373,12 @@ def _pushes(rule: Fn, layout: _Layout) -> Rule:
             return type(leaf)(0) if isinstance(leaf, (float, complex)) else None
 
         given = tuple(arg.with_leaves(tangent_of) for arg in layout.args)
-        found = leaves_like(layout.packed_result, rule(layout.arguments(tensors), layout.result(outs), given), rule, "a tangent")
-        return [require_like(t, Like.of(out), rule, "a tangent of the result") for t, out in zip(found, outs, strict=True)]
+        found = leaves_like(
+            layout.packed_result, rule(layout.arguments(tensors), layout.result(outs), given), rule, "a tangent"
+        )
+        return [
+            require_like(t, Like.of(out), rule, "a tangent of the result") for t, out in zip(found, outs, strict=True)
+        ]
 
     return pushed
 

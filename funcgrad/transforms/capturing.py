@@ -1,6 +1,7 @@
 """The first half of the spine: a call becomes what stands around its kernel, and a joint graph.
 
-observe (a dry run says what the function does) → layers (what must happen around the kernel for that) → capture (the recorded run).
+observe (a dry run says what the function does) → layers (what must happen around the kernel for that) → capture (the
+recorded run).
 """
 
 from __future__ import annotations
@@ -40,21 +41,30 @@ _AUTOCAST_UNSAID = (
 )
 
 
-def capture_call(definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path = ()) -> CapturedCall:
-    """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes. ``path``: what Python reads first of the
-    values of tensors, whatever they are now."""
+def capture_call(
+    definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path = ()
+) -> CapturedCall:
+    """``at_level``: the call is one at a level of torch.func, whose tensors it reads and writes. ``path``: what
+    Python reads first of the values of tensors, whatever they are now."""
     varying = frozenset[str]()
     while True:
         try:
             return _captured(definition, inputs, options, at_level, stages, path, varying)
-        except VaryingNumbersError as found:  # the dry run knows sizes as numbers: it is told which results are computed of them
+        # the dry run knows sizes as numbers: it is told which results are computed of them
+        except VaryingNumbersError as found:
             if found.names <= varying:
                 raise
             varying |= found.names
 
 
 def _captured(
-    definition: Definition, inputs: Inputs, options: Options, at_level: bool, stages: Stages, path: Path, varying: frozenset[str]
+    definition: Definition,
+    inputs: Inputs,
+    options: Options,
+    at_level: bool,
+    stages: Stages,
+    path: Path,
+    varying: frozenset[str],
 ) -> CapturedCall:
     with stages("observe"):
         known = None if options.reads == "error" else path
@@ -64,7 +74,11 @@ def _captured(
         if inputs.sizes or (facts.path is not None and any(has_sizes(v) for v in facts.path if type(v) is tuple)):
             require_sizes_may_vary(facts)
     with stages("layers"):
-        if key.ambient.autocast and options.backward_autocast is None and (facts.differentiable or not definition.splits):
+        if (
+            key.ambient.autocast
+            and options.backward_autocast is None
+            and (facts.differentiable or not definition.splits)
+        ):
             warnings.warn(_AUTOCAST_UNSAID.format(name_of(definition.root)), AutocastWarning, stacklevel=2)
         devices = tuple(device for device, _ in key.ambient.autocast)
         outer = outer_signature(facts, definition.out_slot)
@@ -73,7 +87,8 @@ def _captured(
             layers = writing_at_level(layers, dict([*inputs.tensors, *tensors.items()]), level_of_call())
         statements = statements_of(layers, outer)
         inner = Inner(
-            definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements), definition.out_slot,
+            definition, inputs.released(), facts.released(), inner_signature(outer, layers), inverse_of(statements),
+            definition.out_slot,
             definition.splits, definition.root, options.backward_autocast, policy_of(options.policy), options.rng,
         )  # fmt: skip
     with stages("capture"):
@@ -82,7 +97,9 @@ def _captured(
         if joint.sizes is not None and joint.sizes.are_read:
             require_sizes_may_vary(facts)
             if at_level or options.memory_budget is not None:
-                raise NotSymbolicError("a program at a level of torch.func, or with a memory_budget, is for known sizes")
+                raise NotSymbolicError(
+                    "a program at a level of torch.func, or with a memory_budget, is for known sizes"
+                )
         key = with_sizes(key, joint.sizes)
     return CapturedCall(definition.root, grad, inputs, tensors, facts, key, outer, layers, inner, joint, refused)
 
@@ -90,7 +107,8 @@ def _captured(
 def _observed(
     definition: Definition, inputs: Inputs, options: Options, at_level: bool, path: Path | None, varying: frozenset[str]
 ) -> tuple[Definition, bool, Facts, Watch]:
-    """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python state."""
+    """What a dry run shows; of which definition, whether gradients matter outside of it, and the watch over Python
+    state."""
     level = level_of_call() if at_level else 0
 
     def observed(definition: Definition, grad: bool, replays: bool) -> tuple[Definition, bool, Facts, Watch]:
@@ -107,8 +125,9 @@ def _observed(
 def _traced(inner: Inner, reals: list[object], grad: bool, watch: Watch) -> tuple[Joint, Exception | None]:
     """The joint graph: with its backward pass if its result must be differentiable and it runs as two halves.
 
-    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager PyTorch. Where backward
-    reads values that come in then, the forward pass alone, too: backward is compiled when they are there.
+    Where only differentiating fails, the forward pass alone, and the error ``backward()`` will raise, as in eager
+    PyTorch. Where backward reads values that come in then, the forward pass alone, too: backward is compiled when they
+    are there.
     """
     if not (inner.splits and inner.facts.differentiable):
         return capture(inner, reals, grad, False, watch), None

@@ -1,4 +1,5 @@
-"""``checkpoint`` and ``checkpoint_name``: what a function need not keep for its backward pass, in eager PyTorch and compiled."""
+"""``checkpoint`` and ``checkpoint_name``: what a function need not keep for its backward pass, in eager PyTorch and
+compiled."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ def checkpoint(f: Any = OMITTED, policy: Any = None) -> Any:
     """``f`` whose intermediate values are not kept for backward but computed again, as ``policy`` says.
 
     ``f`` takes and returns pytrees of tensors. ``policy`` is the name of a policy (``"dots_saveable"``), a function of
-    ``fg.checkpoint_policies``, any function that ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` takes, or a list of
-    operators to save; None saves nothing but the arguments. Random draws are made once: compiled, the draw is kept
-    (with ``rng="philox"`` its seed is); in eager PyTorch the generator is set back. Called outside of a compiled function, this is
-    ``torch.utils.checkpoint.checkpoint(f, ..., use_reentrant=False)``. Inside a ``torch.func`` transform that is not compiled, ``f``
-    is called as it is: torch.func allows no hooks on saved tensors, so the numbers are the same and nothing is computed again.
-    Without ``f`` it is a decorator: ``@fg.checkpoint(policy="dots_saveable")``.
+    ``fg.checkpoint_policies``, any function that ``torch.utils.checkpoint.create_selective_checkpoint_contexts`` takes,
+    or a list of operators to save; None saves nothing but the arguments. Random draws are made once: compiled, the draw
+    is kept (with ``rng="philox"`` its seed is); in eager PyTorch the generator is set back. Called outside of a
+    compiled function, this is ``torch.utils.checkpoint.checkpoint(f, ..., use_reentrant=False)``. Inside a
+    ``torch.func`` transform that is not compiled, ``f`` is called as it is: torch.func allows no hooks on saved
+    tensors, so the numbers are the same and nothing is computed again. Without ``f`` it is a decorator:
+    ``@fg.checkpoint(policy="dots_saveable")``.
 
-    Raises ``OptionError`` for what is no policy, ``ArgumentError`` if ``f`` is no function, and where a policy demands that a value be
-    computed again that cannot be (a draw with ``rng="eager"``, an operator with effects) ``PartitionError``.
+    Raises ``OptionError`` for what is no policy, ``ArgumentError`` if ``f`` is no function, and where a policy demands
+    that a value be computed again that cannot be (a draw with ``rng="eager"``, an operator with effects)
+    ``PartitionError``.
     """
     chosen = policy_of(policy)
     return applied(lambda f: _checkpointed(f, chosen), f)
@@ -57,12 +60,14 @@ def _checkpointed(f: Callable[..., Any], chosen: Policy | None) -> Callable[...,
     return checkpointed
 
 
-_UNWRITTEN = frozenset(getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
+_UNWRITTEN = frozenset(
+    getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
 
 
 def _in_eager(policy: Policy) -> Policy:
-    """A policy for torch's own contexts. They hand out a saved tensor in place of the call: a skipped draw would leave the generator
-    behind, and what is written in place is saved as it was before, or not at all."""
+    """A policy for torch's own contexts. They hand out a saved tensor in place of the call: a skipped draw would
+    leave the generator behind, and what is written in place is saved as it was before, or not at all."""
 
     def ask(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy | bool:
         if is_operator(op) and (draws_random(op) or writes_inputs(op) or op.overloadpacket in _UNWRITTEN):
@@ -73,7 +78,8 @@ def _in_eager(policy: Policy) -> Policy:
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """``x``, a pytree of tensors, as values that a checkpoint policy knows by ``name``; the tensors returned are views of those given.
+    """``x``, a pytree of tensors, as values that a checkpoint policy knows by ``name``; the tensors returned are views
+    of those given.
 
     Raises ``ArgumentError`` if ``name`` is no string.
     """

@@ -1,4 +1,5 @@
-"""vmap over so many samples at a time: a map over chunks, whose body is compiled once; and as many at a time as memory allows."""
+"""vmap over so many samples at a time: a map over chunks, whose body is compiled once; and as many at a time as
+memory allows."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ _UNROLLED = 4
 
 
 def in_chunks(f: Fn, in_dims: Any, out_dims: Any, randomness: str, chunk_size: int) -> Fn:
-    """``torch.func.vmap(f, in_dims, out_dims, randomness, chunk_size=chunk_size)``. In a trace a map over the chunks; few chunks, samples
-    that draw, and results that have no batch dimension as torch has them."""
+    """``torch.func.vmap(f, in_dims, out_dims, randomness, chunk_size=chunk_size)``. In a trace a map over the
+    chunks; few chunks, samples that draw, and results that have no batch dimension as torch has them."""
     whole: Fn = torch.func.vmap(f, in_dims, out_dims, randomness, chunk_size=chunk_size)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +62,8 @@ def in_chunks(f: Fn, in_dims: Any, out_dims: Any, randomness: str, chunk_size: i
 
 
 class Fitting(Compiled):
-    """A vmap over as many samples at a time as memory allows: ``memory_budget`` in bytes, or most of what is free when it compiles."""
+    """A vmap over as many samples at a time as memory allows: ``memory_budget`` in bytes, or most of what is free
+    when it compiles."""
 
     def __init__(self, make: Callable[[int | None], Definition], options: Options) -> None:
         """``make``: the definition of so many samples at a time; None for all at once."""

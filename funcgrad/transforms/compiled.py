@@ -43,14 +43,29 @@ from ..runtime.check import require_same
 from ..runtime.cost_report import Cost, MemoryUse, cost_of, measured_peak
 from ..runtime.explanation import Explanation
 from ..runtime.key import aliasing
-from ..runtime.miss_reasons import Symbol, fewer, symbols_in, why_not, with_sizes_as_symbols, with_symbols, without_symbols
+from ..runtime.miss_reasons import (
+    Symbol,
+    fewer,
+    symbols_in,
+    why_not,
+    with_sizes_as_symbols,
+    with_symbols,
+    without_symbols,
+)
 from ..runtime.program import Program
 from ..runtime.recompiles import Recompiles
 from ..stages import Stages
 from ..subclasses import inner_tensors
 from ..symbolic.sizes import SizeError
 from ..torch_private.levels import is_legacy_batched, transforms_or_duals
-from ..torch_private.modes import flops_uncounted, foreign_trace_active, modes_entered, profiler, profiler_range, saved_as_they_are
+from ..torch_private.modes import (
+    flops_uncounted,
+    foreign_trace_active,
+    modes_entered,
+    profiler,
+    profiler_range,
+    saved_as_they_are,
+)
 from ..torch_private.patches import not_looked_into
 from ..trees import flatten_arguments
 from .arguments import take_apart
@@ -66,15 +81,18 @@ _ATTEMPTS = 4
 """How often a call compiles before it is said that its program does not fit it."""
 
 _PATHS = 16
-"""So many paths through a function, by values that Python reads, have programs; calls that take others run in eager PyTorch."""
+"""So many paths through a function, by values that Python reads, have programs; calls that take others run in eager
+PyTorch."""
 
 _TOO_MANY_PATHS = (
-    "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. Compute with tensors "
+    "{} reads values of tensors, and took more than {} paths by what they are, the last of them in eager PyTorch: {}. "
+    "Compute with tensors "
     "there (torch.where, torch.cond), or let the value be a Python argument."
 )
 
 _LOST_PATH = (
-    "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path they found, it raises {} "
+    "{} reads values of tensors that rounding decides, which kernels do otherwise than eager PyTorch: on the path "
+    "they found, it raises {} "
     '({}). This call ran in eager PyTorch; compile with numerics="eager", or in double precision.'
 )
 
@@ -94,12 +112,12 @@ def no_retrace() -> Iterator[None]:
 class Compiled:
     """A compiled function. Call it like the function it was made from; look at what it does with ``program``.
 
-    One program is kept for each call key: structure, dtypes, devices, sizes, strides, ``requires_grad``, which inputs share
-    memory, static values, and the ambient state (grad mode, autocast, …).
+    One program is kept for each call key: structure, dtypes, devices, sizes, strides, ``requires_grad``, which inputs
+    share memory, static values, and the ambient state (grad mode, autocast, …).
 
-    Thread-safe: one thread at a time compiles, others that find no program wait for it; programs run side by side, but for those that
-    write to tensors of the caller's or to Python state: what one of them reads, computes and writes back is one step to the others, and
-    to the thread that compiles.
+    Thread-safe: one thread at a time compiles, others that find no program wait for it; programs run side by side, but
+    for those that write to tensors of the caller's or to Python state: what one of them reads, computes and writes back
+    is one step to the others, and to the thread that compiles.
     """
 
     def __init__(self, definition: Definition, options: Options, at_level: bool = False) -> None:
@@ -153,7 +171,8 @@ class Compiled:
         """The compiled function of a definition made of this one's, once."""
         found = self._derived.get(key)
         if found is None:
-            options = self._options if at_level else evolve(self._options, static_argnums=())  # at a level the arguments are the same
+            # at a level the arguments are the same
+            options = self._options if at_level else evolve(self._options, static_argnums=())
             made = Compiled(make(), options, at_level)
             found = self._derived.setdefault(key, made)
         return found
@@ -174,7 +193,8 @@ class Compiled:
         return Compiled(copy.deepcopy(self._definition, memo), self._options)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """What stands in a module (or in a class of it) under its function's name, as decorated functions do, is pickled by that name."""
+        """What stands in a module (or in a class of it) under its function's name, as decorated functions do, is
+        pickled by that name."""
         place: Any = sys.modules.get(self.__module__)
         for name in self.__qualname__.split("."):
             place = getattr(place, name, None)
@@ -192,15 +212,16 @@ class Compiled:
             return self._compile_and_keep(inputs)
 
     def saved(self, *args: Any, **kwargs: Any) -> SavedValues:
-        """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the cost of computing it
-        again instead. Runs nothing. Of a gradient, which runs as one program: what lives on from its forward part to its backward part,
-        where that computes anything again (elsewhere the order of the program alone decides)."""
+        """What a call with these arguments keeps for its backward pass: bytes, shape, dtype, line, reason, and the
+        cost of computing it again instead. Runs nothing. Of a gradient, which runs as one program: what lives on
+        from its forward part to its backward part, where that computes anything again (elsewhere the order of the
+        program alone decides)."""
         program = self.program(*args, **kwargs)
         return saved_values(self.__name__, program.joint, program.partition)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryUse:
-        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on copies of what it
-        reads, so that it writes to nothing, and draws nothing from the generators."""
+        """Bytes that a call takes above what is there before: runs it once, with its backward pass if it has one, on
+        copies of what it reads, so that it writes to nothing, and draws nothing from the generators."""
         program = self.program(*args, **kwargs)
         inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
         measured = measured_peak(program, outer_signature(program.facts, self._definition.out_slot), inputs)
@@ -211,8 +232,8 @@ class Compiled:
         return cost_of(self.program(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What the program for a call with these arguments reads, writes and takes for granted, and what would compile it again. Runs
-        nothing."""
+        """What the program for a call with these arguments reads, writes and takes for granted, and what would
+        compile it again. Runs nothing."""
         return Explanation(self.program(*args, **kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -224,7 +245,8 @@ class Compiled:
         return self._cache.info()
 
     def explain_miss(self, *args: Any, **kwargs: Any) -> str:
-        """Why a call with these arguments would compile: the differences to the nearest program. Says so if it would not."""
+        """Why a call with these arguments would compile: the differences to the nearest program. Says so if it would
+        not."""
         inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
         if not self._cache.programs:
             return f"{self.__name__} has not been compiled yet"
@@ -245,11 +267,13 @@ class Compiled:
         if any(map(is_legacy_batched, tensors)):
             return call_under_legacy_vmap(self, args, kwargs)
         compiled, read = 0, dict[int, Any]()
-        while compiled < _ATTEMPTS:  # what the function reads (a gradient, an attribute) other threads may have changed since
+        # what the function reads (a gradient, an attribute) other threads may have changed since
+        while compiled < _ATTEMPTS:
             known, met = self._cache.misses, list[Path]()
             result = self._cache.find(args, kwargs, met)
             if result is MISS:
-                with self._lock:  # it is held while a program is made, and not while one runs: that may wait for other threads
+                # it is held while a program is made, and not while one runs: that may wait for other threads
+                with self._lock:
                     if self._cache.misses != known:
                         continue  # another thread has made one
                     path = with_numbers(met[0], read)
@@ -261,16 +285,19 @@ class Compiled:
                 program = made
                 try:
                     result = program.run(args, kwargs)
-                except PathMiss:  # kernels round otherwise than what the path was found with: what they read is known now
+                # kernels round otherwise than what the path was found with: what they read is known now
+                except PathMiss:
                     continue
                 compiled += 1
             if result is not MISS:
                 return result
         raise AssertionError(f"a fresh program does not fit its own arguments:\n{program.call}")
 
-    def _program_or_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Program | Exception | None:
-        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what the
-        function itself raised while it was traced, a lazy module; None where there are too many paths."""
+    def _program_or_error(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
+    ) -> Program | Exception | None:
+        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what
+        the function itself raised while it was traced, a lazy module; None where there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
             if path and self._has_too_many_paths(inputs):
@@ -285,9 +312,9 @@ class Compiled:
                 raise
 
     def _raise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
-        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a path that kernels found,
-        which round otherwise, it may raise what it raises in no call: then this call is that of eager PyTorch. So is the first call of a
-        lazy module, which makes its parameters."""
+        """Raise what the function raises: in eager PyTorch, which leaves what was written, and drawn, before. On a
+        path that kernels found, which round otherwise, it may raise what it raises in no call: then this call is
+        that of eager PyTorch. So is the first call of a lazy module, which makes its parameters."""
         result = self._definition(*args, **kwargs)
         if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
             if isinstance(error.uninitialized, Tensor) and is_lazy(error.uninitialized):
@@ -296,17 +323,24 @@ class Compiled:
             return result
         if path:
             self._lost_paths += 1
-            warnings.warn(_LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2)
+            warnings.warn(
+                _LOST_PATH.format(self.__name__, type(error).__name__, user_line_of(error)), ReadsWarning, stacklevel=2
+            )
             return result
         raise TraceError(
-            f"the function raises {type(error).__name__} where it is traced ({error}), and has run in eager PyTorch, where it raises none",
+            f"the function raises {type(error).__name__} where it is traced ({error}), and has run in eager PyTorch, "
+            "where it raises none",
             where=user_line_of(error),
             fix="let it not depend on what a traced tensor lacks: its type, its memory, attributes of its own",
         ) from error
 
     def _has_too_many_paths(self, inputs: Inputs) -> bool:
         """Whether programs are there for as many paths as may be; says so once."""
-        paths = [program.joint.reads for program in self._cache.programs if program.joint.reads and not why_not(program, inputs)]
+        paths = [
+            program.joint.reads
+            for program in self._cache.programs
+            if program.joint.reads and not why_not(program, inputs)
+        ]
         if len(paths) + self._lost_paths < _PATHS:
             return False
         if not self._is_warned_of_paths:
@@ -322,7 +356,8 @@ class Compiled:
             nearest = "; ".join(self._nearest(inputs) or ["it has not been compiled yet"])
         if _no_retrace.get():
             raise RetraceError(
-                f"{self!r} would compile inside no_retrace(): {nearest}", fix="call it once before, with arguments like these"
+                f"{self!r} would compile inside no_retrace(): {nearest}",
+                fix="call it once before, with arguments like these",
             )
         log(1, f"compiling {self.__name__}: {nearest}")
         self._recompiles.note(self.__name__, self._cache.programs, inputs, self._options, self._why_static)
@@ -336,12 +371,14 @@ class Compiled:
         return program
 
     def _compile_on_path(self, inputs: Inputs, path: Path) -> Program:
-        """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if the function can work on
-        it; what it decides is checked in the program."""
+        """Compile for calls in which Python reads this first. A number that was another one before is a symbol, if
+        the function can work on it; what it decides is checked in the program."""
         attempts = [path]
         if path and self._options.dynamic is not False and self._options.numerics == "fast":
             of_sizes = self._options.memory_budget is None and not self._at_level  # these are for known sizes
-            last = last_with_symbols(path, [program.joint.reads for program in self._cache.programs] if of_sizes else [])
+            last = last_with_symbols(
+                path, [program.joint.reads for program in self._cache.programs] if of_sizes else []
+            )
             attempts = [path] if last is path[-1] else [(*path[:-1], last), path]
         if has_symbols(path):
             attempts.append(tuple(map(known_now, path)))
@@ -353,8 +390,8 @@ class Compiled:
         return self._compile_with_symbols(inputs, attempts[-1])
 
     def _compile_with_symbols(self, inputs: Inputs, path: Path) -> Program:
-        """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where the function cannot
-        work on symbols, with their values."""
+        """Compile with symbols for the floats and the sizes that vary, or for all sizes if they are asked for; where
+        the function cannot work on symbols, with their values."""
         dynamic, programs = self._options.dynamic, self._cache.programs
         if dynamic is False or self._options.numerics != "fast":
             return self._compile(inputs, path)
@@ -382,24 +419,29 @@ class Compiled:
     # ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _compile(self, inputs: Inputs, path: Path) -> Program:
-        """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels; both, a flat function."""
+        """capture → compile → print: a call becomes a joint graph and what stands around it; the graph, kernels;
+        both, a flat function."""
         stages = Stages(self.__name__)
         with stages.progress():
             found = capture_call(self._definition, inputs, self._options, self._at_level, stages, path)
             parts = partition_joint(found.joint, self._options, stages, definition_line(self._definition.root))
-            made = parts.unbuilt if self._at_level else build_all(parts, stages)  # at a level, its kernel is compiled where it is called
+            # at a level, its kernel is compiled where it is called
+            made = parts.unbuilt if self._at_level else build_all(parts, stages)
             if ENVIRONMENT.verify and made.runnables:
                 require_same(made.graphs, made.runnables, found.values, parts.backend)
             with stages("print"):
                 layers = with_subclasses(found.layers, made.joint, made.graphs[0].signature, found.facts.differentiable)
-                call = print_call(found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects)
+                call = print_call(
+                    found, statements_of(layers, found.outer), made.joint, self._kernel(found, made), self._effects
+                )
                 program = Program.of(self.__name__, found, layers, made, call, stages.seconds)
                 if made.joint.sizes is not None:
                     made.joint.sizes.close()
                 return program
 
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
-        """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a level."""
+        """What the layers stand around: the one program; its halves, as autograd knows them; or a pure function at a
+        level."""
         options = evolve(self._options, static_argnums=())
         if self._at_level:
             return functools.partial(called_at_level, Compiled(pure_of(found, made), options))

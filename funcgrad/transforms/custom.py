@@ -1,5 +1,5 @@
-"""``custom_vjp`` and ``custom_jvp``: functions whose derivatives the caller gives, JAX's, over pytrees of tensors. What a call does:
-``rules.py``."""
+"""``custom_vjp`` and ``custom_jvp``: functions whose derivatives the caller gives, JAX's, over pytrees of tensors.
+What a call does: ``rules.py``."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ Fn = Callable[..., Any]
 def custom_vjp(f: Any = OMITTED, nondiff_argnums: int | Sequence[int] = ()) -> Any:
     """``f`` with a reverse-mode derivative of the caller's; ``jax.custom_vjp``.
 
-    ``f.defvjp(fwd, bwd)``: ``fwd(*args)`` takes the arguments of ``f`` and returns ``(out, residuals)``, ``bwd(*nondiff, residuals,
-    cotangents)`` a tuple with a cotangent for each argument that is not in ``nondiff_argnums``. Arguments, results and residuals are
-    pytrees; what is no tensor in them is passed on as it is. ``cotangents`` has the structure of ``out``, a cotangent that of its argument;
-    ``None`` stands for zeros, and for what integers and Python values have. Keyword arguments are bound to positions.
+    ``f.defvjp(fwd, bwd)``: ``fwd(*args)`` takes the arguments of ``f`` and returns ``(out, residuals)``,
+    ``bwd(*nondiff, residuals, cotangents)`` a tuple with a cotangent for each argument that is not in
+    ``nondiff_argnums``. Arguments, results and residuals are pytrees; what is no tensor in them is passed on as it is.
+    ``cotangents`` has the structure of ``out``, a cotangent that of its argument; ``None`` stands for zeros, and for
+    what integers and Python values have. Keyword arguments are bound to positions.
 
-    ``f`` itself runs where nothing is differentiated, ``fwd`` elsewhere. The derivative of a result is what ``bwd`` says, in reverse mode
-    of any order; that of residuals is the derivative of ``fwd``, and forward mode over reverse mode is that of ``fwd``, too. Forward mode
-    alone has no rule. A tensor that ``f`` closes over must not require grad. Without ``f`` it is a decorator:
-    ``@fg.custom_vjp(nondiff_argnums=(1,))``.
+    ``f`` itself runs where nothing is differentiated, ``fwd`` elsewhere. The derivative of a result is what ``bwd``
+    says, in reverse mode of any order; that of residuals is the derivative of ``fwd``, and forward mode over reverse
+    mode is that of ``fwd``, too. Forward mode alone has no rule. A tensor that ``f`` closes over must not require grad.
+    Without ``f`` it is a decorator: ``@fg.custom_vjp(nondiff_argnums=(1,))``.
 
-    A call raises ``CustomDerivativeError`` for rules that are missing or do not fit, ``NonDifferentiableArgumentError`` where an argument
-    of ``nondiff_argnums`` is differentiated, and ``UnsupportedTransformError`` for forward mode.
+    A call raises ``CustomDerivativeError`` for rules that are missing or do not fit, ``NonDifferentiableArgumentError``
+    where an argument of ``nondiff_argnums`` is differentiated, and ``UnsupportedTransformError`` for forward mode.
     """
     nondiff = _positions(nondiff_argnums)
     return applied(lambda f: CustomVjp(f, nondiff), f)
@@ -47,14 +48,14 @@ def custom_vjp(f: Any = OMITTED, nondiff_argnums: int | Sequence[int] = ()) -> A
 def custom_jvp(f: Any = OMITTED, nondiff_argnums: int | Sequence[int] = ()) -> Any:
     """``f`` with a forward-mode derivative of the caller's, from which reverse mode follows; ``jax.custom_jvp``.
 
-    ``f.defjvp(rule)``: ``rule(*nondiff, primals, tangents)`` returns ``(out, tangent_out)``, linear in ``tangents``, a tuple with a tangent
-    of the structure of each argument that is not in ``nondiff_argnums`` (zeros where nothing is differentiated, 0.0 for a Python float,
-    ``None`` for integers and other values). ``f.defjvps(*rules)`` has a rule for each argument, ``rule(tangent, out, *primals)``, or
-    ``None`` for zero. Keyword arguments are bound to positions. Without ``f`` it is a decorator:
-    ``@fg.custom_jvp(nondiff_argnums=(1,))``.
+    ``f.defjvp(rule)``: ``rule(*nondiff, primals, tangents)`` returns ``(out, tangent_out)``, linear in ``tangents``, a
+    tuple with a tangent of the structure of each argument that is not in ``nondiff_argnums`` (zeros where nothing is
+    differentiated, 0.0 for a Python float, ``None`` for integers and other values). ``f.defjvps(*rules)`` has a rule
+    for each argument, ``rule(tangent, out, *primals)``, or ``None`` for zero. Keyword arguments are bound to positions.
+    Without ``f`` it is a decorator: ``@fg.custom_jvp(nondiff_argnums=(1,))``.
 
-    A call raises ``CustomDerivativeError`` for rules that are missing or do not fit, and ``NonDifferentiableArgumentError`` where an
-    argument of ``nondiff_argnums`` is differentiated.
+    A call raises ``CustomDerivativeError`` for rules that are missing or do not fit, and
+    ``NonDifferentiableArgumentError`` where an argument of ``nondiff_argnums`` is differentiated.
     """
     nondiff = _positions(nondiff_argnums)
     return applied(lambda f: CustomJvp(f, nondiff), f)
@@ -112,7 +113,9 @@ class _Custom:
     def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RuledCall, list[Tensor]]:
         if any(rule is None for rule in self.rules):
             raise CustomDerivativeError(
-                f"{self.name} has no rule for its derivative", where=user_line(), fix=f"define it before the first call: {self.definer}"
+                f"{self.name} has no rule for its derivative",
+                where=user_line(),
+                fix=f"define it before the first call: {self.definer}",
             )
         args = bound_by_position(self.function, args, kwargs)
         n = len(args)
@@ -124,7 +127,9 @@ class _Custom:
                 fix="name positions of arguments that every call passes",
             )
         tensors: list[Tensor] = []
-        packed = tuple(pack(arg, tensors, name) for name, arg in zip(argument_names(self.function, n), args, strict=True))
+        packed = tuple(
+            pack(arg, tensors, name) for name, arg in zip(argument_names(self.function, n), args, strict=True)
+        )
         tracks = torch.is_grad_enabled()
         level = max(map(tracking_level, tensors), default=-1) if tracks else -1
         levels = levels_of_kind("grad") if transform_active() else None
@@ -170,7 +175,9 @@ class CustomJvp(_Custom):
     def defjvps(self, *rules: Fn | None) -> None:
         """Say how the function is differentiated, argument by argument (``custom_jvp``)."""
         if self.nondiff:
-            raise ArgumentError("defjvps has a rule for each argument, and takes no nondiff_argnums", fix="f.defjvp(rule)")
+            raise ArgumentError(
+                "defjvps has a rule for each argument, and takes no nondiff_argnums", fix="f.defjvp(rule)"
+            )
         self.rules = self.function, functools.partial(_sum_of_rules, self, rules)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +185,9 @@ class CustomJvp(_Custom):
         return results_of(JvpFunction.apply(call, *tensors))  # type: ignore[no-untyped-call]
 
 
-def _sum_of_rules(of: CustomJvp, rules: Sequence[Fn | None], primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+def _sum_of_rules(
+    of: CustomJvp, rules: Sequence[Fn | None], primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, Any]:
     if len(rules) != len(primals):
         raise CustomDerivativeError(
             f"{of.name} was called with {len(primals)} arguments, and defjvps has {len(rules)} rules",

@@ -18,11 +18,15 @@ OMITTED: Any = _Omitted()
 
 
 def applied(transform: Callable[[Callable[..., Any]], Any], f: Any) -> Any:
-    """``transform(f)``, or where ``f`` is omitted the decorator that does so. Raises ``ArgumentError`` for what is no function."""
+    """``transform(f)``, or where ``f`` is omitted the decorator that does so. Raises ``ArgumentError`` for what is
+    no function."""
 
     def decorate(f: Any) -> Any:
         if not callable(f):
-            raise ArgumentError(f"the first argument must be a function, got a {type(f).__name__}", fix="pass the function, not its result")
+            raise ArgumentError(
+                f"the first argument must be a function, got a {type(f).__name__}",
+                fix="pass the function, not its result",
+            )
         return transform(f)
 
     return decorate if f is OMITTED else decorate(f)

@@ -22,7 +22,13 @@ from torch.autograd.graph import get_gradient_edge
 from ..autograd_state import has_history
 from ..capture.inner import Inner
 from ..capture.trace import active_trace
-from ..errors import ArgumentError, AuxError, NonDifferentiableArgumentError, NonScalarOutputError, UnsupportedTransformError
+from ..errors import (
+    ArgumentError,
+    AuxError,
+    NonDifferentiableArgumentError,
+    NonScalarOutputError,
+    UnsupportedTransformError,
+)
 from ..slots import Arg, Grad, Out, Slot
 from ..torch_private.autograd import forbid_writes
 from ..torch_private.levels import transforms_or_duals
@@ -42,11 +48,13 @@ class Definition(Protocol):
 
     @property
     def splits(self) -> bool:
-        """Whether a result that must be differentiable is computed in two halves (else its derivative is compiled when asked for)."""
+        """Whether a result that must be differentiable is computed in two halves (else its derivative is compiled
+        when asked for)."""
 
     @property
     def replays(self) -> bool:
-        """Whether what the function writes to Python state happens on each call; not where it runs again for a derivative."""
+        """Whether what the function writes to Python state happens on each call; not where it runs again for a
+        derivative."""
 
     def argument_names(self, n: int) -> list[str]:
         """Names of ``n`` positional arguments."""
@@ -93,8 +101,8 @@ class Plain:
 
 @frozen
 class Untracked:
-    """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on again inside, what
-    comes of that is differentiable, as it is for any part of a function."""
+    """A definition that is called where grad mode is off, as one that switches it off itself: where grad mode is on
+    again inside, what comes of that is differentiable, as it is for any part of a function."""
 
     definition: Definition
 
@@ -137,7 +145,8 @@ class Gradient:
     replays: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if transforms_or_duals():  # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
+        # inlined in a vmap, grad or jvp of the traced function: torch.func knows those levels
+        if transforms_or_duals():
             return self._by_torch_func(*args, **kwargs)
         differentiable = torch.is_grad_enabled()
         with nesting() as traced, torch.enable_grad():
@@ -200,7 +209,8 @@ class Gradient:
         if not isinstance(result, Tensor) or result.ndim != 0 or not result.is_floating_point():
             advice = "has_aux=True for a pair (loss, aux), .sum() or .mean() for many losses"
             raise NonScalarOutputError(
-                f"only a scalar floating-point tensor has a gradient, but {name_of(self.root)} returned {_describe(result)}",
+                f"only a scalar floating-point tensor has a gradient, but {name_of(self.root)} returned "
+                f"{_describe(result)}",
                 where=definition_line(self.root),
                 fix=advice,
             )
@@ -217,12 +227,16 @@ class Gradient:
         value, aux = found if self.has_aux else (found, None)
         return self._arrange(value, aux, grads)
 
-    def _gradients(self, value: Tensor, wrt: list[list[Tensor]], trees: list[Tree], differentiable: bool, traced: bool) -> Any:
+    def _gradients(
+        self, value: Tensor, wrt: list[list[Tensor]], trees: list[Tree], differentiable: bool, traced: bool
+    ) -> Any:
         flat = [leaf for leaves in wrt for leaf in leaves]
         with _backward_pass(traced) as mark:
             if value.requires_grad and flat:
                 seed = mark(_one_for(value))
-                found: Sequence[Tensor | None] = torch.autograd.grad(value, flat, seed, create_graph=differentiable, allow_unused=True)
+                found: Sequence[Tensor | None] = torch.autograd.grad(
+                    value, flat, seed, create_graph=differentiable, allow_unused=True
+                )
             else:
                 found = [None for _ in flat]
             filled = iter([torch.zeros_like(x) if g is None else g for x, g in zip(flat, found, strict=True)])
@@ -237,7 +251,8 @@ class Gradient:
 
 
 def _one_for(value: Tensor) -> Tensor:
-    """The gradient of a number with respect to itself. It is not made of the number, so that backward need not wait for it."""
+    """The gradient of a number with respect to itself. It is not made of the number, so that backward need not wait
+    for it."""
     if is_wrapper_subclass(value):
         return torch.ones_like(value)
     return torch.full(value.shape, 1, dtype=value.dtype, device=value.device)
@@ -247,8 +262,9 @@ def _one_for(value: Tensor) -> Tensor:
 class Pullback:
     """The vector-Jacobian product of an inner function: ``(values, cotangents) → gradients``.
 
-    ``values`` has one for each of its inputs; ``wrt`` are the positions of those to differentiate. ``active`` are the outputs a
-    cotangent comes in for, or None: then the output is not differentiated. A gradient is None where nothing depends on the value.
+    ``values`` has one for each of its inputs; ``wrt`` are the positions of those to differentiate. ``active`` are the
+    outputs a cotangent comes in for, or None: then the output is not differentiated. A gradient is None where nothing
+    depends on the value.
     """
 
     inner: Inner
@@ -272,7 +288,11 @@ class Pullback:
             ran = self.inner.run(*variables)
             outs = dict(ran.outs)
             with without_function_modes():  # what was returned, not what has come to stand for it (t_)
-                pairs = [(outs[s], t) for s, t in zip(self.active, cotangents, strict=True) if t is not None and has_history(outs[s])]
+                pairs = [
+                    (outs[s], t)
+                    for s, t in zip(self.active, cotangents, strict=True)
+                    if t is not None and has_history(outs[s])
+                ]
                 edges = [get_gradient_edge(v) for v, _ in pairs]
             with _backward_pass(traced) as mark:
                 seeds = [mark(t) for _, t in pairs]
@@ -290,12 +310,15 @@ class Pullback:
             results = self.inner.run_pure(*variables)
             if results is None:
                 raise UnsupportedTransformError(
-                    "a gradient of a function that writes to memory that inputs share, or to more than values, is differentiated in "
+                    "a gradient of a function that writes to memory that inputs share, or to more than values, is "
+                    "differentiated in "
                     "forward mode",
                     where=definition_line(self.root),
                     fix="take the derivative by torch.func: torch.func.jvp(torch.func.grad(f), ...)",
                 )
-            return tuple(results[outs.index(slot)] for slot, t in zip(self.active, cotangents, strict=True) if t is not None)
+            return tuple(
+                results[outs.index(slot)] for slot, t in zip(self.active, cotangents, strict=True) if t is not None
+            )
 
         with nesting():
             pull: Any = torch.func.vjp(f, *(values[i] for i in self.wrt))[1]
@@ -321,7 +344,8 @@ _under_reverse: ContextVar[bool] = ContextVar("funcgrad_under_reverse", default=
 
 
 def is_under_reverse() -> bool:
-    """Whether what runs is the forward pass of a level of reverse mode that is not among those of torch.func that run."""
+    """Whether what runs is the forward pass of a level of reverse mode that is not among those of torch.func that
+    run."""
     return _under_reverse.get()
 
 
@@ -337,7 +361,8 @@ def under_reverse(on: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _backward_pass(traced: bool) -> Iterator[Callable[[Tensor], Tensor]]:
-    """If the definition is the traced one, tells the trace that backward begins; yields what marks its first tensors."""
+    """If the definition is the traced one, tells the trace that backward begins; yields what marks its first
+    tensors."""
     trace = active_trace()
     if trace is not None and traced:
         with trace.backward_pass():
@@ -369,7 +394,9 @@ def _detach_unless(result: Any, variables: list[Tensor] | None) -> Any:
     def from_outside(tensor: Tensor) -> bool:
         return variables is not None and (tensor.grad_fn is None or _reaches_other(tensor.grad_fn, own, known))
 
-    return unflatten([v.detach() if isinstance(v, Tensor) and v.requires_grad and not from_outside(v) else v for v in leaves], tree)
+    return unflatten(
+        [v.detach() if isinstance(v, Tensor) and v.requires_grad and not from_outside(v) else v for v in leaves], tree
+    )
 
 
 def _reaches_other(start: Any, own: set[int], known: dict[Any, bool]) -> bool:
@@ -393,7 +420,9 @@ def _describe(value: Any) -> str:
         dtype = str(value.dtype).removeprefix("torch.")
         return f"{'an' if dtype.startswith('i') else 'a'} {dtype} tensor of shape {list(value.shape)}"
     name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}" + (
+        f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+    )
 
 
 def definition_line(function: Callable[..., Any]) -> str | None:

@@ -1,7 +1,9 @@
-"""A neighbour of ``torch.compile``: a backend for the graphs that it captures, and what it makes of compiled functions that it meets.
+"""A neighbour of ``torch.compile``: a backend for the graphs that it captures, and what it makes of compiled functions
+that it meets.
 
-``torch.compile(model, backend="funcgrad")`` compiles each graph with ``jit``: a graph is a function of tensors, differentiable and with
-its writes. A compiled function that is called inside of ``torch.compile`` is one call that is not looked into: a graph ends there.
+``torch.compile(model, backend="funcgrad")`` compiles each graph with ``jit``: a graph is a function of tensors,
+differentiable and with its writes. A compiled function that is called inside of ``torch.compile`` is one call that is
+not looked into: a graph ends there.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from torch import Tensor, fx
 from .grad import jit
 
 
-def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def compile_graph(
+    graph: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """The backend: a graph of ``torch.compile``'s as ``jit`` compiles it. ``options`` are those of ``jit``."""
     module, given = _with_sizes_of_tensors(graph)
     compiled = jit(module, **(options or {}))
@@ -24,8 +28,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], options: Mapping
 
 
 def _with_sizes_of_tensors(graph: fx.GraphModule) -> tuple[fx.GraphModule, list[int]]:
-    """The graph without the sizes among its inputs that tensors among them have, so that one program serves all; and which of its inputs
-    are left."""
+    """The graph without the sizes among its inputs that tensors among them have, so that one program serves all; and
+    which of its inputs are left."""
     module = copy.copy(graph)
     module.graph = copy.deepcopy(graph.graph)
     places = module.graph.find_nodes(op="placeholder")

@@ -1,7 +1,7 @@
 """The public transforms of ``torch.func`` besides the gradients (``grad.py``): their signatures, compiled.
 
-Each is a definition that calls torch.func's own inside the trace, so that all of it is one program: forward mode has tangents beside
-primals in one graph, a jacobian shares its forward pass, a hessian is forward over reverse.
+Each is a definition that calls torch.func's own inside the trace, so that all of it is one program: forward mode has
+tangents beside primals in one graph, a jacobian shares its forward pass, a hessian is forward over reverse.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ def vmap_compiled(
 ) -> Any:
     """``f`` over a batch, compiled; ``torch.func.vmap`` with a program behind it.
 
-    The result takes the arguments of ``f`` with one more dimension where ``in_dims`` has an int (``None``: the same for all samples),
-    and returns its results with one more at ``out_dims``. ``randomness`` says whether samples may draw, and draw the ``"same"`` or
-    ``"different"`` numbers: those of eager PyTorch for one seed. ``chunk_size``: so many samples at a time, in a loop whose body is
-    compiled once; ``"auto"``: as many as the predicted peak allows, within ``memory_budget`` (bytes) or what is free.
+    The result takes the arguments of ``f`` with one more dimension where ``in_dims`` has an int (``None``: the same for
+    all samples), and returns its results with one more at ``out_dims``. ``randomness`` says whether samples may draw,
+    and draw the ``"same"`` or ``"different"`` numbers: those of eager PyTorch for one seed. ``chunk_size``: so many
+    samples at a time, in a loop whose body is compiled once; ``"auto"``: as many as the predicted peak allows, within
+    ``memory_budget`` (bytes) or what is free.
 
-    Per-sample gradients are
-    ``fg.vmap_compiled(torch.func.grad(loss), (None, 0))(params, batch)``. Other keyword arguments are options (``fg.Options``).
+    Per-sample gradients are ``fg.vmap_compiled(torch.func.grad(loss), (None, 0))(params, batch)``. Other keyword
+    arguments are options (``fg.Options``).
 
-    Raises what ``torch.func.vmap`` raises for sizes that do not agree and for writes of samples into what they share, and what
-    ``fg.jit`` raises.
+    Raises what ``torch.func.vmap`` raises for sizes that do not agree and for writes of samples into what they share,
+    and what ``fg.jit`` raises.
     """
 
     def of(f: Fn, size: int | None) -> Transformed:
@@ -84,11 +85,16 @@ def vmap_compiled(
 
 
 def jacrev_compiled(
-    f: Any = OMITTED, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, chunk_size: int | None = None, **options: Any
+    f: Any = OMITTED,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    **options: Any,
 ) -> Any:
-    """The jacobian of ``f`` by reverse mode, compiled; ``torch.func.jacrev``: one forward pass, and a backward pass over a batch of basis
-    vectors of the result (``chunk_size`` of them at a time). For each tensor of the result and of the arguments ``argnums``, a tensor of
-    the shape of both, one after the other. Other keyword arguments are options (``fg.Options``)."""
+    """The jacobian of ``f`` by reverse mode, compiled; ``torch.func.jacrev``: one forward pass, and a backward pass
+    over a batch of basis vectors of the result (``chunk_size`` of them at a time). For each tensor of the result and
+    of the arguments ``argnums``, a tensor of the shape of both, one after the other. Other keyword arguments are
+    options (``fg.Options``)."""
 
     def transform(f: Fn) -> Fn:
         return torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
@@ -97,10 +103,15 @@ def jacrev_compiled(
 
 
 def jacfwd_compiled(
-    f: Any = OMITTED, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, randomness: BatchedDraws = "error", **options: Any
+    f: Any = OMITTED,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    randomness: BatchedDraws = "error",
+    **options: Any,
 ) -> Any:
-    """The jacobian of ``f`` by forward mode, compiled; ``torch.func.jacfwd``: tangents, a batch of basis vectors of the arguments
-    ``argnums``, beside primals in one pass. Result as of ``jacrev_compiled``; the better one where ``f`` returns more than it takes."""
+    """The jacobian of ``f`` by forward mode, compiled; ``torch.func.jacfwd``: tangents, a batch of basis vectors of
+    the arguments ``argnums``, beside primals in one pass. Result as of ``jacrev_compiled``; the better one where
+    ``f`` returns more than it takes."""
 
     def transform(f: Fn) -> Fn:
         return torch.func.jacfwd(f, argnums, has_aux=has_aux, randomness=randomness)
@@ -109,10 +120,14 @@ def jacfwd_compiled(
 
 
 def hessian_compiled(
-    f: Any = OMITTED, argnums: int | tuple[int, ...] = 0, has_aux: bool = False, chunk_size: int | None = None, **options: Any
+    f: Any = OMITTED,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    **options: Any,
 ) -> Any:
-    """The hessian of ``f``, compiled: forward over reverse in one program (``torch.func.hessian``). ``chunk_size`` is that of the reverse
-    pass. Other keyword arguments are options (``fg.Options``)."""
+    """The hessian of ``f``, compiled: forward over reverse in one program (``torch.func.hessian``). ``chunk_size``
+    is that of the reverse pass. Other keyword arguments are options (``fg.Options``)."""
 
     def transform(f: Fn) -> Fn:
         inner = torch.func.jacrev(f, argnums, has_aux=has_aux, chunk_size=chunk_size)
@@ -146,37 +161,46 @@ def _with_tangents(f: Fn, has_aux: bool, options: Options) -> Compiled:
 
 
 def jvp_compiled(f: Fn, primals: Any, tangents: Any, has_aux: bool = False, **options: Any) -> Any:
-    """``(f(*primals), its Jacobian-vector product with tangents)``, compiled; ``torch.func.jvp``: one program of both. ``tangents`` are
-    tensors of the shapes of ``primals``. With ``has_aux`` (``f`` returns ``(out, aux)``): ``(out, tangent_out, aux)``.
+    """``(f(*primals), its Jacobian-vector product with tangents)``, compiled; ``torch.func.jvp``: one program of both.
+    ``tangents`` are tensors of the shapes of ``primals``. With ``has_aux`` (``f`` returns ``(out, aux)``): ``(out,
+    tangent_out, aux)``.
 
-    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options (``fg.Options``).
+    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
+    (``fg.Options``).
     """
     return _with_tangents(f, has_aux, make_options(options))(primals, tangents)
 
 
 def vjp_compiled(f: Fn, *primals: Any, has_aux: bool = False, **options: Any) -> Any:
-    """``(f(*primals), vjp_fn)``, compiled; ``torch.func.vjp``: forward has run, ``vjp_fn(cotangents)`` is a second program, of what the
-    first one saved, and may be called any number of times, under any transform. With ``has_aux``: ``(out, vjp_fn, aux)``.
+    """``(f(*primals), vjp_fn)``, compiled; ``torch.func.vjp``: forward has run, ``vjp_fn(cotangents)`` is a second
+    program, of what the first one saved, and may be called any number of times, under any transform. With ``has_aux``:
+    ``(out, vjp_fn, aux)``.
 
-    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options (``fg.Options``).
+    What is compiled of ``f`` is kept for the 64 functions last named. Other keyword arguments are options
+    (``fg.Options``).
     """
-    return torch.func.vjp(f if isinstance(f, Compiled) else _jitted(f, make_options(options)), *primals, has_aux=has_aux)
+    return torch.func.vjp(
+        f if isinstance(f, Compiled) else _jitted(f, make_options(options)), *primals, has_aux=has_aux
+    )
 
 
 def linearize_compiled(f: Fn, *primals: Any, **options: Any) -> Any:
-    """``(f(*primals), jvp_fn)``, compiled; ``torch.func.linearize``: ``jvp_fn(*tangents)`` is the Jacobian-vector product at ``primals``,
-    a program of the linear part alone, of what the forward pass saved. It may be called any number of times, under any transform:
-    ``torch.func.vmap(jvp_fn)`` over basis vectors is a jacobian.
+    """``(f(*primals), jvp_fn)``, compiled; ``torch.func.linearize``: ``jvp_fn(*tangents)`` is the Jacobian-vector
+    product at ``primals``, a program of the linear part alone, of what the forward pass saved. It may be called any
+    number of times, under any transform: ``torch.func.vmap(jvp_fn)`` over basis vectors is a jacobian.
 
-    A linear function is the transpose of its transpose: the program is that of the backward pass, transposed (arXiv:2204.10923). Tangents
-    have the structure, shapes and dtypes of ``primals``. What is compiled of ``f`` is kept for the 64 functions last named.
+    A linear function is the transpose of its transpose: the program is that of the backward pass, transposed
+    (arXiv:2204.10923). Tangents have the structure, shapes and dtypes of ``primals``. What is compiled of ``f`` is kept
+    for the 64 functions last named.
     """
     out, vjp_fn = vjp_compiled(f, *primals, **options)
     transpose = torch.func.vjp(vjp_fn, tree_map(symbolic_zeros, out))[1]
 
     def jvp_fn(*tangents: Any) -> Any:
         """The Jacobian-vector product with ``tangents``."""
-        require_same(flatten(primals)[1], flatten(tangents)[1], "tangents", "tangents and primals have different structure")
+        require_same(
+            flatten(primals)[1], flatten(tangents)[1], "tangents", "tangents and primals have different structure"
+        )
         return transpose(tangents)[0]
 
     return out, jvp_fn

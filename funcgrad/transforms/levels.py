@@ -1,10 +1,10 @@
 """A compiled function called under transforms of torch.func, or with dual tensors of ``torch.autograd.forward_ad``.
 
-The stack of interpreters is taken off one level at a time, from the innermost. **vmap** is peeled at the definition: the batched function
-is compiled, of tensors with one more dimension (``Batched``). **grad, vjp, jvp**: the ordinary program runs at that level, so that its
-layers write, alias and return as the level's autograd has it; its kernel is a pure function (``Pure``), and as such a node in the
-graph of the level (``nodes.py``). All of these are definitions, compiled, cached and peeled like any other, and so every order and every
-nesting exists.
+The stack of interpreters is taken off one level at a time, from the innermost. **vmap** is peeled at the definition:
+the batched function is compiled, of tensors with one more dimension (``Batched``). **grad, vjp, jvp**: the ordinary
+program runs at that level, so that its layers write, alias and return as the level's autograd has it; its kernel is a
+pure function (``Pure``), and as such a node in the graph of the level (``nodes.py``). All of these are definitions,
+compiled, cached and peeled like any other, and so every order and every nesting exists.
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ def _met_first(compiled: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]
     if kind == "vmap":
         return _batched(compiled, leaves, tree, level)
     args, kwargs = unflatten(leaves, tree)
-    return _functionalised(compiled, leaves, tree, level) if kind == "functionalize" else _at_level(compiled).run(args, kwargs)
+    return (
+        _functionalised(compiled, leaves, tree, level)
+        if kind == "functionalize"
+        else _at_level(compiled).run(args, kwargs)
+    )
 
 
 def _at_level(compiled: Compiled) -> Compiled:
@@ -99,7 +103,9 @@ def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: di
     """A call with tensors of autograd's own vmap: as under that of torch.func."""
     leaves, tree, _ = flatten((args, kwargs))
     at = legacy_level()
-    below = {i: legacy_unbatched_at(at, v) for i, v in enumerate(leaves) if isinstance(v, Tensor) and is_legacy_batched(v)}
+    below = {
+        i: legacy_unbatched_at(at, v) for i, v in enumerate(leaves) if isinstance(v, Tensor) and is_legacy_batched(v)
+    }
     if any(map(is_legacy_batched, below.values())):
         raise UnsupportedTransformError(
             "a compiled function is called under two levels of autograd's own vmap (is_grads_batched)",
@@ -107,7 +113,9 @@ def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: di
             fix="use torch.func.vmap and torch.func.vjp",
         )
     with vmap_level(next(iter(below.values())).shape[0], "error") as level:
-        args, kwargs = unflatten([batched_at(level, below[i], 0) if i in below else v for i, v in enumerate(leaves)], tree)
+        args, kwargs = unflatten(
+            [batched_at(level, below[i], 0) if i in below else v for i, v in enumerate(leaves)], tree
+        )
         outs, out_tree, _ = flatten(compiled(*args, **kwargs))
         pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
     return unflatten([v if d is None else legacy_batched_at(at, v, d) for v, d in pairs], out_tree)
@@ -117,7 +125,8 @@ def call_under_legacy_vmap(compiled: Compiled, args: tuple[Any, ...], kwargs: di
 
 
 def _batched(compiled: Compiled, leaves: list[Any], tree: Tree, level: int) -> Any:
-    """Under vmap. What the function closes over of an outer level is found when it is traced, and given by value from then on."""
+    """Under vmap. What the function closes over of an outer level is found when it is traced, and given by value
+    from then on."""
     while True:
         target, own_leaves, own_tree = compiled, leaves, tree
         if compiled.of_outer_levels:
@@ -158,11 +167,14 @@ def _peeled(compiled: Compiled, leaves: list[Any], tree: Tree, level: int, calle
 
 
 def _functionalised(compiled: Compiled, leaves: list[Any], tree: Tree, level: int) -> Any:
-    """Under ``torch.func.functionalize``: what a program writes to, the transform gives back to its caller when it ends."""
+    """Under ``torch.func.functionalize``: what a program writes to, the transform gives back to its caller when it
+    ends."""
     own = [functional_below(level, v) if isinstance(v, Tensor) else v for v in leaves]
     args, kwargs = unflatten(own, tree)
     with BelowLevel():
         outs, out_tree, _ = flatten(compiled(*args, **kwargs))
     given = {id(v): leaf for v, leaf in zip(own, leaves, strict=True) if isinstance(v, Tensor)}
-    wrapped = [given[id(v)] if id(v) in given else functional_at(level, v) if isinstance(v, Tensor) else v for v in outs]
+    wrapped = [
+        given[id(v)] if id(v) in given else functional_at(level, v) if isinstance(v, Tensor) else v for v in outs
+    ]
     return unflatten(wrapped, out_tree)

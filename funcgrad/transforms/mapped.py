@@ -1,5 +1,5 @@
-"""What stands for calls of a graph where it runs inside of transforms: operators that vmap has no rule for, or a wrong or a stricter one,
-and control flow, which is traced once more, and not unrolled."""
+"""What stands for calls of a graph where it runs inside of transforms: operators that vmap has no rule for, or a
+wrong or a stricter one, and control flow, which is traced once more, and not unrolled."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ def _filled(target: Tensor, value: Any) -> Tensor:
     return _copied(target, value) if isinstance(value, Tensor) else torch.full_like(target, value)
 
 
-def _as_strided_put(target: Tensor, source: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Tensor:
+def _as_strided_put(
+    target: Tensor, source: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+) -> Tensor:
     at = torch.full([], offset or 0, dtype=torch.int64, device=target.device)
     for n, step in zip(size, stride, strict=True):
         at = at.unsqueeze(-1) + torch.arange(n, device=target.device) * step
     return target.reshape(-1).index_put((at.reshape(-1),), source.reshape(-1)).reshape(target.shape)
 
 
-def _slice_put(target: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+def _slice_put(
+    target: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
     """Under vmap the bounds are taken as they stand: one from the end, or beyond it, as a slice of Python may have."""
     n = target.shape[dim]
 
@@ -60,7 +64,9 @@ def _choose(condition: Tensor, if_true: Graph, if_false: Graph, operands: Sequen
     return apply(Choice(_trace(), _body(if_true), _body(if_false)), [condition, *operands])
 
 
-def _scan(body: Graph, reverse: bool, init: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _scan(
+    body: Graph, reverse: bool, init: Sequence[Tensor], xs: Sequence[Tensor], constants: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     return Scan.run(_trace(), _body(body), init, xs, constants, reverse=reverse)
 
 

@@ -1,7 +1,9 @@
-"""Pure functions (``pure.py``) at a level of torch.func, or with dual tensors: each call is a node in the graph of its level.
+"""Pure functions (``pure.py``) at a level of torch.func, or with dual tensors: each call is a node in the graph of its
+level.
 
-Forward is the compiled function one level below, backward the compiled vector-Jacobian product (``Pulled``, or the two halves where no
-level below looks), forward mode the compiled Jacobian-vector product (``Pushed``), and under vmap the batched function (``Mapped``).
+Forward is the compiled function one level below, backward the compiled vector-Jacobian product (``Pulled``, or the two
+halves where no level below looks), forward mode the compiled Jacobian-vector product (``Pushed``), and under vmap the
+batched function (``Mapped``).
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ from ..torch_private.levels import (
     wrapped_at,
 )
 from ..torch_private.modes import foreign_trace_active
-from ..torch_private.tensors import is_tracked_wrapper, is_transform_wrapper, is_zero_tensor, unwrap_transform, wrapped_value
+from ..torch_private.tensors import (
+    is_tracked_wrapper,
+    is_transform_wrapper,
+    is_zero_tensor,
+    unwrap_transform,
+    wrapped_value,
+)
 from .pure import BackwardHalf, ForwardHalf, Pure, backward_half, mapped, pulled_back, pushed_forward
 
 if TYPE_CHECKING:
@@ -48,12 +56,13 @@ if TYPE_CHECKING:
 
 
 _drawn_at: ContextVar[int] = ContextVar("funcgrad_drawn_at", default=sys.maxsize)
-"""The level at which a function ran that runs again now: a vmap at it (it has ended), or inside of it, did not run then, and all its
-samples draw what was drawn."""
+"""The level at which a function ran that runs again now: a vmap at it (it has ended), or inside of it, did not run
+then, and all its samples draw what was drawn."""
 
 
 def batch_of(leaves: Sequence[Any], level: int) -> tuple[list[Any], tuple[int | None, ...], int | None, str]:
-    """The leaves below a level of vmap, where each has its batch dimension, the size if no leaf tells it, and how randomness is treated."""
+    """The leaves below a level of vmap, where each has its batch dimension, the size if no leaf tells it, and how
+    randomness is treated."""
     pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in leaves]
     dims = tuple(d for _, d in pairs)
     size = innermost_size() if all(d is None for d in dims) else None
@@ -80,7 +89,8 @@ def pure_call(compiled: Compiled, values: Sequence[Any], kind: str | None, level
         below = value
         if isinstance(value, Tensor):
             below = unwrapped_at(level, value)
-            if below is value:  # of an outer level, it is a constant of this one: what is known of it there is not this level's
+            # of an outer level, it is a constant of this one: what is known of it there is not this level's
+            if below is value:
                 value = wrapped_at(level, value)
             elif value.requires_grad:
                 tracked.append(i)
@@ -107,8 +117,8 @@ def _below(values: Sequence[Any], level: int) -> list[Any]:
 
 
 def _with_copies(values: Sequence[Any], written: Collection[int]) -> list[Any]:
-    """The values, of which some are written to after the call: copies, which are tracked, so that a second derivative flows on to what
-    made them."""
+    """The values, of which some are written to after the call: copies, which are tracked, so that a second
+    derivative flows on to what made them."""
     return [v.clone() if i in written else v for i, v in enumerate(values)]
 
 
@@ -132,7 +142,8 @@ def _is_opaque(value: Any) -> bool:
 
 @frozen(eq=False)
 class Passage:
-    """How a pure function passes a level of reverse mode where some of its values are tracked: found once, for each choice of them."""
+    """How a pure function passes a level of reverse mode where some of its values are tracked: found once, for each
+    choice of them."""
 
     compiled: Compiled
     tracked: tuple[int, ...]
@@ -184,12 +195,14 @@ def _new_passage(compiled: Compiled, tracked: tuple[int, ...], n: int, opaque: b
         backward = compiled.derived(("backward", tracked), lambda: backward_half(definition, tracked, n, n_saved))
     elif (reverse := definition.reversed()) is not definition:
         forward = compiled.derived("reversed", lambda: reverse)
-    return Passage(compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None)
+    return Passage(
+        compiled, tracked, n, forward, backward, of, places, wrt, gives, definition.active if knows else None
+    )
 
 
 def _ran(passage: Passage, level: int, own: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of a function that has run below a level (``own``: its values there), what its backward pass needs, and, of what it
-    drew from, the states before."""
+    """The outputs of a function that has run below a level (``own``: its values there), what its backward pass
+    needs, and, of what it drew from, the states before."""
     definition: Any = passage.compiled.definition
     states = {of: state_of(of) for of in definition.draws} if definition.draws else None
     outs = _run_below(passage.forward, level, own)
@@ -213,7 +226,9 @@ class _Node(SingleLevelFunction):  # type: ignore[misc]
         return None, None, None, *_gradients(ctx, incoming)
 
 
-def _recorded(ctx: Any, passage: Passage, level: int, outs: tuple[Any, ...], kept: Sequence[Any], states: Any) -> tuple[Any, ...]:
+def _recorded(
+    ctx: Any, passage: Passage, level: int, outs: tuple[Any, ...], kept: Sequence[Any], states: Any
+) -> tuple[Any, ...]:
     """The outputs of the function, with what its backward pass needs kept in ``ctx``."""
     ctx.passage, ctx.level, ctx.states = passage, level, states
     ctx.scalars = {i: v for i, v in enumerate(kept) if not isinstance(v, Tensor)}
@@ -314,7 +329,9 @@ def _pushed(compiled: Compiled, values: Sequence[Any], kind: str | None, level: 
     parts = [*(v if t is None else p for v, (p, t) in zip(values, pairs, strict=True)), *(pairs[i][1] for i in wrt)]
     pushed = compiled.derived(("push", wrt, False), lambda: pushed_forward(of, wrt, n))
     found = pushed.run(tuple(parts), {}) if kind is None else _one_below(pushed, level, _below(parts, level))
-    outs = [_sample(v) if isinstance(v, Tensor) and not any(map(_is_batched, parts[:n])) else v for v in found[: of.n_outs]]
+    outs = [
+        _sample(v) if isinstance(v, Tensor) and not any(map(_is_batched, parts[:n])) else v for v in found[: of.n_outs]
+    ]
     return _duals(outs, found[of.n_outs :])
 
 
@@ -342,7 +359,8 @@ def _duals(values: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _dual(value: Tensor, tangent: Tensor) -> Tensor:
-    """A value with a tangent. Where its elements lie over one another torch cannot lay a tangent out alike: then they are apart."""
+    """A value with a tangent. Where its elements lie over one another torch cannot lay a tangent out alike: then
+    they are apart."""
     if overlaps_itself(unwrap_transform(value)):
         value = value.clone(memory_format=torch.contiguous_format)
     return make_dual(value, tangent)

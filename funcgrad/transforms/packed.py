@@ -42,11 +42,16 @@ class Packed:
         return self.with_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Place) else leaf)
 
     def once(self, values: Sequence[Any], zeros: Callable[[int], Any]) -> Any:
-        """The pytree of one value for each tensor; where a tensor stands a second time, its zeros: values are summed."""
+        """The pytree of one value for each tensor; where a tensor stands a second time, its zeros: values are
+        summed."""
         pending = dict(enumerate(values))
 
         def value(leaf: Any) -> Any:
-            return (pending.pop(leaf.index) if leaf.index in pending else zeros(leaf.index)) if isinstance(leaf, Place) else None
+            return (
+                (pending.pop(leaf.index) if leaf.index in pending else zeros(leaf.index))
+                if isinstance(leaf, Place)
+                else None
+            )
 
         return self.with_leaves(value)
 
@@ -70,7 +75,8 @@ def pack(value: Any, tensors: list[Tensor], root: str = "", known: dict[int, int
 
 
 def leaves_like(expected: Packed, found: Any, rule: Callable[..., Any], what: str) -> list[Any]:
-    """The leaves of what a rule returned, in the order of a pytree it must be like; None where it has None for a part of that."""
+    """The leaves of what a rule returned, in the order of a pytree it must be like; None where it has None for a
+    part of that."""
     leaves, tree, paths = flatten(found)
     for path, a, b in _differences(expected.tree, tree, ""):
         raise CustomDerivativeError(

@@ -10,7 +10,8 @@ from ..runtime.cache import leaves_path
 
 
 def last_with_symbols(path: Path, known: Sequence[Sequence[Read]]) -> Any:
-    """The last that is read on a path, with symbols for numbers: of sizes, for those that are others on a path that is ``known``."""
+    """The last that is read on a path, with symbols for numbers: of sizes, for those that are others on a path that
+    is ``known``."""
     value, i = path[-1], len(path) - 1
     if type(value) in (float, int):
         return AnyNumber(type(value), value)
@@ -22,10 +23,13 @@ def last_with_symbols(path: Path, known: Sequence[Sequence[Read]]) -> Any:
 
 
 def with_numbers(path: Path, read: dict[int, Any]) -> Path:
-    """A path with the numbers on it that are symbols as kernels found them in this call; ``read`` remembers the last."""
+    """A path with the numbers on it that are symbols as kernels found them in this call; ``read`` remembers the
+    last."""
     if path:
         read[len(path) - 1] = path[-1]
-    return tuple(numbers_replaced(lambda number, now: AnyNumber(number.kind, now), v, read.get(i)) for i, v in enumerate(path))
+    return tuple(
+        numbers_replaced(lambda number, now: AnyNumber(number.kind, now), v, read.get(i)) for i, v in enumerate(path)
+    )
 
 
 def differs(read: Read, paths: Sequence[Sequence[Read]]) -> bool:

@@ -1,5 +1,5 @@
-"""A call of a compiled function under ``torch.func.vmap``, printed for one structure of arguments: take them apart, take off the batch
-dimensions, call the batched function one level below, put batch dimensions on its results.
+"""A call of a compiled function under ``torch.func.vmap``, printed for one structure of arguments: take them apart,
+take off the batch dimensions, call the batched function one level below, put batch dimensions on its results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Printed = Callable[[tuple[Any, ...], dict[str, Any], int], Any]
 
 @frozen(eq=False)
 class Peel:
-    """What a call was like: the structure of its arguments, which of their leaves are tensors, the batch dimension of each (None: it has
-    none), and what random numbers are; the ``target`` below the level; the structure of its result, which leaves of that are tensors, and
-    the batch dimension of each (-1: none)."""
+    """What a call was like: the structure of its arguments, which of their leaves are tensors, the batch dimension
+    of each (None: it has none), and what random numbers are; the ``target`` below the level; the structure of its
+    result, which leaves of that are tensors, and the batch dimension of each (-1: none)."""
 
     tree: Node
     are_tensors: Sequence[bool]
@@ -63,11 +63,18 @@ def print_peel(peel: Peel, randomness: Callable[[int], str]) -> Printed:
     given = ", ".join(f"id({name}): {leaf}" for name, leaf in zip(own, leaves, strict=True) if name != leaf)
     other = "return otherwise(result, found, given, level)"
     outs = [f"y{i}" for i in range(len(peel.outs_are_tensors))]
-    lines += [f"given = {{{given}}}", f"if found != out_dims: {other}", *print_flatten(peel.out_tree, "result", outs, constants, other)]
+    lines += [
+        f"given = {{{given}}}",
+        f"if found != out_dims: {other}",
+        *print_flatten(peel.out_tree, "result", outs, constants, other),
+    ]
     for out, is_tensor, at in zip(outs, peel.outs_are_tensors, peel.out_dims, strict=True):
         lines += [f"if {'not ' if is_tensor else ''}isinstance({out}, Tensor): {other}"]
         if is_tensor:
-            lines += [f"{out} = given[id({out})] if id({out}) in given else {out if at < 0 else f'batched(level, {out}, {at})'}"]
+            lines += [
+                f"{out} = given[id({out})] if id({out}) in given else "
+                f"{out if at < 0 else f'batched(level, {out}, {at})'}"
+            ]
     lines.append(f"return {print_unflatten(peel.out_tree, iter(outs), constants)}")
     text = "def peel(args, kwargs, level):\n" + "".join(f"    {line}\n" for line in lines)
     printed: Printed = compile_function(Source("peel", "python", text, constants))
@@ -79,6 +86,7 @@ def with_batch_dimensions(result: Any, dims: tuple[int, ...], given: dict[int, T
     outs, tree, _ = flatten(result)
     pairs = zip(outs, dims, strict=True)
     at_level = [
-        v if not isinstance(v, Tensor) else given[id(v)] if id(v) in given else v if d < 0 else batched_at(level, v, d) for v, d in pairs
+        v if not isinstance(v, Tensor) else given[id(v)] if id(v) in given else v if d < 0 else batched_at(level, v, d)
+        for v, d in pairs
     ]
     return unflatten(at_level, tree)

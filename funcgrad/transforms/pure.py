@@ -1,5 +1,6 @@
-"""Definitions made of others: a function under vmap, an inner function as a pure one, and its derivatives, each in plain PyTorch over
-values that transforms may wrap. They are compiled and cached like the caller's own; ``levels.py`` says when.
+"""Definitions made of others: a function under vmap, an inner function as a pure one, and its derivatives, each in
+plain PyTorch over values that transforms may wrap. They are compiled and cached like the caller's own; ``levels.py``
+says when.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class _OfValues:
 
 @frozen(eq=False, kw_only=True)
 class Batched(_OfValues):
-    """A definition under vmap: of leaves with a batch dimension where ``dims`` has one. Returns its result, and the batch dimension of
-    each of its leaves (-1: none)."""
+    """A definition under vmap: of leaves with a batch dimension where ``dims`` has one. Returns its result, and the
+    batch dimension of each of its leaves (-1: none)."""
 
     of: Definition
     tree: Tree
@@ -71,8 +72,9 @@ class Batched(_OfValues):
 
 @frozen(eq=False, kw_only=True)
 class Pure(_OfValues):
-    """An inner function as a pure function of flat values, which transforms may wrap: the function itself, run as it is, so that
-    derivatives of any order are those of what the caller wrote; where it writes to memory that inputs share, its graph."""
+    """An inner function as a pure function of flat values, which transforms may wrap: the function itself, run as it
+    is, so that derivatives of any order are those of what the caller wrote; where it writes to memory that inputs
+    share, its graph."""
 
     inner: Inner
     graph: Graph
@@ -83,7 +85,8 @@ class Pure(_OfValues):
     draws: tuple[Drawn, ...]
     autocast: Autocast
     halves: tuple[Graph, Graph] | None = None
-    """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes through it."""
+    """Forward and backward, where they exchange values alone; what forward saves is opaque: no derivative goes
+    through it."""
     exact: None = None
     is_reversed: bool = False
     """Whether a level of reverse mode runs it as its forward pass."""
@@ -98,12 +101,14 @@ class Pure(_OfValues):
         return len(self.inner.signature.outs)
 
     def tracks(self, wrt: Sequence[int]) -> bool:
-        """Whether these inputs were differentiated where it was traced: an outer level may track more of them than that level did."""
+        """Whether these inputs were differentiated where it was traced: an outer level may track more of them than
+        that level did."""
         ins = self.inner.signature.ins
         return all(self.inner.facts.requires_grad(ins[i]) for i in wrt)  # type: ignore[arg-type]
 
     def reversed(self) -> Pure:
-        """The function as the forward pass of reverse mode: rules for that (``custom_vjp``) apply, whatever levels below do."""
+        """The function as the forward pass of reverse mode: rules for that (``custom_vjp``) apply, whatever levels
+        below do."""
         return self if self.is_reversed else evolve(self, is_reversed=True)
 
     @contextlib.contextmanager
@@ -120,7 +125,8 @@ class _OfPure(_OfValues):
 
     of: Any
     exact: tuple[Any, tuple[int, ...]] | None = None
-    """For a function that takes saved values, and so has no derivatives: the function that has, and which of the values it takes."""
+    """For a function that takes saved values, and so has no derivatives: the function that has, and which of the
+    values it takes."""
     written: frozenset[int] = frozenset()
     """See ``Pure``: the layers of the level it came from write to them."""
 
@@ -137,20 +143,22 @@ class _OfPure(_OfValues):
         return self.of.again()  # type: ignore[no-any-return]
 
     def is_itself_for(self, wrt: Sequence[int]) -> bool:
-        """Whether derivatives with respect to these values alone need no ``exact``: what was saved does not depend on them."""
+        """Whether derivatives with respect to these values alone need no ``exact``: what was saved does not depend
+        on them."""
         of = self.of
         return isinstance(of, _OfPure) and of.is_itself_for([i for i in wrt if i < self.n_of_own])
 
     @property
     def n_of_own(self) -> int:
-        """How many of the values are those of the function it is made of, and in its order; what follows it is linear in."""
+        """How many of the values are those of the function it is made of, and in its order; what follows it is
+        linear in."""
         return 0
 
 
 @frozen(eq=False, kw_only=True)
 class Pulled(_OfPure):
-    """The vector-Jacobian product of a pure function: of its values, then of a cotangent for each output in ``active``, to a gradient for
-    each value in ``wrt``."""
+    """The vector-Jacobian product of a pure function: of its values, then of a cotangent for each output in
+    ``active``, to a gradient for each value in ``wrt``."""
 
     n: int
     wrt: tuple[int, ...]
@@ -191,8 +199,8 @@ class ForwardHalf(_OfPure):
 
 @frozen(eq=False, kw_only=True)
 class BackwardHalf(_OfPure):
-    """The backward half of a pure function: of its values, what it saved, and a cotangent for each active output, to the gradients of the
-    values in ``wrt``."""
+    """The backward half of a pure function: of its values, what it saved, and a cotangent for each active output, to
+    the gradients of the values in ``wrt``."""
 
     wrt: tuple[int, ...]
     n_before: int
@@ -213,7 +221,9 @@ class BackwardHalf(_OfPure):
         forward, backward = self.of.halves
         ins, outs = forward.signature.ins, forward.signature.outs
         saved = [slot for slot in outs if isinstance(slot, Saved)]
-        known: dict[Any, Any] = dict(zip((*ins, *saved, *(Cotangent(outs[i]) for i in self.of.active)), values, strict=True))
+        known: dict[Any, Any] = dict(
+            zip((*ins, *saved, *(Cotangent(outs[i]) for i in self.of.active)), values, strict=True)
+        )
         with nesting():
             results = _run(backward, [known[slot] for slot in backward.signature.ins])
             found = dict(zip((slot.of for slot in backward.signature.outs), results, strict=True))
@@ -226,8 +236,8 @@ class BackwardHalf(_OfPure):
 
 @frozen(eq=False, kw_only=True)
 class Mapped(_OfPure):
-    """A pure function under vmap: of values with a batch dimension where ``dims`` has one, to its outputs, and then the batch dimension of
-    each (-1: none)."""
+    """A pure function under vmap: of values with a batch dimension where ``dims`` has one, to its outputs, and then
+    the batch dimension of each (-1: none)."""
 
     dims: tuple[int | None, ...]
     size: int | None
@@ -236,7 +246,9 @@ class Mapped(_OfPure):
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         size: Any = next((v.shape[d] for v, d in zip(values, self.dims, strict=True) if d is not None), self.size)
         with nesting(), vmap_level(size, self.randomness) as level:
-            outs = self.of(*(v if d is None else batched_at(level, v, d) for v, d in zip(values, self.dims, strict=True)))
+            outs = self.of(
+                *(v if d is None else batched_at(level, v, d) for v, d in zip(values, self.dims, strict=True))
+            )
             pairs = [unbatched_at(level, v) if isinstance(v, Tensor) else (v, None) for v in outs]
         return *(v for v, _ in pairs), *(-1 if d is None else d for _, d in pairs)
 
@@ -256,8 +268,8 @@ class Mapped(_OfPure):
 
 @frozen(eq=False, kw_only=True)
 class Pushed(_OfPure):
-    """The Jacobian-vector product of a pure function: of its values, then of a tangent for each value in ``wrt``, to its outputs, then
-    a tangent for each (None: it has none)."""
+    """The Jacobian-vector product of a pure function: of its values, then of a tangent for each value in ``wrt``, to
+    its outputs, then a tangent for each (None: it has none)."""
 
     n: int
     wrt: tuple[int, ...]
@@ -308,8 +320,8 @@ class Given:
 
 @frozen(eq=False)
 class AtLevel:
-    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any function: cotangents that
-    are given are inputs like others."""
+    """A definition whose program runs at a level of autograd. A gradient, too, is differentiated there like any
+    function: cotangents that are given are inputs like others."""
 
     of: Definition
     root: Callable[..., Any]
@@ -331,13 +343,23 @@ PURE = (Pure, _OfPure)
 
 
 def require_repeatable(graph: Graph) -> None:
-    """Raise ``UnsupportedTransformError`` where a function makes opaque calls that have effects: it is about to run once more."""
-    once = next((n for n in graph.fx.nodes if isinstance(n.target, Opaque) and not n.target.is_pure and pass_of(n) == "forward"), None)
+    """Raise ``UnsupportedTransformError`` where a function makes opaque calls that have effects: it is about to run
+    once more."""
+    once = next(
+        (
+            n
+            for n in graph.fx.nodes
+            if isinstance(n.target, Opaque) and not n.target.is_pure and pass_of(n) == "forward"
+        ),
+        None,
+    )
     if once is not None:
         raise UnsupportedTransformError(
-            f"a derivative runs the function again, and {once.target.name} ({once.target!r}) runs once",  # type: ignore[union-attr]
+            f"a derivative runs the function again, and {once.target.name} ({once.target!r}) runs once",
+            # type: ignore[union-attr]
             where=where_of(once),
-            fix="call it outside of the compiled function, or take both derivatives inside: fg.jit(torch.func.grad(...))",
+            fix="call it outside of the compiled function, or take both derivatives inside: "
+            "fg.jit(torch.func.grad(...))",
         )
 
 
@@ -349,8 +371,8 @@ def _run(graph: Graph, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """What ``f`` returns, then a tangent for each: as ``torch.func.jvp``, of functions that may return what is no tensor,
-    or nothing; None where nothing depends on the primals, for which that makes zeros."""
+    """What ``f`` returns, then a tangent for each: as ``torch.func.jvp``, of functions that may return what is no
+    tensor, or nothing; None where nothing depends on the primals, for which that makes zeros."""
     lasting = primals[0].new_zeros(())
     outs: list[Any] = []
     tensors: list[int] = []
@@ -382,7 +404,9 @@ def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: 
 
 def pushed_forward(of: Any, wrt: tuple[int, ...], n: int) -> Pushed:
     """What is written to has a tangent that is written to."""
-    return Pushed(of.root, of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written})
+    return Pushed(
+        of.root, of=of, n=n, wrt=wrt, written=of.written | {n + k for k, i in enumerate(wrt) if i in of.written}
+    )
 
 
 def backward_half(of: Pure, wrt: tuple[int, ...], n: int, n_saved: int) -> BackwardHalf:

@@ -1,9 +1,9 @@
-"""A call of a function with rules of its own for derivatives: a ``torch.autograd.Function`` of the call's flat tensors, which autograd,
-torch.func and the trace know how to differentiate and to batch.
+"""A call of a function with rules of its own for derivatives: a ``torch.autograd.Function`` of the call's flat tensors,
+which autograd, torch.func and the trace know how to differentiate and to batch.
 
-What a rule computes is plain PyTorch, so a derivative of a derivative is that of the rule. Residuals are results of that Function: what
-reaches them in a second derivative is pulled through ``fwd``, as it is written. Reverse mode of a ``custom_jvp`` is the transpose of its
-rule, which is linear in the tangents.
+What a rule computes is plain PyTorch, so a derivative of a derivative is that of the rule. Residuals are results of
+that Function: what reaches them in a second derivative is pulled through ``fwd``, as it is written. Reverse mode of a
+``custom_jvp`` is the transpose of its rule, which is linear in the tangents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from ..capture.trace import active_trace
 from ..errors import CustomDerivativeError, NonDifferentiableArgumentError, UnsupportedTransformError
 from ..generators import mark_of
 from ..levels import level_of_call
-from ..torch_private.levels import FORWARD_MODE, dual_parts, innermost_transform, sharing_dual_level, unwrap_dead, wrapping_level
+from ..torch_private.levels import (
+    FORWARD_MODE,
+    dual_parts,
+    innermost_transform,
+    sharing_dual_level,
+    unwrap_dead,
+    wrapping_level,
+)
 from ..torch_private.modes import TorchFunctionMode
 from ..trees import flatten
 from .definition import definition_line, name_of, under_reverse
@@ -96,7 +103,8 @@ class Like:
 
 @frozen(eq=False)
 class _Layout:
-    """How results and residuals are made of what the Function returns: tensors of the result, then those that residuals alone have."""
+    """How results and residuals are made of what the Function returns: tensors of the result, then those that
+    residuals alone have."""
 
     out: Packed
     residuals: Packed
@@ -123,15 +131,17 @@ def not_differentiable(call: RuledCall, place: Place) -> NonDifferentiableArgume
 
 
 def _ran(call: RuledCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], _Layout]:
-    """Run the function, or ``fwd`` where residuals are asked for: tensors of its result, tensors that residuals alone have, and how both
-    are put together."""
+    """Run the function, or ``fwd`` where residuals are asked for: tensors of its result, tensors that residuals
+    alone have, and how both are put together."""
     rule = call.rules[1] if call.reverse and len(call.rules) == 3 else call.rules[0]
     with under_reverse(False):
         out, residuals = rule(*call.arguments(tensors)), ()
     if rule is not call.rules[0]:
         if not isinstance(out, tuple) or len(out) != 2:
             raise CustomDerivativeError(
-                f"{name_of(rule)} returned {kind_of(out)}, not a pair", where=definition_line(rule), fix="return (out, residuals)"
+                f"{name_of(rule)} returned {kind_of(out)}, not a pair",
+                where=definition_line(rule),
+                fix="return (out, residuals)",
             )
         out, residuals = out
     outs: list[Tensor] = []
@@ -140,7 +150,11 @@ def _ran(call: RuledCall, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list
     layout = _Layout(pack(out, outs, known={}), pack(residuals, kept, known=own), len(outs))
     known = {id(tensor) for tensor in outs}
     extras = [tensor.view_as(tensor) if id(tensor) in known else tensor for tensor in kept[len(tensors) :]]
-    return [tensor.clone() if id(tensor) in own and own[id(tensor)] < len(tensors) else tensor for tensor in outs], extras, layout
+    return (
+        [tensor.clone() if id(tensor) in own and own[id(tensor)] < len(tensors) else tensor for tensor in outs],
+        extras,
+        layout,
+    )
 
 
 def _forward(call: RuledCall, *tensors: Tensor) -> tuple[Any, ...]:
@@ -150,7 +164,8 @@ def _forward(call: RuledCall, *tensors: Tensor) -> tuple[Any, ...]:
         outs, extras, layout = _ran(call, own)
     if any(tensor.requires_grad for tensor in (*outs, *extras)) or (levels and levels.met):
         raise CustomDerivativeError(
-            f"{name_of(call.rules[0])} closes over a tensor that is differentiated, for which its rules have no derivative",
+            f"{name_of(call.rules[0])} closes over a tensor that is differentiated, for which its rules have no "
+            "derivative",
             where=definition_line(call.rules[0]),
             fix="pass it as an argument, or close over its detach()",
         )
@@ -189,7 +204,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
 
 
 def _filled(ctx: Any, values: Sequence[Any]) -> list[Any]:
-    """A cotangent or tangent of each tensor that was made: zeros where there is none, None where it has no derivative."""
+    """A cotangent or tangent of each tensor that was made: zeros where there is none, None where it has no
+    derivative."""
     return [like.zeros() if v is None and like.is_active else v for v, like in zip(values, ctx.like, strict=True)]
 
 
@@ -209,20 +225,25 @@ def _again(ctx: Any, rule: Fn) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _primals(ctx: Any) -> Iterator[list[Tensor]]:
-    """Of what is kept, what the innermost level of forward mode pushes forward at. What is computed of it inside, the levels below
-    differentiate, in either mode."""
+    """Of what is kept, what the innermost level of forward mode pushes forward at. What is computed of it inside,
+    the levels below differentiate, in either mode."""
     with torch.set_grad_enabled(ctx.call.tracks), FORWARD_MODE(True), sharing_dual_level():
         yield [dual_parts(tensor)[0] for tensor in ctx.saved_tensors]
 
 
 def require_like(found: Any, like: Like, rule: Fn, what: str) -> Any:
     """A cotangent or tangent that a rule returned for a tensor, of the very shape and dtype."""
-    if found is None or (isinstance(found, Tensor) and like.is_active and (found.shape, found.dtype) == (like.shape, like.dtype)):
+    if found is None or (
+        isinstance(found, Tensor) and like.is_active and (found.shape, found.dtype) == (like.shape, like.dtype)
+    ):
         return found
     raise CustomDerivativeError(
-        f"{name_of(rule)} returned {Like.of(found) if isinstance(found, Tensor) else repr(found)} as {what}, which is {like}",
+        f"{name_of(rule)} returned {Like.of(found) if isinstance(found, Tensor) else repr(found)} as {what}, which is "
+        f"{like}",
         where=definition_line(rule),
-        fix="return a tensor of that shape and dtype, or None for zero" if like.is_active else "return None: it has no derivative",
+        fix="return a tensor of that shape and dtype, or None for zero"
+        if like.is_active
+        else "return None: it has no derivative",
     )
 
 
@@ -253,7 +274,9 @@ class VjpFunction(_Ruled):
         found: list[Any] = [None] * ctx.n
         if any(cotangent is not None for cotangent in incoming[: layout.n_outs]):
             cotangents = layout.out.once(_filled(ctx, incoming[:-1]), lambda i: _filled(ctx, [None] * len(ctx.like))[i])
-            found = _gradients(call, saved[: ctx.n], call.rules[2](*call.given(saved), layout.residuals.of(saved), cotangents))
+            found = _gradients(
+                call, saved[: ctx.n], call.rules[2](*call.given(saved), layout.residuals.of(saved), cotangents)
+            )
         reached = [i for i in range(layout.n_outs, len(ctx.like)) if incoming[i] is not None]
         if reached:
             wrt = [place.index for arg in call.free for place in arg.places if ctx.needs_input_grad[1 + place.index]]
@@ -272,11 +295,14 @@ class VjpFunction(_Ruled):
     def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         call, tangents = ctx.call, tangents[1:]
         _, at = innermost_transform()
-        if call.level < max(at + 1, 0):  # a level of reverse mode inside of this one takes the rule; of autograd's own it may be either
+        # a level of reverse mode inside of this one takes the rule; of autograd's own it may be either
+        if call.level < max(at + 1, 0):
             raise UnsupportedTransformError(
-                f"{name_of(call.rules[0])} is differentiated in forward mode, and custom_vjp has a rule for reverse mode alone",
+                f"{name_of(call.rules[0])} is differentiated in forward mode, and custom_vjp has a rule for reverse "
+                "mode alone",
                 where=user_line(),
-                fix="define it with custom_jvp, from which reverse mode follows, or take the derivative in reverse mode (vjp, jacrev)",
+                fix="define it with custom_jvp, from which reverse mode follows, or take the derivative in reverse "
+                "mode (vjp, jacrev)",
             )
         wrt = [i for i, tangent in enumerate(tangents) if tangent is not None]
         active = [i for i, like in enumerate(ctx.like) if like.is_active]
@@ -357,14 +383,22 @@ def _pushed(ctx: Any, tensors: Sequence[Any], tangents: Sequence[Any]) -> list[A
         return like.zeros() if tangents[leaf.index] is None and like.is_active else tangents[leaf.index]
 
     with under_reverse(False):
-        pair = rule(*call.given(tensors), tuple(arg.of(tensors) for arg in free), tuple(arg.with_leaves(tangent_of) for arg in free))
+        pair = rule(
+            *call.given(tensors),
+            tuple(arg.of(tensors) for arg in free),
+            tuple(arg.with_leaves(tangent_of) for arg in free),
+        )
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise CustomDerivativeError(
-            f"{name_of(rule)} returned {kind_of(pair)}, not a pair", where=definition_line(rule), fix="return (out, tangent_out)"
+            f"{name_of(rule)} returned {kind_of(pair)}, not a pair",
+            where=definition_line(rule),
+            fix="return (out, tangent_out)",
         )
     found: list[Any] = [None] * len(ctx.like)
     for part, what in zip(pair, ("a result", "a tangent"), strict=True):
         for leaf, value in zip(ctx.layout.out.leaves, leaves_like(ctx.layout.out, part, rule, what), strict=True):
             if isinstance(leaf, Place) and (what == "a tangent" or ctx.like[leaf.index].is_active):
-                found[leaf.index] = require_like(value, ctx.like[leaf.index], rule, f"{what} for {leaf.path or 'the result'}")
+                found[leaf.index] = require_like(
+                    value, ctx.like[leaf.index], rule, f"{what} for {leaf.path or 'the result'}"
+                )
     return found

@@ -1,7 +1,8 @@
 """The printed calls of a few functions, word for word: each text stands in a file beside this one.
 
-They show what a call does besides its kernel, and what a layer costs. Guards are left out (other tests read them), and so are
-line numbers. ``python -m tests.golden.test_printed_calls`` writes the files anew; read the difference before you keep it.
+They show what a call does besides its kernel, and what a layer costs. Guards are left out (other tests read them), and
+so are line numbers. ``python -m tests.golden.test_printed_calls`` writes the files anew; read the difference before you
+keep it.
 """
 
 import re
@@ -105,7 +106,8 @@ def other_memory():
 
 
 CASES = (
-    pure, duplicate, overlapping_views, metadata_and_data, buffer_in_both_passes, alias_output, order_of_effects, other_memory,
+    pure, duplicate, overlapping_views, metadata_and_data, buffer_in_both_passes, alias_output, order_of_effects,
+    other_memory,
     subclass, subclass_in_two_halves,
 )  # fmt: skip
 

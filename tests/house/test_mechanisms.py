@@ -19,7 +19,8 @@ def rows_without_id():
 
 
 def source_of(test):
-    """The source of ``path::function`` (or ``path::Class::method``) with the comment on its first lines; None if it is not there."""
+    """The source of ``path::function`` (or ``path::Class::method``) with the comment on its first lines; None if it
+    is not there."""
     path, *names = test.split("::")
     file = ROOT / path
     if not file.is_file() or not names:
@@ -27,7 +28,11 @@ def source_of(test):
     text = file.read_text()
     scope = ast.parse(text)
     for name in names:
-        found = [n for n in scope.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and n.name == name]
+        found = [
+            n
+            for n in scope.body
+            if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and n.name == name
+        ]
         if not found:
             return None
         scope = found[-1]

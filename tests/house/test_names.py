@@ -1,4 +1,5 @@
-"""House rules on names and sizes, read from the source: what is public, what is private to torch, who reads the environment."""
+"""House rules on names and sizes, read from the source: what is public, what is private to torch, who reads the
+environment."""
 
 import ast
 import inspect
@@ -24,7 +25,12 @@ LONGEST_FILE, LONGEST_FUNCTION = 450, 80
 def imported_names(tree):
     """Public names a module imports from its own package."""
     own = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level > 0]
-    return {alias.asname or alias.name for node in own for alias in node.names if not (alias.asname or alias.name).startswith("_")}
+    return {
+        alias.asname or alias.name
+        for node in own
+        for alias in node.names
+        if not (alias.asname or alias.name).startswith("_")
+    }
 
 
 def test_all_is_sorted_and_complete():
@@ -49,7 +55,9 @@ def is_private(dotted):
         return False  # operators are public by their schemas; an underscore in aten::_unsafe_view hides nothing
     if any(dotted == name or dotted.startswith(name + ".") for name in NOT_PUBLIC):
         return True
-    return any(part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in dotted.split("."))
+    return any(
+        part.startswith("_") and not (part.startswith("__") and part.endswith("__")) for part in dotted.split(".")
+    )
 
 
 def torch_aliases(tree):
@@ -95,7 +103,9 @@ def private_torch_names(tree):
 @EVERY_FILE
 def test_private_torch_names_stand_in_one_room(name):
     if name.startswith("torch_private/"):
-        assert name.endswith("__init__.py") or private_torch_names(TREES[name]), "the search found nothing in a file that is there for them"
+        assert name.endswith("__init__.py") or private_torch_names(TREES[name]), (
+            "the search found nothing in a file that is there for them"
+        )
         return
     assert not [f"{name}:{line}: {dotted}" for line, dotted in private_torch_names(TREES[name])]
 
@@ -139,10 +149,17 @@ def test_module_has_a_docstring(name):
 def environment_reads(tree):
     """Lines that reach the environment: ``os.environ``, ``os.getenv`` and the like, however ``os`` is called."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
-    modules = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names if a.name == "os"}
+    modules = {
+        a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names if a.name == "os"
+    }
     lines = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.value, ast.Name) and node.value.id in modules:
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in names
+            and isinstance(node.value, ast.Name)
+            and node.value.id in modules
+        ):
             lines.append(node.lineno)
         if isinstance(node, ast.ImportFrom) and node.module == "os" and any(a.name in names for a in node.names):
             lines.append(node.lineno)
@@ -151,10 +168,13 @@ def environment_reads(tree):
 
 def test_the_environment_is_read_in_options_alone():
     reads = {name for name, tree in TREES.items() if environment_reads(tree)}
-    assert {name for name in reads if not name.startswith("state/")} == {"options.py"}  # state watches the caller's reads of it
+    # state watches the caller's reads of it
+    assert {name for name in reads if not name.startswith("state/")} == {"options.py"}
 
 
-@pytest.mark.parametrize("source", ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import environ"])
+@pytest.mark.parametrize(
+    "source", ["import os\nos.environ['A']", "import os as o\no.getenv('A')", "from os import environ"]
+)
 def test_a_read_of_the_environment_is_found(source):
     assert environment_reads(ast.parse(source))
 
@@ -167,5 +187,9 @@ def test_file_is_not_too_long(name):
 @EVERY_FILE
 def test_functions_are_not_too_long(name):
     functions = [n for n in ast.walk(TREES[name]) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    long = {f"{name}:{n.lineno} {n.name}": n.end_lineno - n.lineno + 1 for n in functions if n.end_lineno - n.lineno + 1 > LONGEST_FUNCTION}
+    long = {
+        f"{name}:{n.lineno} {n.name}": n.end_lineno - n.lineno + 1
+        for n in functions
+        if n.end_lineno - n.lineno + 1 > LONGEST_FUNCTION
+    }
     assert not long

@@ -1,7 +1,8 @@
 """``python -m tests.laws.fuzz N [FIRST] [plain | strided]``: N random programs, eager against compiled, on all cores.
 
-``plain`` ones hold no statements that give a tensor other memory, nor any that only leaves have (``.grad``, ``.backward()``); ``strided``
-ones look at memory by strides and expand, besides. A run fails if a program differs, or if more are refused by name than were.
+``plain`` ones hold no statements that give a tensor other memory, nor any that only leaves have (``.grad``,
+``.backward()``); ``strided`` ones look at memory by strides and expand, besides. A run fails if a program differs, or
+if more are refused by name than were.
 """
 
 from __future__ import annotations
@@ -42,8 +43,13 @@ def main(n: int, first: int, kinds: Mapping[tuple[str, ...], int], ceilings: Map
                     pool.terminate()
                     break
             if done % 1000 == 0:
-                print(f"{done} programs, {failed} differences, {time.time() - start:.0f} s", file=sys.stderr, flush=True)
-    print(f"{n} programs from seed {first}: {failed} differences, {time.time() - start:.0f} s; {refused.total()} refused by name")
+                print(
+                    f"{done} programs, {failed} differences, {time.time() - start:.0f} s", file=sys.stderr, flush=True
+                )
+    print(
+        f"{n} programs from seed {first}: {failed} differences, {time.time() - start:.0f} s; {refused.total()} "
+        "refused by name"
+    )
     for reason, count in refused.most_common():
         print(f"{count:6} ({count / n:.2%}) … {reason} …")
     more = above(refused, n, ceilings)

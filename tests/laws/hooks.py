@@ -1,6 +1,8 @@
-"""Random programs with hooks: what the caller's Python sees of a backward pass, in which order, is what it sees in eager PyTorch.
+"""Random programs with hooks: what the caller's Python sees of a backward pass, in which order, is what it sees in
+eager PyTorch.
 
-``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions, then N with leaves that are wrapper subclasses.
+``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions, then N with leaves that are wrapper
+subclasses.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ REGIONS = tuple(
         lambda a, b, buffer: a * buffer + b,
     )
 )
-"""Compiled functions: a single result, two of them of which one may be without a gradient, one whose backward writes, a saved buffer."""
+"""Compiled functions: a single result, two of them of which one may be without a gradient, one whose backward
+writes, a saved buffer."""
 
 
 def summary(value: object) -> object:
@@ -70,8 +73,9 @@ KINDS = ["sin", "add", "mul", "function", "view", "mean"]
 
 
 class Program:
-    """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of each kind. ``regions``: of
-    the functions that it calls, some are compiled; ``wrapped``: some leaves are wrapper subclasses."""
+    """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of
+    each kind. ``regions``: of the functions that it calls, some are compiled; ``wrapped``: some leaves are wrapper
+    subclasses."""
 
     def __init__(self, seed: int, regions: bool, wrapped: bool) -> None:
         self.seed, self.kinds, self.wrapped = seed, KINDS + ["region"] * 4 * regions, wrapped
@@ -147,7 +151,9 @@ class Program:
 
             value.register_hook(nested)
         elif value.grad_fn is not None and kind == "pre":
-            value.grad_fn.register_prehook(lambda gs: (say("pre", gs[0]), tuple(None if g is None else g * 2 for g in gs))[1])
+            value.grad_fn.register_prehook(
+                lambda gs: (say("pre", gs[0]), tuple(None if g is None else g * 2 for g in gs))[1]
+            )
         elif value.grad_fn is not None:
             value.grad_fn.register_hook(lambda ins, outs: say("post", outs[0]))
 
@@ -175,7 +181,8 @@ def check(seed: int, times: int = 2, regions: bool = False, wrapped: bool = Fals
 
 def same(a: tuple, b: tuple) -> bool:
     return all(
-        abs(x - y) <= 1e-3 * (1 + abs(y)) if isinstance(y, float) and isinstance(x, float) else x == y for x, y in zip(a, b, strict=True)
+        abs(x - y) <= 1e-3 * (1 + abs(y)) if isinstance(y, float) and isinstance(x, float) else x == y
+        for x, y in zip(a, b, strict=True)
     )
 
 

@@ -1,5 +1,5 @@
-"""PyTorch's databases of modules and optimisers: a module's result, gradients and buffers, and the parameters and the state that an
-optimiser's step leaves, compiled and in eager PyTorch."""
+"""PyTorch's databases of modules and optimisers: a module's result, gradients and buffers, and the parameters and
+the state that an optimiser's step leaves, compiled and in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -30,16 +30,21 @@ DTYPE = torch.float64
 
 
 def _called(module: Any, call: Callable[..., Any], args: Any, kwargs: Any, region: Any = None) -> Any:
-    """Two forward and backward passes: results, gradients of arguments and parameters, and what the module holds after them."""
+    """Two forward and backward passes: results, gradients of arguments and parameters, and what the module holds
+    after them."""
     results = []
     for _ in range(2):
-        own_args, own_kwargs = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (args, kwargs))
+        own_args, own_kwargs = tree_map_only(
+            Tensor, lambda t: t.detach().clone().requires_grad_(t.requires_grad), (args, kwargs)
+        )
         module.zero_grad()
         out = call(*own_args, **own_kwargs)
         roots = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
         with region or contextlib.nullcontext():
             if roots:
-                torch.autograd.backward(roots, [torch.linspace(0.5, 1.5, t.numel(), dtype=DTYPE).to(t.dtype).view(t.shape) for t in roots])
+                torch.autograd.backward(
+                    roots, [torch.linspace(0.5, 1.5, t.numel(), dtype=DTYPE).to(t.dtype).view(t.shape) for t in roots]
+                )
         taken = [t.grad for t in tree_leaves((own_args, own_kwargs)) if isinstance(t, Tensor)]
         gradients = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
         results.append((tree_map_only(Tensor, Tensor.detach, out), taken, gradients))
@@ -52,7 +57,8 @@ def modules(checked: Check) -> Iterator[Case]:
 
 
 def backward_of_modules(checked: Check) -> Iterator[Case]:
-    """The same modules, of which the backward passes are captured from the autograd engine: two of one shape are one capture."""
+    """The same modules, of which the backward passes are captured from the autograd engine: two of one shape are one
+    capture."""
     return _modules(checked, _pair_of_backwards)
 
 
@@ -97,9 +103,11 @@ def _pair_of_backwards(module: Any, given: Any) -> Pair:
 # ── optimisers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stepped(make: Callable[[Callable[..., Any]], Callable[..., Any]], info: Any, kwargs: dict[str, Any], inside: bool) -> Any:
-    """Three steps of training, with the gradient ``inside`` of the function that is compiled or before it: the losses, the parameters,
-    and what the optimiser keeps of each."""
+def _stepped(
+    make: Callable[[Callable[..., Any]], Callable[..., Any]], info: Any, kwargs: dict[str, Any], inside: bool
+) -> Any:
+    """Three steps of training, with the gradient ``inside`` of the function that is compiled or before it: the
+    losses, the parameters, and what the optimiser keeps of each."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).to(DTYPE)
     parameters = list(model.parameters())

@@ -1,8 +1,9 @@
-"""``python -m tests.laws.numbers N [FIRST]``: numbers of Python among tensors, eager against compiled, on sequences of values.
+"""``python -m tests.laws.numbers N [FIRST]``: numbers of Python among tensors, eager against compiled, on sequences of
+values.
 
-Two sources of functions: each operator and each function of PyTorch that takes a number (``operators``, ``functions``), and random
-programs of tensors and numbers (``program``). Each is compiled once and called with one value after the other; a call must return what
-eager PyTorch returns, or raise an exception of the same class.
+Two sources of functions: each operator and each function of PyTorch that takes a number (``operators``, ``functions``),
+and random programs of tensors and numbers (``program``). Each is compiled once and called with one value after the
+other; a call must return what eager PyTorch returns, or raise an exception of the same class.
 """
 
 from __future__ import annotations
@@ -69,7 +70,13 @@ def _of_leaves(a: Any, b: Any) -> str | None:
     if a.layout != b.layout:
         return f"{a.layout} for {b.layout}"
     a, b = (t if t.layout == torch.strided else t.to_dense() for t in (a, b))
-    limit = 1e-9 if a.dtype in (torch.float64, torch.complex128) else 3e-2 if a.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    limit = (
+        1e-9
+        if a.dtype in (torch.float64, torch.complex128)
+        else 3e-2
+        if a.dtype in (torch.float16, torch.bfloat16)
+        else 1e-4
+    )
     finite = b.detach()[b.isfinite()].abs() if b.dtype.is_floating_point else torch.ones(1)
     scale = float(finite.max()) if finite.numel() else 1.0
     try:
@@ -96,7 +103,8 @@ class Case:
 
 
 UNSUITED = (
-    "rand", "bernoulli", "normal", "dropout", "multinomial", "poisson", "cauchy", "exponential", "geometric", "rrelu", "fractional",
+    "rand", "bernoulli", "normal", "dropout", "multinomial", "poisson", "cauchy", "exponential", "geometric", "rrelu",
+    "fractional",
     "attention", "empty", "quantize", "qparams", "constrain_range", "int8",
 )  # fmt: skip
 """Parts of the names of what draws random numbers, returns memory nobody wrote to, or is no function for users."""
@@ -123,9 +131,14 @@ def operators() -> Iterator[Case]:
             elif kind == "Tensor":
                 given.append(next(tensors, x))
             else:
-                given.append(argument.name != "is_result" and {"List[int]": [3, 4], "int": 1, "bool": True, "str": "mean"}.get(kind))
+                given.append(
+                    argument.name != "is_result"
+                    and {"List[int]": [3, 4], "int": 1, "bool": True, "str": "mean"}.get(kind)
+                )
         for at in numbers:
-            if not isinstance(outcome(lambda op=op, given=given, at=at: op(*given[:at], 0.7, *given[at + 1 :])), Raised):
+            if not isinstance(
+                outcome(lambda op=op, given=given, at=at: op(*given[:at], 0.7, *given[at + 1 :])), Raised
+            ):
                 used = tuple(v for v in given if isinstance(v, Tensor))
                 yield Case(f"{name}[{at}]", _with_number(op, given, at), used)
 
@@ -139,10 +152,15 @@ def _with_number(op: Any, given: list[Any], at: int) -> Callable[..., Any]:
 
 
 def functions() -> Iterator[Case]:
-    """Functions of PyTorch's own database of samples, with a number of a sample in the place of which others are put."""
+    """Functions of PyTorch's own database of samples, with a number of a sample in the place of which others are
+    put."""
     common_utils.extract_test_fn = lambda: None  # looks through all modules, for each sample
     for info in op_db:
-        if torch.float32 not in info.supported_dtypes("cpu") or any(part in info.name for part in UNSUITED) or info.name.startswith("_"):
+        if (
+            torch.float32 not in info.supported_dtypes("cpu")
+            or any(part in info.name for part in UNSUITED)
+            or info.name.startswith("_")
+        ):
             continue
         torch.manual_seed(0)
         seen: set[str] = set()
@@ -152,7 +170,9 @@ def functions() -> Iterator[Case]:
                 tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
                 where = f"{info.name}[{at}]"
                 fits = type(leaf) is float and where not in seen and tensors and all(t.numel() < 400 for t in tensors)
-                if fits and not isinstance(outcome(lambda: info.op(sample.input, *sample.args, **sample.kwargs)), Raised):
+                if fits and not isinstance(
+                    outcome(lambda: info.op(sample.input, *sample.args, **sample.kwargs)), Raised
+                ):
                     seen.add(where)
                     yield Case(where, _in_place_of(info.op, leaves, spec, at), tensors)
 
@@ -160,7 +180,9 @@ def functions() -> Iterator[Case]:
 def _in_place_of(op: Any, leaves: list[Any], spec: Any, at: int) -> Callable[..., Any]:
     def call(v: Any, *tensors: Tensor) -> Any:
         rest = iter(tensors)
-        args, kwargs = tree_unflatten([v if i == at else next(rest) if isinstance(a, Tensor) else a for i, a in enumerate(leaves)], spec)
+        args, kwargs = tree_unflatten(
+            [v if i == at else next(rest) if isinstance(a, Tensor) else a for i, a in enumerate(leaves)], spec
+        )
         return op(*args, **kwargs)
 
     return call
@@ -187,19 +209,30 @@ def check_case(case: Case, backend: str, seed: int, calls: int = 8) -> str | Non
 # ── random programs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 _NUMBERS = (
-    "{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} / {b}", "{a} // {b}", "{a} % {b}", "{a} ** {b}", "-{a}", "abs({a})", "min({a}, {b})",
-    "max({a}, {b})", "{a} * 0.1 * 3", "({a} + 1e16) - 1e16", "{a} - {a}", "round({a}, 1)", "{a} * x.shape[0]", "x.shape[0] / 3 * {a}",
-    "x.shape[0] * {a}", "(1.5 if {a} > {b} else {a})", "({a} if {a} else 2.0)", "float(bool({a}))", "math.exp(min({a}, 3))", "2 ** {a}",
-    "({a} if isinstance({a}, float) else 3.0)", "float(math.floor({a}))", "1 / {a}", "sum([{a}, {b}, 1])", "divmod({a}, {b})[1]",
+    "{a} + {b}", "{a} - {b}", "{a} * {b}", "{a} / {b}", "{a} // {b}", "{a} % {b}", "{a} ** {b}", "-{a}", "abs({a})",
+    "min({a}, {b})",
+    "max({a}, {b})", "{a} * 0.1 * 3", "({a} + 1e16) - 1e16", "{a} - {a}", "round({a}, 1)", "{a} * x.shape[0]",
+    "x.shape[0] / 3 * {a}",
+    "x.shape[0] * {a}", "(1.5 if {a} > {b} else {a})", "({a} if {a} else 2.0)", "float(bool({a}))",
+    "math.exp(min({a}, 3))", "2 ** {a}",
+    "({a} if isinstance({a}, float) else 3.0)", "float(math.floor({a}))", "1 / {a}", "sum([{a}, {b}, 1])",
+    "divmod({a}, {b})[1]",
 )  # fmt: skip
 _TENSORS = (
-    "{t} * {a}", "{a} * {t}", "{t} + {a}", "{t} - {a}", "{a} - {t}", "{t} / {a}", "{a} / {t}", "{t} ** {a}", "{t}.add({u}, alpha={a})",
-    "{t}.clamp({a}, {b})", "{t}.clamp(min={a})", "{t}.lerp({u}, {a})", "torch.where({t} > {a}, {u}, {b})", "{t}.masked_fill({u} > 0, {a})",
-    "torch.softmax({t} / {a}, -1)", "F.leaky_relu({t}, {a})", "F.elu({t}, {a})", "F.softplus({t}, {a})", "{t}.addcmul({t}, {u}, value={a})",
-    "{t}.sum(0) * {a} + {u}", "(2 * {t}.sum()) * {u}", "{t} * ({u} < {a})", "torch.full_like({t}, {a}) * {u}", "{t}.sub({u}, alpha={a})",
-    "{t}.sin()", "{t} * {u}", "{t} + {u}", "torch.vmap(lambda r: 2 * r.sum() + {a})({t})[:, None] * {u}", "torch.maximum({t}, {u} * {a})",
-    "torch.fmod({t}, {a})", "torch.vmap(lambda r: {a} * r.sum() * r)({t})", "{t}.clone().mul_({a})", "torch.remainder({t}, {a})",
-    "F.huber_loss({t}, {u}, delta={a})  * {u}", "F.layer_norm({t}, {t}.shape[-1:], eps=abs({a})) * {u}", "{t} * torch.tensor({a})",
+    "{t} * {a}", "{a} * {t}", "{t} + {a}", "{t} - {a}", "{a} - {t}", "{t} / {a}", "{a} / {t}", "{t} ** {a}",
+    "{t}.add({u}, alpha={a})",
+    "{t}.clamp({a}, {b})", "{t}.clamp(min={a})", "{t}.lerp({u}, {a})", "torch.where({t} > {a}, {u}, {b})",
+    "{t}.masked_fill({u} > 0, {a})",
+    "torch.softmax({t} / {a}, -1)", "F.leaky_relu({t}, {a})", "F.elu({t}, {a})", "F.softplus({t}, {a})",
+    "{t}.addcmul({t}, {u}, value={a})",
+    "{t}.sum(0) * {a} + {u}", "(2 * {t}.sum()) * {u}", "{t} * ({u} < {a})", "torch.full_like({t}, {a}) * {u}",
+    "{t}.sub({u}, alpha={a})",
+    "{t}.sin()", "{t} * {u}", "{t} + {u}", "torch.vmap(lambda r: 2 * r.sum() + {a})({t})[:, None] * {u}",
+    "torch.maximum({t}, {u} * {a})",
+    "torch.fmod({t}, {a})", "torch.vmap(lambda r: {a} * r.sum() * r)({t})", "{t}.clone().mul_({a})",
+    "torch.remainder({t}, {a})",
+    "F.huber_loss({t}, {u}, delta={a})  * {u}", "F.layer_norm({t}, {t}.shape[-1:], eps=abs({a})) * {u}",
+    "{t} * torch.tensor({a})",
 )  # fmt: skip
 
 
@@ -215,7 +248,10 @@ def program(seed: int) -> str:
         (numbers if is_number else tensors).append(name)
         lines.append(f"    {name} = {text.format(a=a, b=b, t=t, u=u)}")
     if draw.random() < 0.3:
-        lines.append(f"    if {draw.choice(numbers)} {draw.choice(['>', '<=', '==', '!='])} {draw.choice(['0', '1', '0.5', 'b'])}:")
+        lines.append(
+            f"    if {draw.choice(numbers)} {draw.choice(['>', '<=', '==', '!='])} "
+            f"{draw.choice(['0', '1', '0.5', 'b'])}:"
+        )
         lines.append(f"        {tensors[-1]} = {tensors[-1]} * 3")
     return "\n".join([*lines, f"    return {tensors[-1]}, {', '.join(numbers[2:]) or 'a'}"])
 
@@ -224,7 +260,8 @@ _MODES = ("jit", "backward", "grad")
 
 
 def report(seed: int) -> str | None:
-    """How a random program differs from eager PyTorch, compiled in one of three ways, on one of two backends; None if it does not."""
+    """How a random program differs from eager PyTorch, compiled in one of three ways, on one of two backends; None
+    if it does not."""
     draw = random.Random(-1 - seed)
     mode, backend, dtype = draw.choice(_MODES), draw.choice(["c", "aten"]), draw.choice([torch.float64, torch.float32])
     text = program(seed)
@@ -237,7 +274,9 @@ def report(seed: int) -> str | None:
     def loss(x: Tensor, y: Tensor, a: Any, b: Any) -> Tensor:
         return f(x, y, a, b)[0].to(dtype).sum()
 
-    compiled: Any = fg.grad_compiled(loss, argnums=(0, 1), backend=backend) if mode == "grad" else fg.jit(f, backend=backend)
+    compiled: Any = (
+        fg.grad_compiled(loss, argnums=(0, 1), backend=backend) if mode == "grad" else fg.jit(f, backend=backend)
+    )
     eager: Any = torch.func.grad(loss, argnums=(0, 1)) if mode == "grad" else f
     values = [(draw.choice(SPECIAL), draw.choice(SPECIAL[:13])) for _ in range(6)]
     if draw.random() < 0.5:  # floats alone: those are the symbols
@@ -245,7 +284,8 @@ def report(seed: int) -> str | None:
     for i, (a, b) in enumerate(values):
         expected, found = (outcome(lambda g=g: _called(g, mode, x, y, a, b)) for g in (eager, compiled))
         if isinstance(expected, Raised) and isinstance(expected.error, RuntimeError) and not isinstance(found, Raised):
-            continue  # an operator that nobody reads does not run, nor refuse what it is given; what Python raises, is raised
+            # an operator that nobody reads does not run, nor refuse what it is given; what Python raises, is raised
+            continue
         different = difference(found, expected)
         if different is not None:
             return f"# seed {seed}: {mode} on {backend}, {dtype}\n{text}\n# at {values[: i + 1]}: {different}"
@@ -275,7 +315,9 @@ def main(n: int, first: int) -> int:
     torch.set_num_threads(1)
     failed = done = 0
     if n:
-        checks: Iterator[Callable[[], str | None]] = ((lambda seed=seed: report(seed)) for seed in range(first, first + n))
+        checks: Iterator[Callable[[], str | None]] = (
+            (lambda seed=seed: report(seed)) for seed in range(first, first + n)
+        )
     else:
         cases = itertools.chain(operators(), functions())
         checks = ((lambda c=c, b=b: check_case(c, b, first, 12)) for c in cases for b in ("c", "aten"))

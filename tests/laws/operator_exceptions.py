@@ -1,5 +1,5 @@
-"""What compiled functions do otherwise than eager PyTorch on samples of its own databases, and why. The list only shrinks: one that
-agrees on all samples fails ``tests/laws/operators.py``."""
+"""What compiled functions do otherwise than eager PyTorch on samples of its own databases, and why. The list only
+shrinks: one that agrees on all samples fails ``tests/laws/operators.py``."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
         "gradient second engine": "to_sparse",
         "engine": "sparse.mm.reduce",
     }),
-    Exceptional("attempting to assign a gradient", "Python may not give a sparse leaf the dense gradient that the engine gives it", {
+    Exceptional("attempting to assign a gradient",
+    "Python may not give a sparse leaf the dense gradient that the engine gives it", {
         "engine": "sparse.sampled_addmm",
     }),
-    Exceptional("2 results for 3", "the gradient of one factor, or none, does not depend on it, and requires no grad", {"second": "prod"}),
-    Exceptional("for [0.0", "eager PyTorch's kernel has a sixth in single precision", {"gradient": "nn.functional.hardsigmoid"}),
-    Exceptional("aten::expand() Expected", "PyTorch's decomposition of the batched call takes the other end, a number, for a tensor", {
+    Exceptional("2 results for 3", "the gradient of one factor, or none, does not depend on it, and requires no grad",
+    {"second": "prod"}),
+    Exceptional("for [0.0", "eager PyTorch's kernel has a sixth in single precision",
+    {"gradient": "nn.functional.hardsigmoid"}),
+    Exceptional("aten::expand() Expected",
+    "PyTorch's decomposition of the batched call takes the other end, a number, for a tensor", {
         "vmap": "linspace.tensor_overload logspace.tensor_overload",
     }),
 )  # fmt: skip

@@ -1,11 +1,12 @@
-"""``python -m tests.laws.operators KIND [PART/PARTS [SAMPLES [BACKEND]]]``: the operators, modules and optimisers of PyTorch, compiled.
+"""``python -m tests.laws.operators KIND [PART/PARTS [SAMPLES [BACKEND]]]``: the operators, modules and optimisers of
+PyTorch, compiled.
 
-Each sample of each operator does in a compiled function what it does in eager PyTorch (or torch.func): its value, its gradient, the
-gradient of that, forward mode, vmap, the variant that writes to its argument. What differs, or is refused, stands in
-``operator_exceptions.py`` with the reason; what stands there and agrees fails the sweep, so that the list only shrinks.
-How much was compared with nothing, since eager PyTorch raises, is counted.
-``PART/PARTS``: of so many parts that one. ``SAMPLES``: at most so many of each operator in each dtype. KIND is one of ``KINDS``
-and ``MEMBERS``.
+Each sample of each operator does in a compiled function what it does in eager PyTorch (or torch.func): its value, its
+gradient, the gradient of that, forward mode, vmap, the variant that writes to its argument. What differs, or is
+refused, stands in ``operator_exceptions.py`` with the reason; what stands there and agrees fails the sweep, so that the
+list only shrinks. How much was compared with nothing, since eager PyTorch raises, is counted. ``PART/PARTS``: of so
+many parts that one. ``SAMPLES``: at most so many of each operator in each dtype. KIND is one of ``KINDS`` and
+``MEMBERS``.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def is_suited(info: Any, kind: str, dtype: torch.dtype) -> bool:
     """Whether eager PyTorch has what a kind asks of an operator, in a dtype."""
     backward = dtype in info.supported_backward_dtypes("cpu") and info.supports_autograd
     return dtype in info.supported_dtypes("cpu") and {
-        "gradient": backward, "engine": backward, "second": backward and info.supports_gradgrad, "forward": info.supports_forward_ad,
+        "gradient": backward, "engine": backward, "second": backward and info.supports_gradgrad,
+        "forward": info.supports_forward_ad,
         "in-place": info.inplace_variant is not None,
     }.get(kind, True)  # fmt: skip
 
@@ -118,7 +120,10 @@ def differentiable(value: Any) -> list[Tensor]:
 
 def cotangents(outs: Iterable[Tensor]) -> list[Tensor]:
     """Numbers that are no others for another sum of them."""
-    return [torch.linspace(0.3, 1.7, t.numel(), dtype=torch.float64).to(t.dtype).view(t.shape) * (1 + i) for i, t in enumerate(outs)]
+    return [
+        torch.linspace(0.3, 1.7, t.numel(), dtype=torch.float64).to(t.dtype).view(t.shape) * (1 + i)
+        for i, t in enumerate(outs)
+    ]
 
 
 def pulled(f: Callable[..., Any], leaves: list[Tensor], orders: int) -> Any:
@@ -142,16 +147,25 @@ def strides_of(value: Any) -> Any:
 
 
 def of_value(sample: Sample, backend: str) -> Iterator[Pair]:
-    yield (lambda: strides_of(sample(*sample.fresh()))), (lambda: strides_of(fg.jit(sample, backend=backend)(*sample.fresh())))
+    yield (
+        (lambda: strides_of(sample(*sample.fresh()))),
+        (lambda: strides_of(fg.jit(sample, backend=backend)(*sample.fresh()))),
+    )
 
 
 def of_gradient(sample: Sample, backend: str) -> Iterator[Pair]:
-    yield (lambda: pulled(sample, sample.fresh(True), 1)), (lambda: pulled(fg.jit(sample, backend=backend), sample.fresh(True), 1))
+    yield (
+        (lambda: pulled(sample, sample.fresh(True), 1)),
+        (lambda: pulled(fg.jit(sample, backend=backend), sample.fresh(True), 1)),
+    )
     wrt = tuple(i for i, t in enumerate(sample.tensors) if t.requires_grad)
 
     def loss(*tensors: Tensor) -> Tensor:
         outs = differentiable(sample(*tensors))
-        return sum(((t * w).sum().real for t, w in zip(outs, cotangents(outs), strict=True)), torch.zeros((), dtype=torch.float64))
+        return sum(
+            ((t * w).sum().real for t, w in zip(outs, cotangents(outs), strict=True)),
+            torch.zeros((), dtype=torch.float64),
+        )
 
     def eager() -> Any:
         leaves = sample.fresh(True)
@@ -163,7 +177,10 @@ def of_gradient(sample: Sample, backend: str) -> Iterator[Pair]:
 
 
 def of_second(sample: Sample, backend: str) -> Iterator[Pair]:
-    yield (lambda: pulled(sample, sample.fresh(True), 2)), (lambda: pulled(fg.jit(sample, backend=backend), sample.fresh(True), 2))
+    yield (
+        (lambda: pulled(sample, sample.fresh(True), 2)),
+        (lambda: pulled(fg.jit(sample, backend=backend), sample.fresh(True), 2)),
+    )
 
 
 def of_forward(sample: Sample, backend: str) -> Iterator[Pair]:
@@ -197,7 +214,9 @@ def of_vmap(sample: Sample, backend: str) -> Iterator[Pair]:
         dims = (dim, *[None] * (len(sample.tensors) - 1))
         yield (
             lambda dim=dim, dims=dims: func.vmap(sample, dims, randomness="same")(*batched(dim)),
-            lambda dim=dim, dims=dims: fg.vmap_compiled(sample, dims, randomness="same", backend=backend)(*batched(dim)),
+            lambda dim=dim, dims=dims: fg.vmap_compiled(sample, dims, randomness="same", backend=backend)(
+                *batched(dim)
+            ),
         )
     yield (
         lambda: func.vmap(sample, dims, randomness="same")(*batched(-1)),
@@ -219,7 +238,10 @@ def of_in_place(sample: Sample, backend: str) -> Iterator[Pair]:
         return x.detach(), torch.autograd.grad(x, leaf, cotangents([x])) if x.requires_grad else None
 
     for check in (written, with_history):
-        yield (lambda check=check: check(lambda f: f)), (lambda check=check: check(lambda f: fg.jit(f, backend=backend)))
+        yield (
+            (lambda check=check: check(lambda f: f)),
+            (lambda check=check: check(lambda f: fg.jit(f, backend=backend))),
+        )
 
 
 def of_engine(sample: Sample, backend: str) -> Iterator[Pair]:
@@ -246,7 +268,8 @@ def of_engine(sample: Sample, backend: str) -> Iterator[Pair]:
 
 
 KINDS: dict[str, tuple[Callable[[Sample, str], Iterator[Pair]], str]] = {
-    "value": (of_value, "c"), "gradient": (of_gradient, "c"), "second": (of_second, "aten"), "forward": (of_forward, "aten"),
+    "value": (of_value, "c"), "gradient": (of_gradient, "c"), "second": (of_second, "aten"),
+    "forward": (of_forward, "aten"),
     "vmap": (of_vmap, "aten"), "in-place": (of_in_place, "aten"),
     "engine": (of_engine, "aten"),
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """Random programs that alias and mutate: made as text, run in eager PyTorch and compiled, compared, minimised.
 
-A program is a ``setup()`` that makes 1 to 4 inputs (leaves, computed tensors, views of one base, duplicates, buffers) and
-a function ``f`` of them. What is compared: results, gradients, the inputs' data and metadata after forward and after
-backward, ``requires_grad``, and which tensors share memory. Where eager raises, the compiled function must raise.
+A program is a ``setup()`` that makes 1 to 4 inputs (leaves, computed tensors, views of one base, duplicates, buffers)
+and a function ``f`` of them. What is compared: results, gradients, the inputs' data and metadata after forward and
+after backward, ``requires_grad``, and which tensors share memory. Where eager raises, the compiled function must raise.
 """
 
 from __future__ import annotations
@@ -76,21 +76,31 @@ def with_gradient(leaf):
     return leaf
 
 
-NAMES = {"torch": torch, "Count": Count, "CountBackward": CountBackward, "Double": Double, "with_gradient": with_gradient}
+NAMES = {
+    "torch": torch,
+    "Count": Count,
+    "CountBackward": CountBackward,
+    "Double": Double,
+    "with_gradient": with_gradient,
+}
 
 INPUTS = (
-    "base[:4]", "base[2:6]", "base[4:]", "base[1:7:2]", "base.view(4, 2)", "base.view(2, 4)[:, 1:3]", "base.view(2, 4).t()", "base",
+    "base[:4]", "base[2:6]", "base[4:]", "base[1:7:2]", "base.view(4, 2)", "base.view(2, 4)[:, 1:3]",
+    "base.view(2, 4).t()", "base",
     "base.detach()[:3]", "base.unbind(0)[1]", "base.view(2, 4).unbind(0)[1]", "base[:5].view(5)",
 )  # fmt: skip
 OVERLAPPING = (
-    "base.as_strided((3, 2), (1, 1))", "base.as_strided((2, 2), (2, 3), 1)", "base.unfold(0, 3, 2)", "base[1:4].expand(2, 3)",
+    "base.as_strided((3, 2), (1, 1))", "base.as_strided((2, 2), (2, 3), 1)", "base.unfold(0, 3, 2)",
+    "base[1:4].expand(2, 3)",
     "base[:4].view(2, 2).unsqueeze(1).expand(2, 2, 2)", "base.as_strided((4,), (2,))",
 )  # fmt: skip
 OTHERS = (
     "torch.arange(4.) + 1", "(torch.arange(6.) / 4).view(2, 3)", "torch.ones(3, requires_grad=True)",
     "torch.ones(4, requires_grad=True) * 2",
-    "torch.full((2, 3), 0.5, requires_grad=True).sin()", "torch.tensor(2.)", "(torch.arange(6.).requires_grad_() * 1).view(3, 2).t()",
-    "torch.ones(3, requires_grad=True)[1:]", "with_gradient(torch.ones(3, requires_grad=True))", "with_gradient(torch.ones(2, 3))",
+    "torch.full((2, 3), 0.5, requires_grad=True).sin()", "torch.tensor(2.)",
+    "(torch.arange(6.).requires_grad_() * 1).view(3, 2).t()",
+    "torch.ones(3, requires_grad=True)[1:]", "with_gradient(torch.ones(3, requires_grad=True))",
+    "with_gradient(torch.ones(2, 3))",
     "torch.empty(0)",
 )  # fmt: skip
 BASES = (
@@ -100,45 +110,60 @@ BASES = (
     "(torch.arange(8.) / 5).requires_grad_().clone()",
 )
 VIEWS = (
-    "{x}[1:]", "{x}[:2]", "{x}.t()", "{x}.view(-1)", "{x}.reshape(-1)", "{x}.select(0, 0)", "{x}.unbind(0)[0]", "{x}.detach()",
+    "{x}[1:]", "{x}[:2]", "{x}.t()", "{x}.view(-1)", "{x}.reshape(-1)", "{x}.select(0, 0)", "{x}.unbind(0)[0]",
+    "{x}.detach()",
     "{x}.transpose(0, -1)",
-    "{x}.unsqueeze(0)", "{x}.squeeze()", "{x}.view_as({x})", "{x}.split(1)[0]", "{x}.flatten()", "{x}.data", "{x}.expand(2, *{x}.shape)",
+    "{x}.unsqueeze(0)", "{x}.squeeze()", "{x}.view_as({x})", "{x}.split(1)[0]", "{x}.flatten()", "{x}.data",
+    "{x}.expand(2, *{x}.shape)",
     "{x}.diagonal()", "{x}.contiguous()", "torch.nn.functional.dropout({x}, training=False)", "{x}.real",
 )  # fmt: skip
 VALUES = (
-    "{x}.sin()", "{x} * 2", "{x} * {y}.mean()", "{x} + {y}.sum()", "{x}.exp()", "{x}.clone()", "{x}.relu()", "{x} * {x}", "{x}.sum()",
-    "torch.stack([{x}, {x}])", "{x}.sigmoid() * ({y} * {y}).sum()", "Count.apply({x}, {y}.detach())", "Count.apply({x}, {y})",
-    "{x}.grad.clone()", "{x}.grad.view_as({x})", "CountBackward.apply({x}, {y})", "CountBackward.apply({x}, {y}.detach())",
+    "{x}.sin()", "{x} * 2", "{x} * {y}.mean()", "{x} + {y}.sum()", "{x}.exp()", "{x}.clone()", "{x}.relu()",
+    "{x} * {x}", "{x}.sum()",
+    "torch.stack([{x}, {x}])", "{x}.sigmoid() * ({y} * {y}).sum()", "Count.apply({x}, {y}.detach())",
+    "Count.apply({x}, {y})",
+    "{x}.grad.clone()", "{x}.grad.view_as({x})", "CountBackward.apply({x}, {y})",
+    "CountBackward.apply({x}, {y}.detach())",
     "{x}.to(torch.float64)", "{x}.cumsum(0)",
 )  # fmt: skip
 WRITES = (
-    "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()", "{x}.sin_()",
+    "{x}.mul_(2)", "{x}.add_(1)", "{x}.add_({y}.mean())", "{x}.mul_({y}.sum())", "{x}.copy_({y}.mean())", "{x}.zero_()",
+    "{x}.sin_()",
     "{x}.relu_()",
-    "{x}[0] = 3.0", "{x}[:1].mul_(5)", "{x}.detach().mul_(2)", "{x}.data.add_(1)", "Double.apply({x})", "{x}.t().mul_(2)", 
+    "{x}[0] = 3.0", "{x}[:1].mul_(5)", "{x}.detach().mul_(2)", "{x}.data.add_(1)", "Double.apply({x})",
+    "{x}.t().mul_(2)",
     "{x}.view(-1).add_(1)",
     "{x}.unbind(0)[0].add_(1)", "{x}.exp_()", "{x}.copy_({y}.clone())",
 )  # fmt: skip
 LEAVES = (
-    "{x}.requires_grad_()", "{x}.requires_grad_(False)", "{x}.grad = None", "{x}.grad = {y}.detach() * 2", "{x}.grad = {y}",
+    "{x}.requires_grad_()", "{x}.requires_grad_(False)", "{x}.grad = None", "{x}.grad = {y}.detach() * 2",
+    "{x}.grad = {y}",
     "{x}.grad.mul_(2)", "({x} * {x}).sum().backward()", "({x} * {y}.sum()).sum().backward()", "{x}.sub_({x}.grad)",
     "{x}.grad.add_({x}.detach())", "{x}.grad.zero_()",
 )  # fmt: skip
 MEMORY = (
-    "{x}.data = {y}.detach() * 2", "{x}.data = {y}", "{x}.set_({y})", "{x}.set_({y} * 2)", "{x}.resize_({x}.numel() // 2)",
-    "{x}.resize_(9).zero_()", "{x}.resize_as_({y}).copy_({y})", "torch.mul({y}, 2, out={x})", "torch.cumsum({y}.detach(), 0, out={x})",
+    "{x}.data = {y}.detach() * 2", "{x}.data = {y}", "{x}.set_({y})", "{x}.set_({y} * 2)",
+    "{x}.resize_({x}.numel() // 2)",
+    "{x}.resize_(9).zero_()", "{x}.resize_as_({y}).copy_({y})", "torch.mul({y}, 2, out={x})",
+    "torch.cumsum({y}.detach(), 0, out={x})",
 )  # fmt: skip
 STRIDES = (
-    "{x}.as_strided((2, 2), (1, 2))", "{x}.as_strided((3,), (2,))", "{x}.as_strided((2, 3), (1, 1))", "{x}.as_strided((2, 2), (2, 3), 1)",
-    "{x}.as_strided({x}.shape, {x}.stride())", "{x}.as_strided((), ())", "{x}.as_strided((2, 1, 2), (2, 1, 0))", "{x}.unfold(0, 2, 1)",
+    "{x}.as_strided((2, 2), (1, 2))", "{x}.as_strided((3,), (2,))", "{x}.as_strided((2, 3), (1, 1))",
+    "{x}.as_strided((2, 2), (2, 3), 1)",
+    "{x}.as_strided({x}.shape, {x}.stride())", "{x}.as_strided((), ())", "{x}.as_strided((2, 1, 2), (2, 1, 0))",
+    "{x}.unfold(0, 2, 1)",
     "{x}.unfold(0, 2, 2)", "{x}.unfold(-1, 1, 1)", "{x}.expand(2, *{x}.shape)", "{x}.expand(2, *{x}.shape)[0]",
-    "{x}.expand(2, *{x}.shape)[:, :1]", "{x}.unsqueeze(-1).expand(*{x}.shape, 2)", "{x}[0]", "{x}[:, 0]", "{x}[::2]", "{x}.diagonal()",
+    "{x}.expand(2, *{x}.shape)[:, :1]", "{x}.unsqueeze(-1).expand(*{x}.shape, 2)", "{x}[0]", "{x}[:, 0]", "{x}[::2]",
+    "{x}.diagonal()",
 )  # fmt: skip
 """Views whose elements are several in one place, or lie where no slices lead."""
 ELSEWHERE = (
     "{x}[1:].copy_({x}[:-1])", "{x}[1:] = {x}[:-1]", "{x}.add_({x}.t())", "{x}.copy_({x})",
     "{x}[1::2].copy_({x}[::2][:{x}[1::2].shape[0]])",
-    "{x}.masked_fill_({x} > 0.5, {y}.mean())", "{x}.masked_fill_({x} > 0.5, 2)", "{x}.index_fill_(0, torch.tensor([0]), 3)",
-    "{x}[torch.tensor([0])] = 1.0", "{x}[torch.tensor([0])] *= 2", "{x}.fill_({y}.mean())", "{x}.mul_({x})", "{x}.add_({y})",
+    "{x}.masked_fill_({x} > 0.5, {y}.mean())", "{x}.masked_fill_({x} > 0.5, 2)",
+    "{x}.index_fill_(0, torch.tensor([0]), 3)",
+    "{x}[torch.tensor([0])] = 1.0", "{x}[torch.tensor([0])] *= 2", "{x}.fill_({y}.mean())", "{x}.mul_({x})",
+    "{x}.add_({y})",
     "{x}.copy_({y})",
     "{x}.index_put_((torch.tensor([0]),), {y})", "{x}.as_strided((2,), (1,)).mul_(3)", "{x}.add_({x}.flip(0))",
     "{x}.view(-1)[1:].sub_({y}.sum())",
@@ -248,7 +273,9 @@ class Seen:
     stages: dict[str, Any] = attrs.Factory(dict)
 
 
-def run(program: Program | Case, transform: Callable[[Callable[..., Any]], Callable[..., Any]], nudge: float = 0.0) -> Seen:
+def run(
+    program: Program | Case, transform: Callable[[Callable[..., Any]], Callable[..., Any]], nudge: float = 0.0
+) -> Seen:
     """Run a program, its inputs larger by a factor of ``1 + nudge``, and write down what can be seen."""
     setup, f = program.functions()
     inputs, base = setup()
@@ -272,9 +299,14 @@ def run(program: Program | Case, transform: Callable[[Callable[..., Any]], Calla
     seen.stages["same"] = [[a is b for a in everything] for b in everything]
     seen.stages["leaves"] = [_is_leaf(t) for t in inputs]
     seen.stages["gradients"] = [_gradient(t) for t in everything]
-    seen.stages["same gradients"] = [[g is not None and g is t for t in everything] for g in map(_gradient_itself, everything)]
+    seen.stages["same gradients"] = [
+        [g is not None and g is t for t in everything] for g in map(_gradient_itself, everything)
+    ]
     try:
-        total = sum(((t.double() * _weights(t)).sum() for t in everything if t.requires_grad), torch.zeros((), dtype=torch.float64))
+        total = sum(
+            ((t.double() * _weights(t)).sum() for t in everything if t.requires_grad),
+            torch.zeros((), dtype=torch.float64),
+        )
         if total.requires_grad:
             total.backward()
     except RuntimeError as error:
@@ -355,7 +387,11 @@ def difference(expected: Seen, found: Seen) -> str | None:
     if (expected.error is None) != (found.error is None):
         return f"eager: {expected.error or 'runs'}\ncompiled: {found.error or 'runs'}"
     if found.error is not None:
-        return f"{found.error}\n… left an input changed" if found.stages["changed"] and not expected.stages["changed"] else None
+        return (
+            f"{found.error}\n… left an input changed"
+            if found.stages["changed"] and not expected.stages["changed"]
+            else None
+        )
     for stage, value in expected.stages.items():
         other = found.stages.get(stage)
         if stage == "backward" and found.refused is not None:
@@ -367,15 +403,21 @@ def difference(expected: Seen, found: Seen) -> str | None:
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, 1e-5, 1e-6, equal_nan=True)
+        return (
+            isinstance(b, Tensor)
+            and a.shape == b.shape
+            and a.dtype == b.dtype
+            and torch.allclose(a, b, 1e-5, 1e-6, equal_nan=True)
+        )
     if isinstance(a, list):
         return isinstance(b, list) and len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 
 
 def check(program: Program, refused: Counter[str] | None = None) -> str | None:
-    """What differs between eager and compiled, and does so in double precision, too: what rounding makes of ``exp().sin()`` does not,
-    or, with ``exp().exp().sin()``, differs as much between eager PyTorch and itself when the inputs are nudged.
+    """What differs between eager and compiled, and does so in double precision, too: what rounding makes of
+    ``exp().sin()`` does not, or, with ``exp().exp().sin()``, differs as much between eager PyTorch and itself when the
+    inputs are nudged.
 
     What is refused by name where eager PyTorch runs is no difference; it is counted in ``refused``.
     """
@@ -444,7 +486,8 @@ def _smaller(program: Program) -> list[Program]:
 
 
 def report(seed: int, refused: Counter[str] | None = None, kinds: Mapping[tuple[str, ...], int] = KINDS) -> str | None:
-    """A minimised failing program of a seed, as runnable Python, with what differs; None if nothing does. ``refused``: see ``check``."""
+    """A minimised failing program of a seed, as runnable Python, with what differs; None if nothing does.
+    ``refused``: see ``check``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = generate(seed, kinds)

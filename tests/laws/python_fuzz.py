@@ -1,7 +1,7 @@
 """``python -m tests.laws.python_fuzz N [FIRST]``: N random Python programs, eager against compiled, on all cores.
 
-Prints differences as minimised programs, and a table of them by the kinds of state that a program needs to go wrong; counts what is
-refused by name, for what reason, and what is warned about. Fails above a ceiling.
+Prints differences as minimised programs, and a table of them by the kinds of state that a program needs to go wrong;
+counts what is refused by name, for what reason, and what is warned about. Fails above a ceiling.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .python_source import Program, Unit
 from .python_worlds import KINDS
 
 MOST_COMPILES = 12
-"""A script that compiles more often writes to what it reads, and compiles each time; or its programs are for too little."""
+"""A script that compiles more often writes to what it reads, and compiles each time; or its programs are for too
+little."""
 
 CEILINGS: dict[str, float] = {
     "refused: MutationError: the function stores a new": 0.05,
@@ -47,7 +48,8 @@ CEILINGS: dict[str, float] = {
     # what is not carried out yet, by what differs: to go down to nothing
     "differs: state": 0.0005,
     "differs: result": 0.0005,
-    "differs: state after an exception": 0.001,  # the program raises, not the trace: PyTorch's operators on real tensors alone
+    # the program raises, not the trace: PyTorch's operators on real tensors alone
+    "differs: state after an exception": 0.001,
     "differs: changed by a refused call": 0.0005,
 }
 """The largest share of programs that may go this way; of differences and crashes that are not named, none."""
@@ -74,7 +76,11 @@ class Result:
         if self.outcome.again is not None:
             yield "compiles again in a world as before"
         if self.outcome.compiles > MOST_COMPILES:
-            more = "more often than its world changes" if self.outcome.compiles > self.outcome.worlds else "as its world changes"
+            more = (
+                "more often than its world changes"
+                if self.outcome.compiles > self.outcome.worlds
+                else "as its world changes"
+            )
             yield f"compiles more than {MOST_COMPILES} times, {more}"
         for name in self.outcome.warnings:
             yield f"warns: {name}"
@@ -90,9 +96,13 @@ def examine(seed: int, shrink: str = "quickly", of: Sequence[Kind] = KINDS) -> R
         program = generate(seed, of)
         outcome = check(program)
         result = Result(seed, outcome)
-        if shrink != "no" and (outcome.status in ("differs", "crashed") or outcome.sort == ("agrees", "compiles again")):
+        if shrink != "no" and (
+            outcome.status in ("differs", "crashed") or outcome.sort == ("agrees", "compiles again")
+        ):
             small, now = minimise(program, outcome, shrink == "wholly")
-            result = attrs.evolve(result, kinds=kinds_of(small), statements=statements_of(small), text=shown(small, now, seed))
+            result = attrs.evolve(
+                result, kinds=kinds_of(small), statements=statements_of(small), text=shown(small, now, seed)
+            )
         elif outcome.compiles > max(MOST_COMPILES, outcome.worlds):
             result = attrs.evolve(result, text=shown(program, outcome, seed))
     return result
@@ -112,12 +122,20 @@ def over(results: Iterable[Result], ceilings: Mapping[str, float] = CEILINGS) ->
     """The ways more programs go than may."""
     results = list(results)
     ways = Counter(way for result in results for way in result.ways)
-    allowed = {way: math.ceil(ceilings.get(way, OTHERWISE if way.startswith(("refused", "warns")) else 0) * len(results)) for way in ways}
-    return [f"{count} of {len(results)}, {allowed[way]} may: {way}" for way, count in ways.most_common() if count > allowed[way]]
+    allowed = {
+        way: math.ceil(ceilings.get(way, OTHERWISE if way.startswith(("refused", "warns")) else 0) * len(results))
+        for way in ways
+    }
+    return [
+        f"{count} of {len(results)}, {allowed[way]} may: {way}"
+        for way, count in ways.most_common()
+        if count > allowed[way]
+    ]
 
 
 def table(results: Iterable[Result]) -> str:
-    """Differences by the kinds of state that a program needs to go wrong: how many of each sort, and the shortest program of each."""
+    """Differences by the kinds of state that a program needs to go wrong: how many of each sort, and the shortest
+    program of each."""
     rows: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         if result.kinds:
@@ -149,7 +167,11 @@ def main() -> int:
         seeds = range(asked.first, asked.first + asked.n)
         for result in pool.imap_unordered(functools.partial(examine, shrink=asked.shrink, of=of), seeds, chunksize=10):
             results.append(result)
-            if result.text and printed < asked.shown and (not asked.only or any(asked.only in way for way in result.ways)):
+            if (
+                result.text
+                and printed < asked.shown
+                and (not asked.only or any(asked.only in way for way in result.ways))
+            ):
                 printed += 1
                 print(result.text, end="\n\n", flush=True)
             if len(results) % 500 == 0:
@@ -159,7 +181,11 @@ def main() -> int:
     agree = sum(result.outcome.status == "agrees" for result in results)
     print(f"\n{asked.n} programs from seed {asked.first}: {agree} agree, {time.time() - start:.0f} s")
     for way, count in ways.most_common():
-        seeds = [str(result.seed) for result in results if way in result.ways] if way.startswith(("differs", "crashed", "compiles")) else []
+        seeds = (
+            [str(result.seed) for result in results if way in result.ways]
+            if way.startswith(("differs", "crashed", "compiles"))
+            else []
+        )
         print(f"{count:6}  {way}" + (f" (seeds {', '.join(seeds[:4])})" if seeds else ""))
     found = over(results, ceilings)
     print("\n".join(["", "above their ceilings:", *found] if found else []))

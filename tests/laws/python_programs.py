@@ -1,4 +1,5 @@
-"""Random Python programs that read and write state besides tensors: made by a seed, and made smaller where they go wrong."""
+"""Random Python programs that read and write state besides tensors: made by a seed, and made smaller where they go
+wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ def _number_reads(kind: Kind) -> Iterator[tuple[str, ...]]:
         yield tuple(_at(t, o, a) for t in (*kinds.ATTRIBUTE_READS, *kinds.DICT_ATTRIBUTE_READS))
     for o, a in kind.slots:
         yield tuple(_at(t, o, a) for t in kinds.ATTRIBUTE_READS)
-    for places, templates in ((kind.dicts, kinds.DICT_READS), (kind.lists, kinds.LIST_READS), (kind.sets, kinds.SET_READS)):
+    for places, templates in (
+        (kind.dicts, kinds.DICT_READS),
+        (kind.lists, kinds.LIST_READS),
+        (kind.sets, kinds.SET_READS),
+    ):
         for place in places:
             yield tuple(_at(t, place) for t in templates)
     if kind.numbers:
@@ -39,8 +44,18 @@ def _at(template: str, place: str, attribute: str = "") -> str:
 
 _TABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "reads": {"dicts": kinds.DICT_STATEMENTS, "lists": kinds.LIST_STATEMENTS, "tensors": kinds.TENSOR_READS},
-    "writes": {"dicts": kinds.DICT_WRITES, "lists": kinds.LIST_WRITES, "sets": kinds.SET_WRITES, "tensors": kinds.TENSOR_WRITES},
-    "changes": {"dicts": kinds.DICT_CHANGES, "lists": kinds.LIST_CHANGES, "sets": kinds.SET_CHANGES, "tensors": kinds.TENSOR_CHANGES},
+    "writes": {
+        "dicts": kinds.DICT_WRITES,
+        "lists": kinds.LIST_WRITES,
+        "sets": kinds.SET_WRITES,
+        "tensors": kinds.TENSOR_WRITES,
+    },
+    "changes": {
+        "dicts": kinds.DICT_CHANGES,
+        "lists": kinds.LIST_CHANGES,
+        "sets": kinds.SET_CHANGES,
+        "tensors": kinds.TENSOR_CHANGES,
+    },
 }
 _OF_ATTRIBUTES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reads": ((), ()),
@@ -81,7 +96,15 @@ _STORES_HISTORY = re.compile(r"(= [xy]$|\([xy]\)$|, y\]$)", re.MULTILINE)
 """Statements that store a tensor with its history, which a gradient stores without: the comparison would end there."""
 
 
-_DONE = (("reads",), ("reads",), ("writes",), ("reads", "writes"), ("writes", "reads"), ("reads", "reads"), ("reads", "writes", "reads"))
+_DONE = (
+    ("reads",),
+    ("reads",),
+    ("writes",),
+    ("reads", "writes"),
+    ("writes", "reads"),
+    ("reads", "reads"),
+    ("reads", "writes", "reads"),
+)
 """What a program does with a part."""
 
 
@@ -90,14 +113,19 @@ def generate(seed: int, of: Sequence[Kind] = KINDS) -> Program:
     r = random.Random(seed)
     chosen = r.choices(of, [k.weight for k in of], k=r.choice([1, 1, 1, 2, 2, 3, 4]))
     entry = r.choice(ENTRIES)
-    transform = "jit" if entry == "decorated method" or any(kind.keeps_history for kind in chosen) else r.choice(TRANSFORMS)
+    transform = (
+        "jit" if entry == "decorated method" or any(kind.keeps_history for kind in chosen) else r.choice(TRANSFORMS)
+    )
     parts = []
     for number, kind in enumerate(chosen):
         carriers = [*list(CARRIERS)[:-2], "global", "global", "global", *(["self"] * 5 if entry in WITH_SELF else [])]
         if r.random() < 0.05 and transform == "jit":
             carriers = ["argument"]
-        parts.append(Part(kind, number, kind.world.replace("$", str(number)), r.choice(carriers) if kind.world else "global"))
-    program = Program(tuple(parts), (), (Call("result = call(A)"),), entry, transform, r.choice(["aten", "aten", "aten", "c"]),
+        parts.append(
+            Part(kind, number, kind.world.replace("$", str(number)), r.choice(carriers) if kind.world else "global")
+        )
+    program = Program(tuple(parts), (), (Call("result = call(A)"),), entry, transform,
+    r.choice(["aten", "aten", "aten", "c"]),
                       r.choice(kinds.RESULTS), r.random() < 0.1)  # fmt: skip
     program = attrs.evolve(program, steps=(Call(f"result = call(A{program.arguments})"),))
     for part in parts:
@@ -124,7 +152,9 @@ def _extended(r: random.Random, program: Program, part: Part, does: str) -> Prog
         if does == "changes":
             unit = Unit(part.number, does, template)
             candidate = attrs.evolve(program, steps=(*program.steps, unit))
-            candidate = candidate if r.random() < 0.3 else attrs.evolve(candidate, steps=(*candidate.steps, _call(r, program)))
+            candidate = (
+                candidate if r.random() < 0.3 else attrs.evolve(candidate, steps=(*candidate.steps, _call(r, program)))
+            )
         else:
             unit = Unit(part.number, does, template, r.choice(PLACED))
             candidate = attrs.evolve(program, units=(*program.units, unit))
@@ -169,8 +199,12 @@ def _smaller(program: Program) -> Iterator[Program]:
         rest = tuple(p for p in program.parts if p is not part)
         steps = tuple(s for s in program.steps if isinstance(s, Call) or s.part != part.number)
         given = f", {part.root}" if part.carrier == "argument" else ""
-        steps = tuple(attrs.evolve(s, source=s.source.replace(given, "")) if isinstance(s, Call) and given else s for s in steps)
-        yield attrs.evolve(program, parts=rest, units=tuple(u for u in program.units if u.part != part.number), steps=steps)
+        steps = tuple(
+            attrs.evolve(s, source=s.source.replace(given, "")) if isinstance(s, Call) and given else s for s in steps
+        )
+        yield attrs.evolve(
+            program, parts=rest, units=tuple(u for u in program.units if u.part != part.number), steps=steps
+        )
     for i in range(len(program.steps) - 1):
         yield attrs.evolve(program, steps=program.steps[:i] + program.steps[i + 1 :])
     for i in range(len(program.units)):
@@ -182,10 +216,14 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield attrs.evolve(program, **{name: plain})
     for i, part in enumerate(program.parts):
         if part.carrier not in ("global", "argument"):
-            yield attrs.evolve(program, parts=(*program.parts[:i], attrs.evolve(part, carrier="global"), *program.parts[i + 1 :]))
+            yield attrs.evolve(
+                program, parts=(*program.parts[:i], attrs.evolve(part, carrier="global"), *program.parts[i + 1 :])
+            )
     for i, unit in enumerate(program.units):
         if unit.placed != "direct":
-            yield attrs.evolve(program, units=(*program.units[:i], attrs.evolve(unit, placed="direct"), *program.units[i + 1 :]))
+            yield attrs.evolve(
+                program, units=(*program.units[:i], attrs.evolve(unit, placed="direct"), *program.units[i + 1 :])
+            )
     for i, step in enumerate(program.steps):
         if isinstance(step, Call):
             with_a = re.sub(r"call\([BCR]", "call(A", step.source)
@@ -198,7 +236,9 @@ def _trimmed(program: Program) -> Iterator[Program]:
     """Programs with one statement less in the source of a part."""
     for i, part in enumerate(program.parts):
         for text in _without_one(part.world):
-            yield attrs.evolve(program, parts=(*program.parts[:i], attrs.evolve(part, world=text), *program.parts[i + 1 :]))
+            yield attrs.evolve(
+                program, parts=(*program.parts[:i], attrs.evolve(part, world=text), *program.parts[i + 1 :])
+            )
 
 
 def _without_one(source: str) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Runs a Python program in eager PyTorch and compiled, and says what differs.
 
-Two worlds are made of one source; one runs in eager PyTorch, in the other the function is compiled. After every step they must look
-alike: results, exceptions, all objects, and the generators. What is refused by name must have changed nothing.
+Two worlds are made of one source; one runs in eager PyTorch, in the other the function is compiled. After every step
+they must look alike: results, exceptions, all objects, and the generators. What is refused by name must have changed
+nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Seen:
 
     @property
     def is_undone(self) -> bool:
-        """Whether a program raised when it ran, and Python state is as it was before the call: eager PyTorch goes on from another."""
+        """Whether a program raised when it ran, and Python state is as it was before the call: eager PyTorch goes on
+        from another."""
         return bool(self.error) and self.before is not None and first_difference(self.before, self.world) is None
 
 
@@ -70,7 +72,16 @@ R = torch.tensor([0.3, -0.7, 1.2], requires_grad=True)
 _PRELUDE = compile(kinds.PRELUDE + _INPUTS, "prelude.py", "exec")
 _FILE, _FUNCGRAD = "world.py", os.path.dirname(fg.__file__)
 _OWN = re.compile(r"(world|const|fuzz_import_)\d*$").match
-_MESSAGES = (ValueError, AssertionError, KeyError, NameError, AttributeError, NotImplementedError, RecursionError, SystemError)
+_MESSAGES = (
+    ValueError,
+    AssertionError,
+    KeyError,
+    NameError,
+    AttributeError,
+    NotImplementedError,
+    RecursionError,
+    SystemError,
+)
 """What a program raises itself, and what it never should; the words of PyTorch's errors on stand-ins may be others."""
 
 
@@ -103,6 +114,7 @@ def run(program: Program, transform: Transform) -> Run:
         return made[-1][0]
 
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+
     def transformed_plainly(f: Callable[..., Any]) -> Any:
         made.append((transform(attrs.evolve(program, transform="jit"), f), f))
         return made[-1][0]
@@ -133,7 +145,12 @@ def run(program: Program, transform: Transform) -> Run:
 
 
 def _run_script(
-    program: Program, space: dict[str, Any], known: set[str], made: list[tuple[Any, Any]], found: Run, looks_before: bool
+    program: Program,
+    space: dict[str, Any],
+    known: set[str],
+    made: list[tuple[Any, Any]],
+    found: Run,
+    looks_before: bool,
 ) -> None:
     compiled = [c for c, _ in made if isinstance(c, fg.Compiled)]
     stand_for = {id(c): f for c, f in made}
@@ -151,8 +168,17 @@ def _run_script(
         if before is not None and compiled:
             mentioned = look(frozenset(program.bystanders)) if program.bystanders else before
             reads = any(part.kind.reads_values for part in program.parts)
-            lines = [(repr(what.tolist()) if reads else "") if isinstance(what, torch.Tensor) else what for _, what in mentioned.lines]
-            seen.key = source, torch.is_grad_enabled(), mentioned.ids, lines, torch.get_rng_state().tolist() if reads else None
+            lines = [
+                (repr(what.tolist()) if reads else "") if isinstance(what, torch.Tensor) else what
+                for _, what in mentioned.lines
+            ]
+            seen.key = (
+                source,
+                torch.is_grad_enabled(),
+                mentioned.ids,
+                lines,
+                torch.get_rng_state().tolist() if reads else None,
+            )
         try:
             exec(source, space)
         except fg.FuncgradError as error:
@@ -170,7 +196,8 @@ def _run_script(
 
 
 def _is_of_program(error: BaseException) -> bool:
-    """Whether a compiled program raised it when it ran, and not the function, while it was traced or in eager PyTorch."""
+    """Whether a compiled program raised it when it ran, and not the function, while it was traced or in eager
+    PyTorch."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     inside = [*itertools.dropwhile(lambda file: not file.startswith(_FUNCGRAD), files)]
     return bool(inside) and _FILE not in inside
@@ -193,7 +220,15 @@ def _is_own(module: str | None) -> bool:
 
 def _snapshot(snapshot: Snapshot, space: dict[str, Any], known: set[str]) -> Snapshot:
     for name in sorted(space.keys() - known):
-        if name not in ("__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__warningregistry__"):
+        if name not in (
+            "__builtins__",
+            "__name__",
+            "__doc__",
+            "__package__",
+            "__loader__",
+            "__spec__",
+            "__warningregistry__",
+        ):
             snapshot.see(name, space[name])
     for name in sorted(os.environ):
         if name.startswith("FUZZ_"):
@@ -226,7 +261,8 @@ def reason_of(error: fg.FuncgradError) -> str:
 
 @attrs.frozen
 class Outcome:
-    """How a program went: ``agrees``, ``refused``, ``warned`` (differs, but was warned about), ``differs``, ``crashed``."""
+    """How a program went: ``agrees``, ``refused``, ``warned`` (differs, but was warned about), ``differs``,
+    ``crashed``."""
 
     status: str
     reason: str = ""
@@ -248,7 +284,11 @@ class Outcome:
     @property
     def sort(self) -> tuple[str, str]:
         """What stays the same while a program is minimised."""
-        return ("agrees", "compiles again") if self.status == "agrees" and self.again is not None else (self.status, self.reason)
+        return (
+            ("agrees", "compiles again")
+            if self.status == "agrees" and self.again is not None
+            else (self.status, self.reason)
+        )
 
     @property
     def last(self) -> int:
@@ -280,7 +320,8 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
     outcome = _compare(eager, compiled, program)
     raises = outcome.reason.startswith("raises") and outcome.message and outcome.message in program.text
     if (outcome.status == "differs" or raises) and UNWATCHED in compiled.warnings:
-        late = outcome.reason == "state after an exception"  # else what comes of the value: a result, a state, an exception or none
+        # else what comes of the value: a result, a state, an exception or none
+        late = outcome.reason == "state after an exception"
         outcome = attrs.evolve(outcome, status="warned", reason=outcome.reason if late else "result")
     seen: list[Any] = []
     again = None
@@ -289,12 +330,14 @@ def _check_once(program: Program, transform: Transform) -> Outcome:
             again = step.step if again is None and step.compiles and step.key in seen else again
             seen += [] if step.key in seen or step.error else [step.key]
     compiles = sum(step.compiles for step in compiled.steps if step.key is not None and not step.error)
-    return attrs.evolve(outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings))))
+    return attrs.evolve(
+        outcome, compiles=compiles, worlds=len(seen), again=again, warnings=tuple(sorted(set(compiled.warnings)))
+    )
 
 
 def _compare(eager: Run, compiled: Run, program: Program) -> Outcome:
-    """Up to the step after which the two worlds may differ: where a program has raised, or a gradient has stored a tensor, without the
-    history that eager PyTorch gives it."""
+    """Up to the step after which the two worlds may differ: where a program has raised, or a gradient has stored a
+    tensor, without the history that eager PyTorch gives it."""
     histories = program.transform == "jit"
     for a, b in zip(eager.steps, compiled.steps, strict=False):
         outcome = _compare_step(a, b, program.text, histories)

@@ -1,7 +1,7 @@
 """Everything that can be seen of a world of Python objects, as a list of lines that two worlds can be compared by.
 
-An object is named by the path on which it is first met; where it is met again, the line says so. So two worlds whose snapshots are
-equal hold equal values and share objects, and the memory of tensors, in the same places.
+An object is named by the path on which it is first met; where it is met again, the line says so. So two worlds whose
+snapshots are equal hold equal values and share objects, and the memory of tensors, in the same places.
 """
 
 from __future__ import annotations
@@ -27,12 +27,29 @@ from torch import Tensor
 
 from funcgrad.runtime.cache import Kept
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, torch.dtype, torch.device, torch.layout)
+_ATOMS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    range,
+    slice,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
 _BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType)
 _TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_NOT_OF_A_CLASS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__", "__qualname__", "__hash__",
-                   "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__attrs_attrs__", "__attrs_props__", "__getstate__",
-                   "__setstate__", "_member_map_", "_value2member_map_", "_member_names_", "__abstractmethods__", "_abc_impl"}  # fmt: skip
+_NOT_OF_A_CLASS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__", "__qualname__",
+"__hash__",
+                   "__dataclass_fields__", "__dataclass_params__", "__match_args__", "__attrs_attrs__",
+                   "__attrs_props__", "__getstate__",
+                   "__setstate__", "_member_map_", "_value2member_map_", "_member_names_", "__abstractmethods__",
+                   "_abc_impl"}  # fmt: skip
 _HOOKS = ("hooks", "hooks_with_kwargs", "hooks_always_called")
 """Ends of the names of tables whose keys come from a counter of the process."""
 
@@ -103,15 +120,21 @@ class Snapshot:
         if isinstance(value, types.FunctionType):
             return f"function {value.__name__}", _of_function(value) if self.own(value.__module__) else []
         if isinstance(value, dict):
-            named = (repr(k) if isinstance(k, _ATOMS) and not path.endswith(_HOOKS) else f"key {i}" for i, k in enumerate(value))
-            values = [dict.__getitem__(value, k) for k in value]  # dict.values() does not know the order of an OrderedDict
+            named = (
+                repr(k) if isinstance(k, _ATOMS) and not path.endswith(_HOOKS) else f"key {i}"
+                for i, k in enumerate(value)
+            )
+            # dict.values() does not know the order of an OrderedDict
+            values = [dict.__getitem__(value, k) for k in value]
             items = [(f"[{name}]", v) for name, v in zip(named, values, strict=True)]
             strange = [(f"[key {i}].key", k) for i, k in enumerate(value) if not isinstance(k, _ATOMS)]
             return f"{kind} of {len(value)}", [*strange, *items, *self._attributes(value)]
         if isinstance(value, (list, tuple, collections.deque)):
             return f"{kind} of {len(value)}", [*((f"[{i}]", v) for i, v in enumerate(value)), *self._attributes(value)]
         if isinstance(value, (set, frozenset)):
-            ordered = sorted(value, key=lambda v: repr(v) if isinstance(v, _ATOMS) else type(v).__name__ + repr(_values(v)))
+            ordered = sorted(
+                value, key=lambda v: repr(v) if isinstance(v, _ATOMS) else type(v).__name__ + repr(_values(v))
+            )
             return f"{kind} of {len(value)}", [(f"[{i}]", v) for i, v in enumerate(ordered)]
         for types_, look in _LOOKS:
             if isinstance(value, types_):
@@ -196,8 +219,8 @@ _WITH_HISTORY, _WITHOUT = "requires_grad=True leaf=False", "requires_grad=False 
 def first_difference(
     expected: Snapshot, found: Snapshot, names: tuple[str, str] = ("eager", "compiled"), histories: bool = True
 ) -> tuple[str, str] | None:
-    """The path of the first line in which two snapshots differ, and both lines, each after the name of its snapshot. ``histories``: that a
-    tensor has none where it is expected to have one is a difference."""
+    """The path of the first line in which two snapshots differ, and both lines, each after the name of its snapshot.
+    ``histories``: that a tensor has none where it is expected to have one is a difference."""
     for a, b in itertools.zip_longest(expected.lines, found.lines, fillvalue=("", "nothing")):
         detached = a[1].replace(_WITH_HISTORY, _WITHOUT) if isinstance(a[1], str) and not histories else a[1]
         if a[0] != b[0] or not (same(a[1], b[1]) or same(detached, b[1])):

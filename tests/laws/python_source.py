@@ -17,7 +17,8 @@ from .python_kinds import Kind
 
 @attrs.frozen
 class Part:
-    """A piece of state: its kind, the source that makes it, its name, and how the function gets at it (a key of ``CARRIERS``)."""
+    """A piece of state: its kind, the source that makes it, its name, and how the function gets at it (a key of
+    ``CARRIERS``)."""
 
     kind: Kind
     number: int
@@ -31,7 +32,11 @@ class Part:
     def inside(self, placed: str, entry: str) -> str:
         """What the function writes for it."""
         if self.carrier == "self":
-            return f"self.{self.root}" if placed in ("direct", "loop", "alias", "lambda") and entry in WITH_SELF else f"host.{self.root}"
+            return (
+                f"self.{self.root}"
+                if placed in ("direct", "loop", "alias", "lambda") and entry in WITH_SELF
+                else f"host.{self.root}"
+            )
         return CARRIERS[self.carrier].replace("@", self.root)
 
     @property
@@ -45,7 +50,8 @@ class Part:
 
 @attrs.frozen
 class Unit:
-    """A statement of the function (``@``: the root of a part), or of the script; ``placed`` says where in the function it stands."""
+    """A statement of the function (``@``: the root of a part), or of the script; ``placed`` says where in the
+    function it stands."""
 
     part: int
     does: str
@@ -116,7 +122,10 @@ class Program:
     @property
     def script(self) -> list[str]:
         """The source of each step."""
-        return [s.source if isinstance(s, Call) else self.part(s.part).text(s.template, self.part(s.part).outside) for s in self.steps]
+        return [
+            s.source if isinstance(s, Call) else self.part(s.part).text(s.template, self.part(s.part).outside)
+            for s in self.steps
+        ]
 
     @property
     def bystanders(self) -> set[str]:
@@ -142,7 +151,9 @@ class Program:
         body.append(f"return {self.result}" if self.transform == "jit" else f"return {loss}")
         extra = ", k=2" if self.number else ""
         arguments = "".join(f", {part.root}" for part in self.parts if part.carrier == "argument")
-        return "\n".join([*helpers, _define(self.entry, body, extra, arguments, [p.root for p in self.parts if p.carrier == "self"])])
+        return "\n".join(
+            [*helpers, _define(self.entry, body, extra, arguments, [p.root for p in self.parts if p.carrier == "self"])]
+        )
 
     @property
     def arguments(self) -> str:
@@ -191,10 +202,16 @@ def _define(entry: str, body: list[str], extra: str, arguments: str, attributes:
         head = "    @transform\n" if entry == "decorated method" else ""
         made = f"class Host{base}:\n{init}\n{head}{method}\n"
         if entry == "inherited":
-            made += "class Sub(Host):\n    def f(self, *args, **kwargs): return super().f(*args, **kwargs)\nhost = Sub()\n"
+            made += (
+                "class Sub(Host):\n    def f(self, *args, **kwargs): return super().f(*args, **kwargs)\nhost = Sub()\n"
+            )
         else:
             made += "host = Host()\n"
-        called = {"module": "transform(host)", "callable": "transform(host)", "decorated method": "lambda *a, **k: host.f(*a, **k)"}
+        called = {
+            "module": "transform(host)",
+            "callable": "transform(host)",
+            "decorated method": "lambda *a, **k: host.f(*a, **k)",
+        }
         return f"{made}call = {called.get(entry, 'transform(host.f)')}"
     hub = f"class Host:\n{init}\n    pass\nhost = Host()\n" if attributes else ""
     if entry == "closure":

@@ -1,7 +1,7 @@
 """What compiled functions say of random programs that they do not carry out, and of how many programs they may say it.
 
-A refusal by name where eager PyTorch runs is no difference, but it is counted: a run fails in which a reason is given more often than
-it was. The figures may only shrink. What a refusal says that is not named here is a difference.
+A refusal by name where eager PyTorch runs is no difference, but it is counted: a run fails in which a reason is given
+more often than it was. The figures may only shrink. What a refusal says that is not named here is a difference.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def reason_of(error: str) -> str | None:
 
 
 def above(refused: Mapping[str, int], n: int, ceilings: Mapping[str, float] = CEILINGS) -> list[str]:
-    """What is refused more often than it may be in ``n`` programs: by more than four standard deviations of what is chance."""
+    """What is refused more often than it may be in ``n`` programs: by more than four standard deviations of what is
+    chance."""
     counts = {"any of them": sum(refused.values()), **refused}
     allowed = {"any of them": sum(ceilings.values()), **ceilings}
     return [

@@ -1,5 +1,5 @@
-"""Laws of the layers: a stack around a function's own kernel is the function, each sentence holds on every inner call, a layer
-is there only where facts ask for it, and without it a law fails."""
+"""Laws of the layers: a stack around a function's own kernel is the function, each sentence holds on every inner
+call, a layer is there only where facts ask for it, and without it a law fails."""
 
 import itertools
 import json
@@ -87,7 +87,10 @@ class Spy:
         held = {s: v.detach().clone() for s, v in ins.items()}
         flags = {s: (v.grad, v.requires_grad) for s, v in ins.items() if v.is_leaf}
         outs = self.kernel(*values)
-        self.note("leaves", any(v.grad is not flags[s][0] or v.requires_grad is not flags[s][1] for s, v in ins.items() if s in flags))
+        self.note(
+            "leaves",
+            any(v.grad is not flags[s][0] or v.requires_grad is not flags[s][1] for s, v in ins.items() if s in flags),
+        )
         self.note("restride", any(look(v) != looks[s] for s, v in ins.items()))
         self.note("mutation", any(not torch.allclose(v.detach(), held[s], 0, 0, True) for s, v in ins.items()))
         self.after(ins, dict(zip(self.inner.outs, outs, strict=True)))
@@ -98,22 +101,32 @@ class Spy:
         # carriers bring the history of a family; its memory goes in as that of the base
         carriers = {c for o in self.facts.needed_overlaps() for c in self.facts.carriers(o)}
         written = {s for s in ins if s in self.facts.changes and self.facts.changes[s].data} - carriers
-        reached = [(a, b) for a in written for b in ins if b is not a and b not in carriers and self.reaches(b, ins[b], a, ins[a])]
+        reached = [
+            (a, b)
+            for a in written
+            for b in ins
+            if b is not a and b not in carriers and self.reaches(b, ins[b], a, ins[a])
+        ]
         self.note("synthetic base", any(not self.is_overwritten(b, by=a) for a, b in reached))
         self.note("subclass", any(map(is_wrapper_subclass, ins.values())))
         self.note("autocast", torch.is_autocast_enabled("cpu"))
         self.note("grad mode", not torch.is_grad_enabled())
 
     def reaches(self, slot, value, written, written_value):
-        """Whether an inner input reaches memory the function writes to through another: for a base, through the views it is for."""
+        """Whether an inner input reaches memory the function writes to through another: for a base, through the
+        views it is for."""
         windows = [self.outer[of] for of in written.of] if isinstance(written, Base) else [written_value]
         return any(same_memory(value, t) and share_elements(value, t) for t in windows)
 
     def is_overwritten(self, slot, by):
-        """A base may reach a view of it that overlaps no other, if what the view holds in the end is written after the base."""
+        """A base may reach a view of it that overlaps no other, if what the view holds in the end is written after
+        the base."""
         outs = self.inner.outs
         return (
-            isinstance(slot, Base) and not isinstance(by, Base) and Final(slot) in outs and outs.index(Final(slot)) < outs.index(Final(by))
+            isinstance(slot, Base)
+            and not isinstance(by, Base)
+            and Final(slot) in outs
+            and outs.index(Final(slot)) < outs.index(Final(by))
         )
 
     def after(self, ins, outs):
@@ -183,7 +196,8 @@ def test_a_stack_around_its_own_kernel_is_the_function(seed):
 @settings(FEW, max_examples=30)
 @given(SEEDS)
 def test_statements_are_plain_data(seed):
-    """A list of statements goes through JSON and comes back as it was: the same text is printed of it, and it does the same."""
+    """A list of statements goes through JSON and comes back as it was: the same text is printed of it, and it does
+    the same."""
     case = generate(seed)
     assume(runs_in_eager(case))
     program = carried_out(case)
@@ -215,7 +229,8 @@ def rebuilt(f, args):
 @settings(FEW, max_examples=30)
 @given(SEEDS)
 def test_statements_are_the_printed_call_and_its_inverse(seed):
-    """The call is printed of them. Read the other way, they lead from what the kernel is given to what the caller has."""
+    """The call is printed of them. Read the other way, they lead from what the kernel is given to what the caller
+    has."""
     case = generate(seed)
     assume(runs_in_eager(case))
     carried_out(case)
@@ -296,7 +311,14 @@ def test_layers_one_by_one_are_the_printed_stack(seed):
 
 # ── only when needed ─────────────────────────────────────────────────────────────────────────────────────────────
 
-PURE = ("{x}.sin()", "{x} * {y}.mean()", "({x} + 1).t()", "{x}[:1] * 2", "{x}.reshape(-1).cumsum(0)", "{x}.clone().mul_(2)")
+PURE = (
+    "{x}.sin()",
+    "{x} * {y}.mean()",
+    "({x} + 1).t()",
+    "{x}[:1] * 2",
+    "{x}.reshape(-1).cumsum(0)",
+    "{x}.clone().mul_(2)",
+)
 
 
 @FEW
@@ -312,7 +334,9 @@ def test_a_pure_function_of_distinct_tensors_has_no_layers(data):
         names.append(f"v{i}")
     namespace = {}
     exec(f"def f(a, b, c):\n    {'; '.join(lines)}\n    return (v{len(lines) - 1},)", namespace)
-    case = Case(lambda: [torch.ones(2, 2, requires_grad=grad) for _, grad in zip(inputs, grads, strict=True)], namespace["f"])
+    case = Case(
+        lambda: [torch.ones(2, 2, requires_grad=grad) for _, grad in zip(inputs, grads, strict=True)], namespace["f"]
+    )
     # with some that require grad, but only if what is returned depends on them: else the kernel runs below autograd
     grads = (data.draw(st.booleans()),) * 3
     assume(runs_in_eager(case))
@@ -394,7 +418,8 @@ PLANS = dict(zip(NAMES, ORDER, strict=True))
 
 
 def broken_laws(case):
-    """Which laws do not hold of one call: names of layers whose sentence is false, and "round trip"; or the error it raises."""
+    """Which laws do not hold of one call: names of layers whose sentence is false, and "round trip"; or the error it
+    raises."""
     try:
         spy, call = spied(program_of(case))
         found = run(case, lambda f: call)
@@ -565,8 +590,8 @@ def f_everything(p, q, a, b, m, v):
     return p + q, a * b, m.sum(1), v[1:]
 
 
-# "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is written to; and
-# "histories" after all of them: what is outside is gone through before anything is done to it
+# "mutation" comes after "synthetic base" and "outputs": all three speak of one tensor, what holds the memory that is
+# written to; and "histories" after all of them: what is outside is gone through before anything is done to it
 ORDERS = [
     o
     for o in itertools.permutations(ORDER[2:-2])
@@ -665,7 +690,9 @@ def windows(draw):
 def bytes_of(t):
     size = t.element_size()
     indices = itertools.product(*(range(n) for n in t.shape))
-    firsts = [(t.storage_offset() + sum(i * s for i, s in zip(index, t.stride(), strict=True))) * size for index in indices]
+    firsts = [
+        (t.storage_offset() + sum(i * s for i, s in zip(index, t.stride(), strict=True))) * size for index in indices
+    ]
     return {first + i for first in firsts for i in range(size)}
 
 

@@ -1,5 +1,6 @@
-"""Numbers of Python among tensors do in a compiled function what they do in eager PyTorch: the first random programs, and some of the
-calls of PyTorch that take a number. ``python -m tests.laws.numbers 2000`` runs more programs, ``… 0`` every call.
+"""Numbers of Python among tensors do in a compiled function what they do in eager PyTorch: the first random programs,
+and some of the calls of PyTorch that take a number. ``python -m tests.laws.numbers 2000`` runs more programs, ``… 0``
+every call.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from .numbers import check_case, functions, operators, quietly, report
 
 EACH = 8
 _CALLS = (
-    "add.Scalar[2]", "clamp.default[1]", "float_power.Tensor_Scalar[1]", "fmod.Scalar[1]", "hardtanh.default[2]", "isin.Tensor_Scalar[1]",
-    "layer_norm.default[4]", "nan_to_num.default[1]", "pow.Scalar[0]", "pow.Tensor_Scalar[1]", "rsub.Scalar[2]", "softplus.default[1]",
+    "add.Scalar[2]", "clamp.default[1]", "float_power.Tensor_Scalar[1]", "fmod.Scalar[1]", "hardtanh.default[2]",
+    "isin.Tensor_Scalar[1]",
+    "layer_norm.default[4]", "nan_to_num.default[1]", "pow.Scalar[0]", "pow.Tensor_Scalar[1]", "rsub.Scalar[2]",
+    "softplus.default[1]",
     "threshold.default[2]", "threshold_backward.default[2]", "xlogy.Scalar_Self[0]",
 )  # fmt: skip
 

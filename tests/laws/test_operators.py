@@ -1,5 +1,5 @@
-"""A seeded tenth of the operators, modules and optimisers of PyTorch's own databases, in each kind of sweep, a sample of each in double
-precision. ``python -m tests.laws.operators KIND`` runs all samples, in all dtypes."""
+"""A seeded tenth of the operators, modules and optimisers of PyTorch's own databases, in each kind of sweep, a
+sample of each in double precision. ``python -m tests.laws.operators KIND`` runs all samples, in all dtypes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ONE = Limits(samples=1, dtypes=1, backend="aten")
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "level", logging.CRITICAL)  # calls that raise are meant to
+    # calls that raise are meant to
+    monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "level", logging.CRITICAL)
     torch.set_num_threads(1)
 
 
@@ -34,7 +35,9 @@ def test_a_tenth_of_the_operators(kind: str) -> None:  # S0-13, S3-30
 
 def test_exceptions_are_of_operators_that_are_there() -> None:
     names = {kind: {name for name, _ in cases(kind)} for kind in (*KINDS, *MEMBERS)}
-    unknown = [(kind, name) for one in EXCEPTIONS for kind in names for name in one.names(kind) if name not in names[kind]]
+    unknown = [
+        (kind, name) for one in EXCEPTIONS for kind in names for name in one.names(kind) if name not in names[kind]
+    ]
     kinds = {kind for one in EXCEPTIONS for kinds in one.of for kind in kinds.split()}
     assert not unknown and kinds <= names.keys()
 

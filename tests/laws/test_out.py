@@ -1,4 +1,5 @@
-"""Operators of PyTorch's own database with ``out=``: what it names holds what it holds in eager PyTorch, and has its sizes."""
+"""Operators of PyTorch's own database with ``out=``: what it names holds what it holds in eager PyTorch, and has its
+sizes."""
 
 from __future__ import annotations
 
@@ -17,15 +18,19 @@ import funcgrad as fg
 from .numbers import REFUSALS, UNSUITED, Raised, difference, outcome, quietly
 
 _SOME = (
-    "kron", "linalg.matrix_rank", "linalg.inv", "linalg.solve", "linalg.det", "linalg.cholesky", "linalg.eigh", "linalg.qr", "linalg.svd",
-    "linalg.tensorinv", "linalg.norm", "fft.fft", "cat", "stack", "mm", "addmm", "matmul", "add", "sin", "sum", "mean", "max",
-    "sort", "topk", "cumsum", "gather", "take", "index_select", "clamp", "where", "arange", "eye", "frexp", "logsumexp", "std",
+    "kron", "linalg.matrix_rank", "linalg.inv", "linalg.solve", "linalg.det", "linalg.cholesky", "linalg.eigh",
+    "linalg.qr", "linalg.svd",
+    "linalg.tensorinv", "linalg.norm", "fft.fft", "cat", "stack", "mm", "addmm", "matmul", "add", "sin", "sum", "mean",
+    "max",
+    "sort", "topk", "cumsum", "gather", "take", "index_select", "clamp", "where", "arange", "eye", "frexp", "logsumexp",
+    "std",
     "triangular_solve", "geqrf", "special.i1e", "nn.functional.linear", "unbind_copy",
 )  # fmt: skip
 
 
 class Into:
-    """A call of an operator with ``out=``, and what it is to name: of the sizes of the result, or empty, dense or with gaps."""
+    """A call of an operator with ``out=``, and what it is to name: of the sizes of the result, or empty, dense or
+    with gaps."""
 
     def __init__(self, name: str, op: Callable[..., Any], sample: Any, result: Any) -> None:
         self.name, self.op, self.sample = name, op, sample
@@ -35,7 +40,10 @@ class Into:
     def outs(self, kind: str) -> list[Tensor]:
         if kind == "empty":
             return [t.new_empty(0) for t in self.like]
-        return [torch.zeros_like(t) if kind == "dense" else torch.zeros_like(torch.stack([t, t], -1))[..., 0] for t in self.like]
+        return [
+            torch.zeros_like(t) if kind == "dense" else torch.zeros_like(torch.stack([t, t], -1))[..., 0]
+            for t in self.like
+        ]
 
     def __call__(self, given: Any, outs: list[Tensor]) -> Any:
         value, args, kwargs = given
@@ -45,7 +53,10 @@ class Into:
     def check(self, kind: str) -> str | None:
         given = tree_map_only(Tensor, torch.Tensor.detach, (self.sample.input, self.sample.args, self.sample.kwargs))
         theirs, ours = self.outs(kind), self.outs(kind)
-        expected, found = outcome(lambda: self(given, theirs)), outcome(lambda: fg.jit(self, backend="aten")(given, ours))
+        expected, found = (
+            outcome(lambda: self(given, theirs)),
+            outcome(lambda: fg.jit(self, backend="aten")(given, ours)),
+        )
         if isinstance(found, Raised) and (isinstance(expected, Raised) or type(found.error) in REFUSALS):
             return None
         text = difference((found, ours), (expected, theirs))
@@ -66,7 +77,12 @@ def calls(names: tuple[str, ...] | None) -> Iterator[Into]:
         result = outcome(lambda info=info, s=sample: info.op(s.input, *s.args, **s.kwargs))  # type: ignore[misc]
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         if all(isinstance(t, Tensor) for t in tensors):
-            yield Into(f"{info.name} {info.variant_test_name}", info.op, sample, tree_map_only(Tensor, torch.Tensor.detach, result))
+            yield Into(
+                f"{info.name} {info.variant_test_name}",
+                info.op,
+                sample,
+                tree_map_only(Tensor, torch.Tensor.detach, result),
+            )
 
 
 @pytest.mark.parametrize("kind", ["dense", "empty"])

@@ -1,4 +1,5 @@
-"""Random programs that alias and mutate do in a compiled function what they do in eager PyTorch: the first ones, on every run.
+"""Random programs that alias and mutate do in a compiled function what they do in eager PyTorch: the first ones, on
+every run.
 
 ``make fuzz`` runs more of them, on all cores.
 """

@@ -1,7 +1,8 @@
-"""Random Python programs that read and write state besides tensors do in a compiled function what they do in eager PyTorch: the first
-ones, on every run. ``python -m tests.laws.python_fuzz`` runs more of them, on all cores.
+"""Random Python programs that read and write state besides tensors do in a compiled function what they do in eager
+PyTorch: the first ones, on every run. ``python -m tests.laws.python_fuzz`` runs more of them, on all cores.
 
-Also: the comparison finds nothing between eager PyTorch and itself, and finds each sort of fault in transforms that are made to have it.
+Also: the comparison finds nothing between eager PyTorch and itself, and finds each sort of fault in transforms that are
+made to have it.
 """
 
 import copy
@@ -44,7 +45,10 @@ def test_statements_that_read_values_run(kind):
     part = Part(kind, 0, kind.world.replace("$", "0"), "global")
     statements = [*kind.reads, *kind.writes, *(f"y = y * {text}" for text in kind.numbers)]
     statements = statements[:: 13 if len(statements) > 200 else 1]
-    programs = [Program((part,), (Unit(0, "reads", text),), tuple(Call(f"result = call({x})") for x in "ABCR")) for text in statements]
+    programs = [
+        Program((part,), (Unit(0, "reads", text),), tuple(Call(f"result = call({x})") for x in "ABCR"))
+        for text in statements
+    ]
     seen = [(p, run(p, in_eager)) for p in programs]
     failing = [(p.units, r.setup or r.steps[0].error) for p, r in seen if r.setup or all(s.error for s in r.steps)]
     assert len(failing) <= len(statements) * (0.4 if kind.name == "refusal of PyTorch's" else 0.05), failing
@@ -205,7 +209,12 @@ COUNTS_AND_RAISES = program("plain object", "@.n += 1\nif @.n > 1:\n    raise Va
         (compile_it, program("plain object", "@.last = y", transform="grad"), "agrees", ""),
         (compile_it, program("plain object", "@.last = y.detach()", transform="grad"), "agrees", ""),
         (detaches_what_is_stored, program("plain object", "@.last = y * 2"), "agrees", ""),
-        (detaches_what_is_stored, program("plain object", "@.last = y * 2", steps=("result = call(R)",)), "differs", "state"),
+        (
+            detaches_what_is_stored,
+            program("plain object", "@.last = y * 2", steps=("result = call(R)",)),
+            "differs",
+            "state",
+        ),
         (compile_it, RAISES_LATE, "agrees", ""),
         (writes_before_it_runs, RAISES_LATE, "differs", "state after an exception"),
         (compile_it, COUNTS_AND_RAISES, "agrees", ""),
@@ -263,9 +272,17 @@ def test_minimised_programs_go_wrong_in_the_same_way():
 def test_the_statements_of_a_kind_run(kind):
     """A statement that raises is of interest, but one that always does says nothing."""
     part = Part(kind, 0, kind.world.replace("$", "0"), "global")
-    reads = [Program((part,), (Unit(0, "reads", text),), (Call("result = call(A)"),)) for text in (*kind.reads, *kind.writes)]
-    reads += [Program((part,), (Unit(0, "reads", f"y = y * {text}"),), (Call("result = call(A)"),)) for text in kind.numbers]
+    reads = [
+        Program((part,), (Unit(0, "reads", text),), (Call("result = call(A)"),)) for text in (*kind.reads, *kind.writes)
+    ]
+    reads += [
+        Program((part,), (Unit(0, "reads", f"y = y * {text}"),), (Call("result = call(A)"),)) for text in kind.numbers
+    ]
     changes = [Program((part,), (), (Unit(0, "changes", text), Call("result = call(A)"))) for text in kind.changes]
     seen = [(p, run(p, in_eager)) for p in (*reads, *changes)]
-    failing = [(p.units or p.steps[:1], r.setup, [s.error for s in r.steps]) for p, r in seen if r.setup or any(s.error for s in r.steps)]
+    failing = [
+        (p.units or p.steps[:1], r.setup, [s.error for s in r.steps])
+        for p, r in seen
+        if r.setup or any(s.error for s in r.steps)
+    ]
     assert not failing

@@ -1,5 +1,5 @@
-"""Regions are entered and left in any order, by threads, by exceptions, beside torch's own compiled autograd: gradients are always those of
-eager PyTorch, and nothing is left behind.
+"""Regions are entered and left in any order, by threads, by exceptions, beside torch's own compiled autograd: gradients
+are always those of eager PyTorch, and nothing is left behind.
 
 ``python -m tests.laws.test_regions N`` runs N interleavings.
 """
@@ -52,7 +52,8 @@ def raising(g):
 
 
 class Regions(RuleBasedStateMachine):
-    """``opened``: what is open, regions and torch's own, the innermost last. Torch's own is left before what was opened before it."""
+    """``opened``: what is open, regions and torch's own, the innermost last. Torch's own is left before what was
+    opened before it."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +147,9 @@ def _turns_threads_off(one):
 
 
 def interleavings(n):
-    deadline = settings(max_examples=n, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    deadline = settings(
+        max_examples=n, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     run_state_machine_as_test(Regions, settings=deadline)
 
 

@@ -1,4 +1,5 @@
-"""Functions of PyTorch's own database of samples, called with one size after the other: each call does what eager PyTorch does."""
+"""Functions of PyTorch's own database of samples, called with one size after the other: each call does what eager
+PyTorch does."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ import funcgrad as fg
 from .numbers import REFUSALS, UNSUITED, Raised, difference, outcome, quietly
 
 _SOME = (
-    "chunk", "cumsum", "cumprod", "diff", "flip", "narrow", "nn.functional.glu", "nn.functional.pad", "repeat", "reshape", "roll",
+    "chunk", "cumsum", "cumprod", "diff", "flip", "narrow", "nn.functional.glu", "nn.functional.pad", "repeat",
+    "reshape", "roll",
     "softmax", "split", "tensor_split", "unflatten", "unfold", "view", "std", "sort", "tril",
 )  # fmt: skip
 
 
 _OTHERWISE = ("uniform", "interpolate", "upsample", "slice", "item", "resize_", "jiterator")
-"""Draws, after it has set the generator (as item does); is refused by PyTorch's shape functions where the batch is empty; calls an
-overload itself; returns memory nobody wrote to; runs on a GPU alone."""
+"""Draws, after it has set the generator (as item does); is refused by PyTorch's shape functions where the batch is
+empty; calls an overload itself; returns memory nobody wrote to; runs on a GPU alone."""
 
 
 def sequences(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor], Any], list[Tensor]]]:
@@ -38,13 +40,21 @@ def sequences(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor
         torch.manual_seed(0)
         for i, sample in enumerate(itertools.islice(info.sample_inputs("cpu", torch.float32), 4)):
             x = sample.input
-            alone = isinstance(x, Tensor) and not any(isinstance(v, Tensor) for v in tree_leaves((sample.args, sample.kwargs)))
+            alone = isinstance(x, Tensor) and not any(
+                isinstance(v, Tensor) for v in tree_leaves((sample.args, sample.kwargs))
+            )
             if not alone or x.ndim == 0 or not 0 < x.numel() < 400 or x.layout != torch.strided:
                 continue
             rows = torch.cat([x.detach()] * 4)[:17]
             n = x.shape[0]
             call = lambda t, op=info.op, s=sample: op(t, *s.args, **s.kwargs)  # noqa: E731
-            found.append((f"{info.name} {i}", call, [rows[:k].clone() for k in (n, 2 * n, n + 1, 3 * n, 1, n + 2, 0) if k <= len(rows)]))
+            found.append(
+                (
+                    f"{info.name} {i}",
+                    call,
+                    [rows[:k].clone() for k in (n, 2 * n, n + 1, 3 * n, 1, n + 2, 0) if k <= len(rows)],
+                )
+            )
     return found
 
 

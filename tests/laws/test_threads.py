@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 import funcgrad as fg
 
-checkpoint = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # eager PyTorch puts the generator back
+# eager PyTorch puts the generator back
+checkpoint = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 N = 16
 SECONDS = 3
 
@@ -124,7 +125,8 @@ def with_fork(x, k):
 
 
 EAGER = {
-    with_cond: lambda x, k: (x.sin() * 2 if x.sum() > k else x.cos() * 3).sum(),  # eager torch.cond traces, and one thread alone can
+    # eager torch.cond traces, and one thread alone can
+    with_cond: lambda x, k: (x.sin() * 2 if x.sum() > k else x.cos() * 3).sum(),
     with_fork: lambda x, k: x.sum() * k,  # eager PyTorch puts the generator back, whoever has drawn
 }
 COMPILED = [chained, with_custom, with_checkpoint, with_memory, with_module, with_fork]
@@ -165,7 +167,9 @@ def compile_for(seconds, seed, functions):
         while True:
             f, k = chosen.choice(functions), chosen.uniform(0.1, 2)
             options = {"backend": "aten", "dynamic": chosen.choice([None, False, True])}
-            found = gradient(fg.jit(f, **options), x, k) if chosen.random() < 0.5 else fg.grad_compiled(f, **options)(x, k)
+            found = (
+                gradient(fg.jit(f, **options), x, k) if chosen.random() < 0.5 else fg.grad_compiled(f, **options)(x, k)
+            )
             torch.testing.assert_close(found, gradient(f, x, k))
             if time.monotonic() > stop:
                 return
@@ -174,8 +178,18 @@ def compile_for(seconds, seed, functions):
 
 
 def functions_of_torch():
-    owners = (torch, torch.random, torch.Tensor, torch.autograd, torch.autograd.Function, torch.utils.checkpoint, torch.Generator)
-    places = {(owner, name): id(value) for owner in owners for name, value in vars(owner).items() if not name.startswith("__")}
+    owners = (
+        torch,
+        torch.random,
+        torch.Tensor,
+        torch.autograd,
+        torch.autograd.Function,
+        torch.utils.checkpoint,
+        torch.Generator,
+    )
+    places = {
+        (owner, name): id(value) for owner in owners for name, value in vars(owner).items() if not name.startswith("__")
+    }
     return places | {"hooks": dict(torch.nn.modules.module._global_forward_pre_hooks), "set_": torch.Tensor.set_}
 
 
@@ -187,8 +201,8 @@ def notes_of_modes():
 def law(seconds, drawing, seed=0):
     """Threads compile while others draw and differentiate.
 
-    Eager ``torch.cond`` runs the compiler of torch, which notes for the whole process that it traces, and puts the generator back: it is
-    looked at where nobody draws, and compiles it.
+    Eager ``torch.cond`` runs the compiler of torch, which notes for the whole process that it traces, and puts the
+    generator back: it is looked at where nobody draws, and compiles it.
     """
     compiled, bystanders = ([*COMPILED, with_cond], BYSTANDERS) if drawing else (COMPILED, [*BYSTANDERS, conditional])
     fg.jit(torch.sin, backend="aten")(torch.ones(1))  # what stays in torch's places is there from the first trace on
@@ -215,7 +229,9 @@ def law(seconds, drawing, seed=0):
     if drawing == 1:  # the very sequence
         torch.manual_seed(seed)
         for found in drawn:
-            assert torch.equal(found, torch.randn(N, dtype=torch.float64) if found.dtype == torch.float64 else F.dropout(torch.ones(N)))
+            assert torch.equal(
+                found, torch.randn(N, dtype=torch.float64) if found.dtype == torch.float64 else F.dropout(torch.ones(N))
+            )
     numbers = [v for row in drawn if row.dtype == torch.float64 for v in row.tolist()]
     assert len(set(numbers)) == len(numbers)
     assert functions_of_torch() == before and notes_of_modes() == notes
@@ -291,7 +307,8 @@ def test_what_torch_compile_made_in_one_thread_stays_while_another_traces(name, 
 
 
 def test_first_calls_of_many_signatures_at_once():
-    """Each signature compiles once, whoever comes first; every call has its own result, and writes what it writes once."""
+    """Each signature compiles once, whoever comes first; every call has its own result, and writes what it writes
+    once."""
     called = []
 
     def f(x, k):
@@ -299,7 +316,9 @@ def test_first_calls_of_many_signatures_at_once():
         return (x * k).sum()
 
     c = fg.jit(f, backend="aten", dynamic=False)
-    calls = [(torch.arange(4, dtype=dtype), k) for dtype in (torch.float32, torch.float64, torch.int64) for k in (1, 2, 3)]
+    calls = [
+        (torch.arange(4, dtype=dtype), k) for dtype in (torch.float32, torch.float64, torch.int64) for k in (1, 2, 3)
+    ]
 
     def run(own):
         for x, k in own:
@@ -322,7 +341,8 @@ slow.register_fake(torch.empty_like)
 
 
 def test_writes_of_several_signatures_are_all_there():
-    """The programs of one function write to the same buffer: another has its turn between what one computes and what it writes."""
+    """The programs of one function write to the same buffer: another has its turn between what one computes and what
+    it writes."""
     total = torch.zeros(())
     c = fg.jit(lambda x: slow(x + total.add_(x.sum())), dynamic=False, backend="aten")
     inputs = [torch.ones(n) for n in (1, 2, 3)]

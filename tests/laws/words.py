@@ -1,11 +1,12 @@
-"""Words of torch.func's transforms over functions that write, alias, draw and close over tensors, compiled at each position.
+"""Words of torch.func's transforms over functions that write, alias, draw and close over tensors, compiled at each
+position.
 
 A word ``("vmap", "grad")`` is ``vmap(grad(f))``. Compiled at position 1 it is ``vmap(compiled grad(f))``, at position 2
-``vmap(grad(compiled f))``. The oracle is the same word in eager torch.func, in float64: both give the same numbers, and leave the same
-in what is written to, or both raise. A second call runs programs of the first one, and makes none.
+``vmap(grad(compiled f))``. The oracle is the same word in eager torch.func, in float64: both give the same numbers, and
+leave the same in what is written to, or both raise. A second call runs programs of the first one, and makes none.
 
-``python -m tests.laws.words LENGTH [CASES [SEED]]`` runs all words up to a length, or so many random ones of that length;
-``python -m tests.laws.words LENGTH PART/PARTS`` of all words of that length that part.
+``python -m tests.laws.words LENGTH [CASES [SEED]]`` runs all words up to a length, or so many random ones of that
+length; ``python -m tests.laws.words LENGTH PART/PARTS`` of all words of that length that part.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def point(word: tuple[str, ...]) -> Tensor:
 
 
 def applied(word: tuple[str, ...], name: str, at: int | None) -> tuple[Fn, tuple[Tensor, ...]]:
-    """The word over a function, compiled at a position: 0 is the outermost transform, ``len(word)`` the function; and what is written."""
+    """The word over a function, compiled at a position: 0 is the outermost transform, ``len(word)`` the function;
+    and what is written."""
     made = FUNCTIONS[name]()
     f: Any = fg.jit(made.f, backend="aten") if at == len(word) else made.f
     if made.around is not None:
@@ -160,7 +162,8 @@ def differs(word: tuple[str, ...], name: str, at: int) -> str | None:
     if isinstance(found, Exception):
         return f"{type(found).__name__}: {str(found)[:200]}"
     same = all(
-        a.shape == b.shape and torch.allclose(a, b, atol=1e-9, rtol=1e-9, equal_nan=True) for a, b in zip(wanted, found, strict=True)
+        a.shape == b.shape and torch.allclose(a, b, atol=1e-9, rtol=1e-9, equal_nan=True)
+        for a, b in zip(wanted, found, strict=True)
     )
     return None if same else "WRONG"
 
@@ -182,7 +185,9 @@ def main(length: str, which: str = "", seed: str = "0") -> int:
     if which:
         chosen = [case for case in chosen if len(case[0]) == int(length)]
         part, _, parts = which.partition("/")
-        chosen = chosen[int(part) - 1 :: int(parts)] if parts else sorted(random.Random(int(seed)).sample(chosen, int(part)))
+        chosen = (
+            chosen[int(part) - 1 :: int(parts)] if parts else sorted(random.Random(int(seed)).sample(chosen, int(part)))
+        )
     differs(("grad",), "smooth", 0)
     gc.freeze()  # what the first case has imported, no collection needs to walk again
     kinds: Counter[str] = Counter()

@@ -1,4 +1,5 @@
-"""Functions that write, alias, draw and close over tensors, for ``words.py``: each made anew, with what it writes to besides."""
+"""Functions that write, alias, draw and close over tensors, for ``words.py``: each made anew, with what it writes to
+besides."""
 
 from __future__ import annotations
 
@@ -209,14 +210,19 @@ def imaginary() -> Made:
 
 def imaginary_argument() -> Made:
     """Complex numbers go into the compiled function, and come out of it."""
-    return Made(lambda z: z * z.conj() * z.exp(), around=lambda f: lambda x: torch.view_as_real(f(torch.complex(x, x.cos()))).sum(-1))
+    return Made(
+        lambda z: z * z.conj() * z.exp(),
+        around=lambda f: lambda x: torch.view_as_real(f(torch.complex(x, x.cos()))).sum(-1),
+    )
 
 
 FUNCTIONS = {
     made.__name__: made
     for made in (
-        smooth, captured, product, writes_to_copy, writes_to_argument, writes_to_input, views, counts, returns_input, returns_view,
-        dropout, dropout_of_each, dropout_refused, norm, softmax, detached, batch_norm, batch_norm_with_buffers, batch_norm_in_evaluation,
+        smooth, captured, product, writes_to_copy, writes_to_argument, writes_to_input, views, counts, returns_input,
+        returns_view,
+        dropout, dropout_of_each, dropout_refused, norm, softmax, detached, batch_norm, batch_norm_with_buffers,
+        batch_norm_in_evaluation,
         tree, custom, imaginary, imaginary_argument,
     )
 }  # fmt: skip

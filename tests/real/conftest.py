@@ -1,4 +1,5 @@
-"""Programs run in double precision: rounding is left where a library asks for single precision itself (norms, losses)."""
+"""Programs run in double precision: rounding is left where a library asks for single precision itself (norms,
+losses)."""
 
 from collections.abc import Iterator
 

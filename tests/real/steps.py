@@ -1,7 +1,8 @@
-"""Five steps of a real program, in two copies of its world: in one its function is compiled, in the other it is eager PyTorch's.
+"""Five steps of a real program, in two copies of its world: in one its function is compiled, in the other it is eager
+PyTorch's.
 
-After each step the value, the gradients of arguments and parameters, the buffers and the drawn numbers must be equal. Parameters
-change between steps as an optimiser changes them, arguments with the step.
+After each step the value, the gradients of arguments and parameters, the buffers and the drawn numbers must be equal.
+Parameters change between steps as an optimiser changes them, arguments with the step.
 """
 
 import contextlib
@@ -42,13 +43,15 @@ class World:
 
 
 def check_steps(make: Callable[[], World], *, programs: int, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    """Assert that the world goes through its steps as in eager PyTorch, in at most ``programs`` programs, and that its Python
-    does not run again on a hit."""
+    """Assert that the world goes through its steps as in eager PyTorch, in at most ``programs`` programs, and that
+    its Python does not run again on a hit."""
     ours, eager = _made(make), _made(make)
     compiled = fg.jit(ours.f)
     for step in range(STEPS):
         want, got = _step(eager, eager.f, step), _step(ours, compiled, step)
-        torch.testing.assert_close(got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m, s=step: f"step {s}: {m}")
+        torch.testing.assert_close(
+            got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m, s=step: f"step {s}: {m}"
+        )
     assert compiled.cache_info().misses <= programs
     with _runs(ours.f.__code__) as runs:
         _step(ours, compiled, STEPS - 1)

@@ -10,7 +10,13 @@ diffusers = pytest.importorskip("diffusers", reason="pip install funcgrad[real]"
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 def test_a_unet_learns_to_denoise(train):
     def make():
-        sizes = {"sample_size": 8, "in_channels": 3, "out_channels": 3, "layers_per_block": 1, "block_out_channels": (8, 16)}
+        sizes = {
+            "sample_size": 8,
+            "in_channels": 3,
+            "out_channels": 3,
+            "layers_per_block": 1,
+            "block_out_channels": (8, 16),
+        }
         down, up = ("DownBlock2D", "AttnDownBlock2D"), ("AttnUpBlock2D", "UpBlock2D")
         model = diffusers.UNet2DModel(norm_num_groups=4, down_block_types=down, up_block_types=up, **sizes).train(train)
 

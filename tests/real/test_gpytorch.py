@@ -41,10 +41,13 @@ def test_an_acquisition_function_has_its_gradient(kind):
         x = torch.rand(6, 2, dtype=torch.double)
         y = x.sin().sum(-1, keepdim=True)
         model = botorch.models.SingleTaskGP(x, y).eval()
-        given = {"sampler": botorch.sampling.SobolQMCNormalSampler(torch.Size([8]), seed=1)} if kind.startswith("q") else {}
+        given = (
+            {"sampler": botorch.sampling.SobolQMCNormalSampler(torch.Size([8]), seed=1)} if kind.startswith("q") else {}
+        )
         acquisition = getattr(botorch.acquisition, kind)(model, best_f=y.max(), **given)
 
-        acquisition(torch.rand(3, 1, 2, dtype=torch.double))  # Sobol's numbers are drawn once, in the first call, by a generator of its own
+        # Sobol's numbers are drawn once, in the first call, by a generator of its own
+        acquisition(torch.rand(3, 1, 2, dtype=torch.double))
 
         def value(candidates):
             return acquisition(candidates).sum()

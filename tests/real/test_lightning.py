@@ -11,7 +11,13 @@ class Classifier(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         # A bias before BatchNorm has rounding noise for a gradient, which Adam would make a step of.
-        layers = [torch.nn.Linear(4, 8, bias=False), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3)]
+        layers = [
+            torch.nn.Linear(4, 8, bias=False),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(8, 3),
+        ]
         self.layers = torch.nn.Sequential(*layers)
         self.seen = 0
 

@@ -7,10 +7,13 @@ from steps import World, check_steps
 torchdiffeq = pytest.importorskip("torchdiffeq", reason="pip install funcgrad[real]")
 
 
-# In single precision an adaptive solver's decisions depend on rounding, which differs where operators are fused: dopri5 is double here.
-# Its table of coefficients is an attribute of a class of the library's, which the library's own code alone reads: that is not watched.
+# In single precision an adaptive solver's decisions depend on rounding, which differs where operators are fused: dopri5
+# is double here. Its table of coefficients is an attribute of a class of the library's, which the library's own code
+# alone reads: that is not watched.
 @pytest.mark.filterwarnings("ignore::funcgrad.errors.UnresolvedCaptureWarning")
-@pytest.mark.parametrize(("method", "dtype"), [("rk4", torch.float32), ("rk4", torch.float64), ("dopri5", torch.float64)])
+@pytest.mark.parametrize(
+    ("method", "dtype"), [("rk4", torch.float32), ("rk4", torch.float64), ("dopri5", torch.float64)]
+)
 def test_a_differential_equation_is_solved(method, dtype):
     def make():
         def solve(y, decay):
@@ -30,7 +33,9 @@ def test_a_neural_differential_equation_learns():
         field = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
         def loss(y):
-            return torchdiffeq.odeint(lambda t, y: field(y), y, torch.linspace(0, 1, 4), method="rk4")[-1].square().mean()
+            return (
+                torchdiffeq.odeint(lambda t, y: field(y), y, torch.linspace(0, 1, 4), method="rk4")[-1].square().mean()
+            )
 
         return World(loss, lambda step: (torch.randn(3, 2).requires_grad_(),), [field])
 

@@ -1,4 +1,5 @@
-"""Training and sampling as it is written: experts with routing by masks, schedulers, replay, chains of samples. No library is needed."""
+"""Training and sampling as it is written: experts with routing by masks, schedulers, replay, chains of samples. No
+library is needed."""
 
 import pytest
 import torch
@@ -39,12 +40,18 @@ def test_boxes_are_suppressed():
 
         def kept(x):
             p = head(x)
-            boxes, scores = torch.cat([p[:, :2].sigmoid(), p[:, :2].sigmoid() + p[:, 2:4].sigmoid()], 1), p[:, 4].sigmoid()
+            boxes, scores = (
+                torch.cat([p[:, :2].sigmoid(), p[:, :2].sigmoid() + p[:, 2:4].sigmoid()], 1),
+                p[:, 4].sigmoid(),
+            )
             order, keep = scores.argsort(descending=True), []
             while order.numel() > 0:
                 first, rest = order[0], order[1:]
                 keep.append(first)
-                low, high = torch.maximum(boxes[first, :2], boxes[rest, :2]), torch.minimum(boxes[first, 2:], boxes[rest, 2:])
+                low, high = (
+                    torch.maximum(boxes[first, :2], boxes[rest, :2]),
+                    torch.minimum(boxes[first, 2:], boxes[rest, 2:]),
+                )
                 shared = (high - low).clamp(min=0).prod(1)
                 areas = [(b[..., 2:] - b[..., :2]).prod(-1) for b in (boxes[first], boxes[rest])]
                 order = rest[shared / (areas[0] + areas[1] - shared) <= 0.5]

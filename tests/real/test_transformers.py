@@ -14,7 +14,9 @@ def bert():
 
 
 def gpt2():
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    )
 
 
 def llama():
@@ -52,7 +54,9 @@ def test_a_language_model_learns(build, train):
 def test_a_vision_transformer_learns(train):
     def make():
         sizes = {k: v for k, v in TINY.items() if k != "vocab_size"}
-        model = transformers.ViTForImageClassification(transformers.ViTConfig(image_size=16, patch_size=8, **sizes)).train(train)
+        model = transformers.ViTForImageClassification(
+            transformers.ViTConfig(image_size=16, patch_size=8, **sizes)
+        ).train(train)
 
         def loss(pixels):
             return model(pixel_values=pixels).logits.logsumexp(-1).sum()
@@ -83,7 +87,9 @@ def test_greedy_generation_draws_the_same_tokens(build):
 
         def step(ids):
             with torch.no_grad():
-                return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0).float()
+                return model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=0
+                ).float()
 
         return World(step, lambda _: (torch.randint(1, 50, (2, 6)),), [model])
 
