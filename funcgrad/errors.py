@@ -134,6 +134,9 @@ class OpaqueCallError(FuncgradError, RuntimeError):
 class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A tensor is of a kind that cannot be traced: a subclass, a sparse or quantized layout."""
 
+    uninitialized: object = None
+    """A parameter or buffer of a lazy module, whose first call says what it is: that is one of eager PyTorch."""
+
 
 class UnsupportedOperatorError(FuncgradError, RuntimeError):
     """The function calls an operator of functions (``while_loop``, ``scan``, ``flex_attention``) that is not

@@ -1146,6 +1146,7 @@ NOT_REFUSED_HERE = {
     "VIEW_SWITCHED_AND_RESTRIDED": "random programs (laws/fuzz.py, seed 1000438)",
     "NOT_AN_OPERAND": "a defect: bodies of control flow are given all that they close over",
     "DRAWN_BY_ANOTHER_THREAD": "two threads in the right order (laws/test_threads.py)",
+    "LAZY_MODULE": "under a transform alone (test_modules.py)",
     "CUDNN_STATISTICS": "a GPU",
     "POLICY_ANSWER": "a GPU",
     "STORAGE_SET": "a subclass whose inner tensors are exchanged (test_subclass.py)",

@@ -122,3 +122,43 @@ def _merge(tree, replacements):
     """The leaves of a tree with its tensors replaced."""
     fresh = iter(replacements)
     return [next(fresh) if isinstance(v, torch.Tensor) else v for v in pytree.tree_leaves(tree)]
+
+
+LAZY = {
+    "linear": (lambda: torch.nn.LazyLinear(3), (2, 5)),
+    "convolutions": (
+        lambda: torch.nn.Sequential(torch.nn.LazyConv1d(3, 2), torch.nn.LazyBatchNorm1d(), torch.nn.Tanh()),
+        (2, 2, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("of", [lambda m: m, lambda m: lambda x: m(x).sin()])
+def test_the_first_call_of_a_lazy_module_is_one_of_eager_pytorch(name, of):
+    make, shape = LAZY[name]
+    x, found = torch.randn(shape), []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = make()
+        f = fg.jit(of(module), backend="aten") if compiled else of(module)
+        outs = [f(x), f(x), f(x)]
+        outs[-1].sum().backward()
+        assert not any(torch.nn.parameter.is_lazy(p) for p in module.parameters())
+        found.append((outs, module.state_dict(), [p.grad for p in module.parameters()], torch.rand(1)))
+    torch.testing.assert_close(found[1], found[0])
+    assert f.cache_info()[:2] == (1, 1)
+
+
+@pytest.mark.parametrize("word", [
+    lambda m: fg.jacrev_compiled(m), lambda m: fg.vmap_compiled(m), lambda m: torch.vmap(fg.jit(m)),
+    lambda m: fg.jit(m).program,
+])  # fmt: skip
+def test_a_lazy_module_under_a_transform_is_called_before(word):
+    module, x = torch.nn.LazyLinear(3), torch.randn(2, 5)
+    with pytest.raises(fg.UnsupportedTensorError, match="UninitializedParameter") as caught:
+        word(module)(x)
+    assert caught.value.fix == "call the module once before"
+    assert module.has_uninitialized_params()
+    module(x)
+    word(module)(x)

@@ -9,9 +9,12 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from .. import refusals
+from ..levels import level_of_call
 from ..subclasses import Wrapping
+from ..torch_private.levels import transform_active
 from ..torch_private.tensors import is_transform_wrapper, is_wrapper_subclass, is_zero_tensor
 from .source_location import user_line
 
@@ -61,6 +64,11 @@ def require_traceable(tensor: Tensor, where: str | None) -> None:
         raise refusals.SYMBOLIC_ZEROS(where=where or user_line())
     if is_wrapper_subclass(tensor):
         _require_sound_protocol(tensor, where)
+    elif is_lazy(tensor):
+        error = refusals.LAZY_MODULE(kind.__name__, where=where or user_line())
+        # under a transform of torch.func, eager PyTorch refuses to make it, or ends the process
+        error.uninitialized = tensor if not transform_active() and level_of_call() < 0 else None
+        raise error
     elif kind not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise refusals.SUBCLASS_WITHOUT_FLATTEN(kind.__name__, where=where or user_line())
 

@@ -246,9 +246,8 @@ class _Printer:
             self.lines.append(f"{within}write_below({target}, {self._variables[effect.source]})")
         elif isinstance(effect, CopyBack) and effect.by == "write_dual":
             self._constants["write_dual"] = write_dual
-            self.lines.append(
-                f"{within}write_dual({target}, {self._variables[effect.source]}, {effect.how == 'plain'})"
-            )
+            source = self._variables[effect.source]
+            self.lines.append(f"{within}write_dual({target}, {source}, {effect.how == 'plain'})")
         elif isinstance(effect, CopyBack):
             through = {"plain": "", "detached": ".detach()", "unversioned": ".data"}[effect.how]
             source = self._variables[effect.source]

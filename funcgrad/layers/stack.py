@@ -52,8 +52,8 @@ def outer_signature(facts: Facts, out_slot: Callable[[str], Slot]) -> Signature:
 def plan_layers(
     outer: Signature, facts: Facts, autocast_devices: tuple[str, ...], needs_grad_mode: bool, at_level: bool = False
 ) -> tuple[Layer, ...]:
-    """One layer for each fact that asks for one: none for a pure function of distinct tensors. ``at_level``: the
-    kernel says itself what is tracked, in forward mode, too."""
+    """One layer for each fact that asks for one: none for a pure function of distinct tensors. ``at_level``: the kernel
+    says itself what is tracked, in forward mode, too."""
     layers: list[Layer] = []
     signature = outer
     for plan in ORDER:
@@ -65,7 +65,7 @@ def plan_layers(
     ambient = (
         no_autocast(signature, autocast_devices),
         grad_mode(signature, needs_grad_mode),
-        # it would track what is outside
+        # it would track what requires grad outside
         untracked(signature, not (at_level or facts.differentiable) and (tracked or needs_grad_mode)),
     )
     return (*layers, *(layer for layer in ambient if layer is not None))
@@ -106,8 +106,8 @@ def inner_values(statements: Iterable[Statement], inputs: Inputs, facts: Facts) 
 
 
 def writing_at_level(layers: tuple[Layer, ...], reals: Mapping[Any, Tensor], level: int) -> tuple[Layer, ...]:
-    """The layers of a program at a level of torch.func: tensors that belong to none are written to below it. At that
-    of duals (-1), all are written to with their tangents."""
+    """The layers of a program at a level of torch.func: tensors that belong to none are written to below it. At that of
+    duals (-1), all are written to with their tangents."""
 
     def at_level(effect: Effect) -> Effect:
         if not isinstance(effect, CopyBack):

@@ -58,6 +58,11 @@ SUBCLASS_WITHOUT_FLATTEN = Refusal(
     "a tensor subclass {0} cannot be traced: it is no wrapper (it has no __tensor_flatten__)",
     "pass plain tensors: x.as_subclass(torch.Tensor)",
 )
+LAZY_MODULE = Refusal(
+    UnsupportedTensorError,
+    "a {0} of a lazy module cannot be traced: its first call says what it is",
+    "call the module once before",
+)
 MAKES_LAYOUT = Refusal(
     UnsupportedTensorError,
     "{0} makes a tensor with layout {1}, which is not compiled",

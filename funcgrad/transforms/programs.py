@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from attrs import evolve
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from .. import refusals
 from ..backends.backend import Runnable
@@ -21,7 +23,7 @@ from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
-from ..errors import ReadsWarning, RetraceError
+from ..errors import ReadsWarning, RetraceError, UnsupportedTensorError
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -183,8 +185,8 @@ class Programs:
     def _program_or_error(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path
     ) -> Program | Exception | None:
-        """A program for a call in which Python reads ``path`` first; or what the function itself raised while it was
-        traced; None where there are too many paths."""
+        """A program for a call in which Python reads ``path`` first; or why eager PyTorch is to make this call: what
+        the function itself raised while it was traced, a lazy module; None where there are too many paths."""
         with outside_levels():
             inputs = take_apart(self._definition, self._options.static_argnums, args, kwargs)
             if path and self._has_too_many_paths(inputs):
@@ -194,13 +196,21 @@ class Programs:
             except Exception as error:
                 if self._definition.replays and not self._at_level and is_of_function(error):
                     return error
+                if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
+                    return error
                 raise
 
     def _rerun_eagerly(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
         """The function raised while it was traced: run it in eager PyTorch, which raises the caller's own error and
         leaves what was written, and drawn, before. If it raises none, return the result on a path that kernels
-        found, which round otherwise; else raise ``TraceError``."""
+        found, which round otherwise, and of the first call of a lazy module, which has made its parameters; else
+        raise ``TraceError``."""
         result = self._definition(*args, **kwargs)
+        if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
+            if isinstance(error.uninitialized, Tensor) and is_lazy(error.uninitialized):
+                raise error
+            log(1, f"{self.__name__} has run in eager PyTorch: it has initialised a lazy module")
+            return result
         if path:
             self._lost_paths += 1
             warnings.warn(

@@ -373,10 +373,11 @@ def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[
     duals: list[int] = []
 
     def of_tensors(*own: Any) -> tuple[Tensor, ...]:
+        outs[:] = f(*own)
         # a view must have a tangent that lies as it does: one with rules of its own has none where memory is not told
-        outs[:] = [
-            v.clone() if isinstance(v, Tensor) and (v.storage_offset() or not is_dense(v)) else v for v in f(*own)
-        ]
+        for i, v in enumerate(outs):
+            if isinstance(v, Tensor) and (v.storage_offset() or not is_dense(v)):
+                outs[i] = v.clone()
         tensors[:] = [i for i, v in enumerate(outs) if isinstance(v, Tensor)]
         duals[:] = [i for i in tensors if dual_parts(outs[i])[1] is not None]
         return *(outs[i] for i in tensors), lasting
@@ -384,9 +385,8 @@ def _jvp_of(f: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[
     with sharing_dual_level():
         found: Any = torch.func.jvp(of_tensors, primals, tangents)
     pushed = dict(zip(tensors, found[1], strict=False))
-    return *with_values(outs, tensors, found[0][:-1]), *with_values(
-        [None] * len(outs), duals, [pushed[i] for i in duals]
-    )
+    primals_out = with_values(outs, tensors, found[0][:-1])
+    return *primals_out, *with_values([None] * len(outs), duals, [pushed[i] for i in duals])
 
 
 def mapped(of: Any, dims: tuple[int | None, ...], size: int | None, randomness: str) -> Mapped:

@@ -184,8 +184,8 @@ class _OwnLevels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _, level = innermost_transform()
-        # a call inside compiles, where no level runs: it is one of its own level
         if (called := level_of_call()) != self._compiles_at:
+            # a call inside compiles, where no level runs: it is one of its own level
             level = max(level, called)
         for value in flatten((args, kwargs))[0]:
             if isinstance(value, Tensor) and (of := wrapping_level(value)) > level:

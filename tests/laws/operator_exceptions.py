@@ -46,7 +46,4 @@ EXCEPTIONS: tuple[Exceptional, ...] = (
     "PyTorch's decomposition of the batched call takes the other end, a number, for a tensor", {
         "vmap": "linspace.tensor_overload logspace.tensor_overload",
     }),
-    Exceptional("UninitializedParameter", "sizes that the first call decides: call the module once before", {
-        "modules": "LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d",
-    }),
 )  # fmt: skip
