@@ -923,7 +923,9 @@ def written_before_it_requires_grad(x, y):
 
 
 @pytest.mark.parametrize(
-    "make", [a_view, plain, lambda: (torch.arange(8.0).view(2, 4)[:, 1], torch.ones(2)), kin], ids=str
+    "make",
+    [a_view, plain, lambda: (torch.arange(8.0).view(2, 4)[:, 1], torch.ones(2)), kin],
+    ids=["a_view", "plain", "view_of_ones", "kin"],
 )
 @pytest.mark.parametrize(
     "f",
