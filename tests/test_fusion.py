@@ -492,3 +492,12 @@ def test_a_float_that_was_cut_to_a_whole_number_has_no_negative_zero(whole, dtyp
         # as the processor has it
         x = torch.cat([x, torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30], dtype=dtype)])
     assert torch.equal(fg.jit(f, backend="c")(x), f(x))
+
+
+@pytest.mark.parametrize("columns, dynamic", [(40_000, False), (2_000, True), (1_500, False)])
+def test_sums_of_long_rows_beside_a_running_sum_are_as_exact(columns, dynamic):
+    """One after the other, floats would lose three digits where all are rounded in one direction."""
+    x = torch.full((3, columns), 0.1)
+    for f in lambda x: (x.cumsum(1), x.sum(1))[1], lambda x: (x * 1.5).sum(1):
+        found = fg.jit(f, backend="c", dynamic=dynamic)(x)
+        torch.testing.assert_close(found.double(), f(x.double()), rtol=2e-6, atol=0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from closeness import assert_rounded
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import funcgrad as fg
 
@@ -92,3 +92,17 @@ def test_lengths_that_pytorch_refuses(lengths):
         with pytest.raises(RuntimeError) as caught:
             call(torch.ones(3, 2, 1), torch.tensor(lengths))
         assert not isinstance(caught.value, fg.FuncgradError)
+
+
+def test_steps_that_are_not_of_their_data():
+    f = lambda x, n: pad_packed_sequence(PackedSequence(x, n))  # noqa: E731
+    compiled = fg.jit(f, backend="aten")
+    for rows, sizes in ((6, [3, 2, 1]), (8, [3, 2, 1]), (6, [2, 3, 1]), (5, [3, 2, 1])):
+        args = torch.arange(float(rows))[:, None], torch.tensor(sizes)
+        try:
+            want = f(*args)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(*args)
+        else:
+            assert_rounded(compiled(*args), want)

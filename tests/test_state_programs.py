@@ -5,10 +5,12 @@ A program defines ``f`` and ``steps(call)``, a generator of what can be seen; ``
 """
 
 import importlib.util
+import io
 import itertools
 import random
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -114,36 +116,6 @@ def steps(call):
     for n in (1, 2, 2, 1):
         with contextlib.redirect_stdout(io.StringIO()) as out: seen = call(X(), n)
         yield seen, out.getvalue()
-""",
-    "a function that logs": """
-out = io.StringIO()
-log = logging.getLogger("program." + __name__)
-log.propagate, handler = False, logging.StreamHandler(out)
-handler.setFormatter(logging.Formatter("%(levelname)s %(funcName)s %(message)s %(extra)s", defaults={"extra": "-"}))
-log.addHandler(handler); log.setLevel(logging.INFO)
-def f(x, n):
-    log.info("step %d of %s", n, tuple(x.shape))
-    log.debug("close", extra={"extra": n})
-    return x * n
-def steps(call):
-    for n in (1, 2, 1): yield call(X(), n), out.getvalue()
-    log.setLevel(logging.DEBUG)
-    for n in (1, 1): yield call(X(), n), out.getvalue()
-""",
-    "a function that warns": """
-def g(x):
-    warnings.warn("deep", DeprecationWarning, stacklevel=2)
-    return x
-def f(x, n):
-    if n > 1: warnings.warn(f"large {n}", RuntimeWarning)
-    return g(x) * n
-def steps(call):
-    for action, n in [(action, n) for action in ("always", "default", "once") for n in (1, 2, 2)]:
-        with warnings.catch_warnings(record=True) as out:
-            warnings.simplefilter(action)
-            warnings.filterwarnings("ignore", module="funcgrad")
-            result = call(X(), n)
-        yield result, [(str(w.message), w.category.__name__, w.lineno) for w in out]
 """,
     "what was there is stored": """
 @dataclasses.dataclass
@@ -267,7 +239,7 @@ def test_the_text_of_a_tensor_is_named(text):
         fg.jit(lambda x: x * len(text(x)), backend="aten")(torch.ones(2))
 
 
-def test_other_threads_print_and_log_while_one_is_traced(capsys):
+def test_other_threads_print_while_one_is_traced(capsys):
     def f(x):
         thread = threading.Thread(target=lambda: print("another"))
         thread.start()
@@ -323,3 +295,58 @@ def test_it_is_printed_once_on_each_call(make, run, capsys):
     for _ in range(3):
         run(call, torch.ones(2)) if run else call(torch.ones(2))
         assert capsys.readouterr().out == "p"
+
+
+def test_what_a_program_prints_may_run_it_in_another_thread(monkeypatch):
+    class Calls(io.StringIO):
+        def write(self, text):
+            if text.strip() and not self.getvalue():
+                super().write(text)
+                thread = threading.Thread(target=call, args=(torch.ones(3),), daemon=True)
+                thread.start()
+                thread.join(10)
+                assert not thread.is_alive()
+            return super().write(text)
+
+    call = fg.jit(lambda x: (print("x"), x.mul_(2))[1], backend="aten")
+    call(torch.ones(3))
+    monkeypatch.setattr(sys, "stdout", Calls())
+    call(torch.ones(3))
+
+
+def test_warnings_that_the_function_catches_are_its_own():
+    def f(x):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warnings.warn("own", stacklevel=1)
+        return x * (1 + len(caught))
+
+    assert torch.equal(fg.jit(f, backend="aten")(torch.ones(2)), torch.full((2,), 2.0))
+
+
+class Prefixed(io.StringIO):
+    def write(self, text):
+        return super().write(">" + text)
+
+
+def test_classes_made_of_buffers_are_named():
+    stream = Prefixed()
+    call = fg.jit(lambda x: (stream.write("a"), x)[1] * 2, backend="aten")
+    with pytest.warns(fg.UnwatchedStateWarning, match="stream"):
+        call(torch.ones(2))
+
+
+def test_what_passes_through_a_stream_is_written_once():
+    stream = io.StringIO(newline="\r\n")
+    call = fg.jit(lambda x: (stream.write("a\n"), x)[1] * 2, backend="aten")
+    for n in 1, 2:
+        call(torch.ones(2))
+        assert stream.getvalue() == "a\r\n" * n
+
+
+def test_the_first_call_of_a_lazy_module_prints_once(capsys):
+    layer = torch.nn.LazyLinear(3)
+    call = fg.jit(lambda x: (print("p"), layer(x))[1], backend="aten")
+    for _ in range(3):
+        call(torch.ones(2, 4))
+        assert capsys.readouterr().out == "p\n"

@@ -30,9 +30,9 @@ from .c_scatter import parameters, scatter_function
 from .c_totals import Totals
 from .emitter import index_text, print_expressions, row_parts
 
-_LONG = 2048
-"""Columns that are added up in single precision; a longer row goes on in double precision, so many columns at a
-time."""
+_LONG, _SPAN = 2048, 512
+"""Columns of a row that is added up in single precision; a longer one goes on in double precision, after so many
+columns at a time."""
 
 _SHORT, _LANES, _FEWER_LANES = 256, 16, 8
 """Reductions of so few columns, if they may not fill vectors of 16 numbers, are computed in vectors of 8: GCC 12
@@ -226,16 +226,24 @@ class _Printer:
         if turns:
             return self._near_and_far(stage, roots, effects, inside, turns)
         body = print_expressions(self._language, roots, inside, lambda e: True)
+        in_order = any(isinstance(e, Scanned) for e in inside if e not in names)
         after: list[str] = []
         clauses: list[str] = []
         wide: list[str] = []
+        doubles: list[str] = []
 
         def reduced_in(kind: str, dtype: torch.dtype, value: str) -> str:
             name, how = f"a{next(self._numbers)}", REDUCTIONS[kind]
+            if kind == "sum" and dtype == torch.float32 and in_order:  # nothing is gained by floats one by one
+                doubles.append(name)
+                before.append(f"double w{name} = 0;")
+                body.append(f"w{name} = w{name} + {value};")
+                return name
             body.append(f"{name} = {how.add.format(name, value)};")
             clauses.append(f"reduction({how.clause}:{name})")
             if self._is_wide(kind, dtype):
                 wide.append(name)
+                doubles.append(name)
                 before.append(f"double w{name} = 0;")
             else:
                 before.append(f"{TYPES[dtype]} {name} = {start(kind, dtype)};")
@@ -243,7 +251,7 @@ class _Printer:
 
         for reduced in stage.reductions:
             name = names[reduced] = reduced_in(reduced.kind, reduced.dtype, inside[reduced.body])
-            after += [f"const float {name} = w{name};"] if name in wide else []
+            after += [f"const float {name} = w{name};"] if name in doubles else []
         body += self._kept_and_stored(stage, effects, inside)
         for effect in effects:
             if isinstance(effect, Store):
@@ -252,11 +260,10 @@ class _Printer:
             # in a register: no loop over columns is vectorised that adds to one place in memory
             if not effect.at.terms:
                 name = reduced_in(effect.kind, effect.value.dtype, value)
-                held = f"w{name}" if name in wide else name
+                held = f"w{name}" if name in doubles else name
                 after.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, held)};")
             else:
                 body.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, value)};")
-        in_order = any(isinstance(e, Scanned) for e in inside if e not in names)
         return [*before, *self._loops(body, clauses, in_order, wide), *after]
 
     def _is_wide(self, kind: str, dtype: torch.dtype) -> bool:
@@ -335,7 +342,7 @@ class _Printer:
         lines += [*(f"  {line}" for line in body), "}"]
         lines = [*(f"float {name} = 0;" for name in wide), *lines, *(f"w{name} = w{name} + {name};" for name in wide)]
         if in_spans:
-            lines = _spans(last.size, _LONG, lines)
+            lines = _spans(last.size, _SPAN, lines)
         for axis in reversed(outer):
             head = f"for (int64_t {axis.name} = 0; {axis.name} < {axis.size}; ++{axis.name}) {{"
             lines = [head, *(f"  {line}" for line in lines), "}"]

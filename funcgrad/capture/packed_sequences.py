@@ -37,6 +37,7 @@ def pad(
 ) -> tuple[Tensor, Tensor]:
     """Packed sequences as padded ones, and how long each is."""
     steps, batch = batch_sizes.shape[0], _of_first(batch_sizes)
+    data = _whole(data, batch_sizes, more_may_follow=True)
     if 0 < total_length < steps:
         raise RuntimeError(
             "Expected total_length to be at least the length of the longest sequence in input, but got "
@@ -51,6 +52,18 @@ def pad(
 
 def _of_first(numbers: Tensor) -> int:
     return numbers[0].item()  # type: ignore[return-value]
+
+
+def _whole(data: Tensor, batch_sizes: Tensor, more_may_follow: bool = False) -> Tensor:
+    """The rows of all steps. Raises ``RuntimeError`` where there are others than the steps say."""
+    if not (batch_sizes[1:] <= batch_sizes[:-1]).all():
+        raise RuntimeError("the batch sizes of a packed sequence must not increase from step to step")
+    if batch_sizes.sum() == data.shape[0]:
+        return data
+    count: Any = batch_sizes.sum().item()
+    if count > data.shape[0] or not more_may_follow:
+        raise RuntimeError(f"the steps of a packed sequence have {count} rows, and its data {data.shape[0]}")
+    return data[:count]
 
 
 def _places(batch_sizes: Tensor, batch: int, data: Tensor) -> Tensor:
@@ -96,7 +109,7 @@ def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
     ) -> tuple[Tensor, ...]:  # fmt: skip
         states = (state,) if isinstance(state, Tensor) else tuple(state)
         steps, batch, directions = batch_sizes.shape[0], states[0].shape[1], 1 + bidirectional
-        places = _places(batch_sizes, batch, data)
+        places = _places(batch_sizes, batch, _whole(data, batch_sizes))
         is_there = (torch.arange(batch) < batch_sizes[:, None]).to(data.device)
         own = iter(zip(*(s.unbind(0) for s in states), strict=True))
         each = len(params) // (num_layers * directions)
@@ -114,11 +127,8 @@ def _recurrent(cell: Callable[..., _State]) -> Callable[..., Any]:
                     given.new_zeros(steps * batch, given.shape[1]).index_copy(0, places, given).view(steps, batch, -1)
                 )
                 hidden: list[Tensor] = []
-                of_state = (
-                    (weights[1], *weights[3:])
-                    if has_biases
-                    else (weights[1], *((None, *weights[2:]) if weights[2:] else ()))
-                )
+                # the weight of the state, its bias, and what projects it
+                of_state = (weights[1], *weights[3:]) if has_biases else (weights[1], None, *weights[2:])
                 for t in range(steps) if direction == 0 else reversed(range(steps)):
                     made_now = cell(rows[t], now, of_state)
                     now = tuple(torch.where(is_there[t][:, None], n, s) for n, s in zip(made_now, now, strict=True))

@@ -20,7 +20,7 @@ from ..options import BackwardAutocast, Randomness
 from ..slots import Cotangent, Input, Late, Slot
 from ..state.effects import Written
 from ..state.hooks import listening
-from ..state.output import Heard, hearing, say
+from ..state.output import keeping, put_out
 from ..state.watch import Watch
 from ..subclasses import Wrapping, inner_tensors, is_traced, parts
 from ..tags import Tag, tag
@@ -106,8 +106,8 @@ class Trace(Recorder):
         self.inside_subclass = False
         self.watch: Watch | None = None
         """What is watched of Python state; the recorded run compares with what the dry run met."""
-        self.heard: Heard = []
-        """What was printed, logged and warned of."""
+        self.printed: list[str] = []
+        """What the function printed in its forward pass."""
         self.ignores_requires_grad = False
         """Whether stand-ins require no grad where the real tensors do, since grad mode is off."""
         self.enables_grad_itself = False  # whether it is a gradient that is traced, which switches grad mode on itself
@@ -373,7 +373,7 @@ class Trace(Recorder):
         token = _active.set(self)
         try:
             with (
-                hearing(self.heard),
+                keeping(self.printed),
                 replacing(self.replacements),
                 torch.autograd.set_multithreading_enabled(False),
                 self.symbols.followed(),
@@ -388,11 +388,12 @@ class Trace(Recorder):
             return result
         except Exception as error:
             named = error if isinstance(error, (FuncgradError, NotSymbolicError)) else named_error(error)
-            for heard in self.heard if isinstance(named, FuncgradError) and self.graph is None else ():
-                say(heard)  # it may say why
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
+            runs_eagerly = getattr(named, "uninitialized", None) is not None
+            if isinstance(named, FuncgradError) and self.graph is None and not runs_eagerly:
+                put_out("".join(self.printed))  # it may say why
             if named is None or named is error:
                 raise
             raise named from error
@@ -410,7 +411,7 @@ class Trace(Recorder):
                 self.watch.said,
                 lambda tensor: reals.get(id(tensor), tensor),
                 self.varying,
-                tuple(self.heard),
+                "".join(self.printed),
             )
 
     def text_of(self, tensor: Tensor) -> str:
@@ -429,7 +430,7 @@ class Trace(Recorder):
         self.writes.forward_is_done()
         before, self.current_pass = self.current_pass, "backward"
         try:
-            with backward_under(self._backward_autocast):
+            with backward_under(self._backward_autocast), keeping(None):
                 yield
         finally:
             self.current_pass = before

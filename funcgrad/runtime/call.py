@@ -26,6 +26,7 @@ from ..slots import Arg, Base, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
 from ..state.guards import Place
+from ..state.output import Print
 from ..state.state import print_effects
 from ..state.state import print_guards as print_state
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
@@ -96,11 +97,15 @@ def print_call(
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered = _tentative(layered, statements, joint, variables, constants)
-    layered += print_effects(facts.state.effects, variables, constants, constant)
+    printed = [effect for effect in facts.state.effects if isinstance(effect, Print)]
+    others = [effect for effect in facts.state.effects if effect not in printed]
+    layered += print_effects(others, variables, constants, constant)
     lines += layered
     if not found.is_pure:
         constants["lock"] = lock
         lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
+    # not while it holds the lock: standard output may be anybody's code, which waits for another call
+    lines += print_effects(printed, variables, constants, constant)
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
         if isinstance(leaf, Constant):

@@ -15,6 +15,7 @@ from ..joint import Joint
 from ..layers.layer import Layer, statements_of
 from ..layers.stack import inner_values
 from ..slots import Captured, Signature, Slot
+from ..state.output import Print
 from .key import CallKey
 
 
@@ -42,8 +43,10 @@ class CapturedCall:
 
     @property
     def is_pure(self) -> bool:
-        """Whether its kernel is all it does: nothing is written to outside of it, and no generator is used."""
-        return not (self.facts.state.effects or self.facts.generators or any(layer.effects for layer in self.layers))
+        """Whether its kernel is all it does, but for what it prints: nothing is written to outside of it, and no
+        generator is used."""
+        written = [effect for effect in self.facts.state.effects if not isinstance(effect, Print)]
+        return not (written or self.facts.generators or any(layer.effects for layer in self.layers))
 
     @property
     def values(self) -> dict[Slot, Any]:

@@ -20,7 +20,7 @@ import pathlib
 import types
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,14 +32,14 @@ from .. import refusals
 from ..errors import ContainerError
 from ..slots import Stored
 from ..trees import LEAF, flatten
-from .buffers import BUFFERS, held_by, put_into
+from .buffers import held_by, is_buffer, put_into
 from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
 from .hooks import can_be_hooked
 from .names import found_on, item_name, joined, steps_of, uses_of
 from .new_values import Names, New, NewObject, attributes_made, is_copied, is_new
-from .output import Say
+from .output import Print
 from .watch import Watch
 
 _CONSTANT = (
@@ -131,7 +131,7 @@ class Refill:
         items, own = self.new.text(names, constants, constant), constant(self.container)
         if isinstance(self.container, (list, np.ndarray)):
             yield f"{own}[{':' if isinstance(self.container, list) else '...'}] = {items}"
-        elif isinstance(self.container, BUFFERS):
+        elif is_buffer(self.container):
             yield f"{constant(put_into)}({own}, {items})"
         elif isinstance(self.container, dict):
             yield f"{constant(_reorder)}({own}, {items})"
@@ -143,7 +143,7 @@ class Refill:
         return f"{self.name}[:] = {self.new}"
 
 
-Effect = Store | Count | Grow | Refill | Say
+Effect = Store | Count | Grow | Refill | Print
 
 
 class Written:
@@ -151,7 +151,7 @@ class Written:
     (``undo``).
 
     ``known``: maps a tensor of the trace to the real one it stands for, if that is what a place held before.
-    ``varying``: the stores of numbers that are others in other calls. ``heard``: what it printed and logged.
+    ``varying``: the stores of numbers that are others in other calls. ``printed``: what it printed.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Written:
         said: Mentions,
         known: Callable[[Any], Any],
         varying: Collection[str] = (),
-        heard: Sequence[Any] = (),
+        printed: str = "",
     ) -> None:
         self._watch, self._said, self._known, self._varying = watch, said, known, varying
         self.effects: list[Effect] = []
@@ -180,7 +180,7 @@ class Written:
         for kind, had in watch.classes.items():
             self._class(kind, had)
         self._environment()
-        self.effects += map(Say, heard)
+        self.effects += [Print(printed)] if printed else []
         self._back.extend(cache.cache_clear for cache, _, _ in watch.caches if keeps_traced(cache))
 
     def undo(self) -> None:
@@ -221,8 +221,10 @@ class Written:
                 self._watch.written.add(id(container))
                 self.effects.append(Refill(container, met.name, New(LEAF, (container.copy(),))))
                 self._back.append(lambda: np.copyto(container, before))
-        elif isinstance(container, BUFFERS):
-            if (now := held_by(container)) != before:
+        elif is_buffer(container):
+            if (now := held_by(container)) != before and not now:
+                self._refused.append((met.name, "a stream that it closes"))
+            elif now != before:
                 self._watch.written.add(id(container))
                 self.effects.append(Refill(container, met.name, New(LEAF, (now,))))
                 self._back.append(lambda: put_into(container, before))

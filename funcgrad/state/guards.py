@@ -19,7 +19,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from .buffers import BUFFERS, held_by
+from .buffers import held_by, holds, is_buffer
 
 
 class _Missing:
@@ -268,7 +268,7 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     "entries": same_entries,
     "set": same_set,
     "array": same_array,
-    "buffer": lambda was, now: was == held_by(now),
+    "buffer": lambda was, now: holds(now, was),
     "members": lambda was, now: same_entries(was, _members_of(now)),
     "registry": lambda was, now: was == _registered_with(now),
     "like items": like_items,
@@ -344,7 +344,7 @@ class Guard:
         place = Place("itself", owner, None, name)
         if isinstance(owner, np.ndarray):
             return Guard(place, copy, "array")
-        if isinstance(owner, BUFFERS):
+        if is_buffer(owner):
             return Guard(place, copy, "buffer")
         if isinstance(owner, (set, frozenset)):
             return Guard(place, copy, "set")

@@ -19,7 +19,7 @@ import torch
 from torch import SymFloat, SymInt, Tensor
 
 from ..torch_private.modules import HOOKS_OF_ALL_MODULES
-from .buffers import BUFFERS, held_by
+from .buffers import BUFFERS, held_by, is_buffer
 from .caches import entries_of, results_of
 from .found import Found
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Guard, Met, Place, compared_fields, copied, holds_tensors, shape_of
@@ -209,10 +209,12 @@ class Reached(Found):
             self._guard(Guard.contents(array, self.met[id(array)].before, name))
 
     def _buffer(self, buffer: Any, name: str) -> None:
+        if not is_buffer(buffer):
+            self.unwatched[id(buffer)] = buffer, name
+            self._instance(buffer, name)
+            return
         self.met[id(buffer)] = Met(buffer, held_by(buffer), name)
         self._guard(Guard.contents(buffer, self.met[id(buffer)].before, name))
-        if type(buffer).__module__ not in ("array", "builtins", "_io"):
-            self._instance(buffer, name)
 
     def _proxy(self, proxy: types.MappingProxyType[Any, Any], name: str) -> None:
         self._guard(Guard.contents(proxy, dict(proxy), name))

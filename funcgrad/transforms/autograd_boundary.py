@@ -82,7 +82,8 @@ def differentiable(
             raise refusals.SECOND_DERIVATIVE_ONWARD(inner.facts.onward[0].of, where=differentiated)
         require_repeatable(joint.graph)
         own = [(captured[s], then) for s, then in zip(ins, given, strict=True) if s in captured and s in needed]  # type: ignore[index]
-        rebound = [(now, then) for c, then in own if (now := c.read({})) is not then]
+        # what forward read may be gone by now: then nothing can be put in its place
+        rebound = [(now, then) for c, then in own if then is not None and (now := c.read({})) is not then]
         with autocast_as(autocast), as_it_was(inner.facts.state, rebound):
             _require_as_they_were(own)
             return pullback(tuple(values), tuple(incoming))  # type: ignore[no-any-return]
