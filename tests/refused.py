@@ -2118,24 +2118,25 @@ mistake(
 # ── rows that say another fix ────────────────────────────────────────────────────────────────────────────────────
 
 
-def backward_and_other_memory(x: Tensor) -> Tensor:
-    x.data = x.data * 2
+def backward_and_other_sizes(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.unsqueeze_(0)
     (x * x).sum().backward()
     return x * 1
 
 
-def gradient_and_other_memory(x: Tensor) -> tuple[Tensor, Tensor]:
-    y = x.data * 2
+def gradient_and_other_sizes(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.data.unsqueeze(0)
     leaf = y.requires_grad_()
     return torch.autograd.grad((leaf * leaf).sum(), leaf)[0], y.detach() * 1
 
 
 row(
-    "a gradient, and other memory",
+    "a gradient, and other sizes",
     memory.GRADIENT_OF_INPUT,
-    backward_and_other_memory,
+    backward_and_other_sizes,
     leaf,
-    fixed=gradient_and_other_memory,
+    fixed=gradient_and_other_sizes,
     where="x",
 )
 row(

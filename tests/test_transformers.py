@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 import funcgrad as fg
 
@@ -113,11 +112,3 @@ def test_a_gradient_takes_the_slow_path():
     x = SOURCE.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(x), x)
     torch.testing.assert_close(fg.grad_compiled(loss)(SOURCE), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", [[5, 3, 2], torch.tensor([5, 3, 2])])
-def test_a_packed_sequence_is_refused(lengths):
-    """Its sizes are values of a tensor."""
-    rnn = nn.GRU(8, 6, batch_first=True)
-    with pytest.raises(fg.DataDependentShapeError, match="_pack_padded_sequence"):
-        fg.jit(lambda x: rnn(pack_padded_sequence(x, lengths, batch_first=True))[1])(SOURCE)

@@ -122,20 +122,20 @@ def crashes(program, f):
 
 def writes_before_it_runs(program, f):
     compiled = fg.jit(f, backend="aten")
-    find = compiled._cache.find
+    find = compiled._cache.run_first_fit
 
     def write_and_find(*call):
         f.__globals__["box0"].n += 7
         return find(*call)
 
-    compiled._cache.find = write_and_find
+    compiled._cache.run_first_fit = write_and_find
     return compiled
 
 
 def undoes_what_is_traced(program, f):
     """Leaves state as it was where the function itself raises, too."""
     compiled = fg.jit(f, backend="aten")
-    run_in_eager = compiled._raise
+    run_in_eager = compiled._rerun_eagerly
 
     def run_and_restore(*call):
         before = f.__globals__["box0"].n
@@ -144,7 +144,7 @@ def undoes_what_is_traced(program, f):
         finally:
             f.__globals__["box0"].n = before
 
-    compiled._raise = run_and_restore
+    compiled._rerun_eagerly = run_and_restore
     return compiled
 
 
@@ -231,13 +231,13 @@ def test_the_comparison_finds(transform, case, status, reason):
 
 def forgets(program, f):
     compiled = fg.jit(f, backend="aten")
-    find = compiled._cache.find
+    find = compiled._cache.run_first_fit
 
     def forget_and_find(*call):
         compiled._cache._entries = []
         return find(*call)
 
-    compiled._cache.find = forget_and_find
+    compiled._cache.run_first_fit = forget_and_find
     return compiled
 
 
