@@ -103,9 +103,8 @@ for name in params:
 # %% [markdown]
 # ### The partition
 #
-# The partition cuts the joint graph into a forward and a backward half, and lists what the one saves for the other: how
-# many bytes, from which line, and why. What is alive anyway, such as an argument, costs nothing to save. A gradient runs
-# both halves as one program, so that the cut is only the plan of what is kept and what is computed again.
+# The partition cuts the joint graph into a forward and a backward half, where these run apart: below, for `fg.jit`. A
+# gradient runs both as one program, and its partition says what is computed again in it, if anything.
 
 # %%
 p.partition
