@@ -226,6 +226,12 @@ def hidden_write(x, y):
     (x * y).sum().backward()
 
 
+def switches_off_and_goes_on(p, x):
+    p.requires_grad_(False)
+    (x * x).sum().backward()
+    return x.detach() * 1
+
+
 REFUSED = {
     "a view of an input": (
         once,
@@ -245,6 +251,7 @@ REFUSED = {
         INPUTS["sin"],
         "create_graph=True",
     ),
+    "a leaf switched off": (switches_off_and_goes_on, a_leaf_and_what_is_computed_of_it, "after requires_grad_.. of a"),
     "to an input": (lambda x, y: (x * y).sum().backward(inputs=[x]), INPUTS["sin"], "inputs=…"),
 }
 

@@ -447,3 +447,94 @@ def test_what_was_saved_is_out_of_date_all_the_same():
         f(x).sum().backward()
     with pytest.raises(RuntimeError):
         fg.jit(f)(x).sum().backward()
+
+
+def without_grad(move):
+    def moves(x, y):
+        with torch.no_grad():
+            move(x, y)
+
+    return moves
+
+
+MOVES = {
+    "y.t_": lambda x, y: y.t_(),
+    "y.squeeze_": lambda x, y: y.squeeze_(),
+    "y.as_strided_": lambda x, y: y.as_strided_((3,), (1,)),
+    "y.set_": lambda x, y: y.set_(y),
+    "x.t_": lambda x, y: x.t_(),
+    "y.view.t_": lambda x, y: y.view(3).t_(),
+    "x.detach.t_": lambda x, y: x.detach().t_(),
+    "increment_version": lambda x, y: torch.autograd.graph.increment_version(y),
+}
+"""What moves the version counter of a tensor and writes to nothing."""
+
+
+def a_view_and_its_base():
+    y = torch.arange(3.0)
+    return y[:3], y
+
+
+def a_leaf_of_its_own_and_its_base():
+    x, y = a_view_and_its_base()
+    return x.requires_grad_(), y
+
+
+def a_tensor_and_itself_detached():
+    y = torch.arange(3.0)
+    return y.detach(), y
+
+
+@pytest.mark.parametrize("make", [a_view_and_its_base, a_leaf_of_its_own_and_its_base])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", MOVES)
+def test_a_view_that_comes_to_follow_its_base_is_refused(name, first, make):
+    def f(x, y):
+        if not first:
+            y.requires_grad_()
+        without_grad(MOVES[name])(x, y)
+        if first:
+            y.requires_grad_()
+        return x * 2
+
+    x, y = make()
+    f(x, y).sum().backward()
+    assert torch.equal(y.grad, torch.full((3,), 2.0)) and x.grad is None
+    x, y = make()
+    with pytest.raises(fg.MutationError, match="a view of it comes to follow it"):
+        fg.jit(f)(x, y)
+    assert not y.requires_grad and y._version == 0
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_the_version_moves_beside_what_no_view_follows(name):
+    def of_a_view(x, y):
+        without_grad(MOVES[name])(x, y)
+        x.requires_grad_()
+        return x * 2
+
+    def detached(x, y):
+        without_grad(MOVES[name])(x, y)
+        y.requires_grad_()
+        return x * 2 + y
+
+    cases = [
+        Case(a_view_and_its_base, of_a_view),
+        Case(lambda: (torch.arange(3.0), torch.ones(3)), detached),
+        Case(a_tensor_and_itself_detached, detached),
+    ]
+    for case in cases:
+        assert difference(expected := run(case, lambda f: f), found := run(case, fg.jit)) is None
+        assert expected.error is found.error is None, found.error
+
+
+def test_a_view_that_is_a_leaf_of_its_own_has_its_gradient_where_its_base_comes_to_require_grad():
+    def f(x, y):
+        y.requires_grad_()
+        return x * 2 + y.sum()
+
+    compiled = fg.jit(f)
+    for _ in range(2):
+        x, y = a_leaf_of_its_own_and_its_base()
+        compiled(x, y).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2.0)) and torch.equal(y.grad, torch.full((3,), 3.0))

@@ -155,7 +155,7 @@ def views_that_follow(
 ) -> dict[Source, Source]:
     """The views among the inputs that have come to require grad, to no end, with the input that they are views of."""
     switched = {id(t): slot for slot, t in reversed(named) if slot in switches}
-    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in named]
+    bases = [(slot, mirrored[id(t)].seen, switched.get(id(view_base(t)))) for slot, t in named if not t.requires_grad]
     return {slot: base for slot, seen, base in bases if base is not None and seen.requires_grad and is_leaf(seen)}
 
 
@@ -193,10 +193,17 @@ def refuse_leaves(
         for s in (*gradients, *read)
         if not arrives[s] and ((new := gradients.get(s)) is None or new.shape == now[s].shape)
     }
+    # where the version moves, autograd gives their views the history of what comes to require grad; in a program, they
+    # are inputs of their own
+    renewed = {
+        id(view_base(t)) for _, t in named if t.is_leaf and (own := mirrored[id(t)]).version != version_of(own.family)
+    }
     for slot in dict.fromkeys([*gradients, *switches, *read]):
         what = "calls requires_grad_() on" if slot in switches else "sets or reads the gradient of"
         apart = slot in bases and slot not in switches
         faults = ["writes to one that overlaps with it"] if slot in together and arrives[slot] and not apart else []
+        if slot in switches and id(tensors[slot]) in renewed and not faults:
+            faults.append("moves its version counter, by which a view of it comes to follow it")
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
         given = slot in stores and (slot in gradients or slot in switches) and slot not in fits
         alike = slot not in switches and (now[slot].shape, now[slot].dtype) == (

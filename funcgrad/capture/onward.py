@@ -32,6 +32,8 @@ class _Pass:
     """Of which real tensors the version counters had moved."""
     hidden: bool
     """Whether something was written to of which autograd does not know."""
+    switched: bool
+    """Whether an input, a leaf, required grad by then where it did not before, or the other way round."""
 
 
 @frozen(eq=False)
@@ -62,7 +64,9 @@ class Passes:
             own.leaf.grad = None
         if above:
             moved = frozenset(key for key, own in mirrored.items() if version_of(own.family) != own.version)
-            self.found.append(_Pass(keeps_graph, frozenset(above), moved, "unversioned" in written.values()))
+            seen_now = [(own.seen.requires_grad, own.requires_grad) for own in mirrored.values() if is_leaf(own.seen)]
+            switched = any(now != before for now, before in seen_now)
+            self.found.append(_Pass(keeps_graph, frozenset(above), moved, "unversioned" in written.values(), switched))
 
 
 _HEARD = "bool({0}._backward_hooks or {0}.retains_grad)"
@@ -90,6 +94,8 @@ def calls_of(
                 continue
             goes_in = facts.goes_in_as(slot)
             faults = ["after a write through .data, of which autograd does not know"] if one.hidden else []
+            # it goes on when the program has run, and what a leaf is told is told it after that
+            faults += ["after requires_grad_() of a leaf, where it may arrive"] * one.switched
             if goes_in != slot:  # its own gradient is not known, only that of what it is a view of
                 faults += ["though it is written to, and has hooks, or its gradient retained"] * (
                     has_hooks(tensor) or tensor.retains_grad
