@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import operator
+import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any
@@ -404,6 +405,8 @@ class Guard:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        return f"{value.co_qualname} of line {value.co_firstlineno}, {len(value.co_code)} bytes"
     try:
         text = type(value).__name__ if isinstance(value, (torch.nn.Module, Tensor)) else repr(value)
     except Exception:  # the caller's own code, which may ask for what is gone
