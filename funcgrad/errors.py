@@ -138,6 +138,11 @@ class UnsupportedTensorError(FuncgradError, RuntimeError):
     """A parameter or buffer of a lazy module, whose first call says what it is: that is one of eager PyTorch."""
 
 
+def uninitialized_in(error: BaseException | None) -> object:
+    """The ``uninitialized`` tensor that an error is about; None for all others."""
+    return error.uninitialized if isinstance(error, UnsupportedTensorError) else None
+
+
 class UnsupportedOperatorError(FuncgradError, RuntimeError):
     """The function calls an operator of functions (``while_loop``, ``scan``, ``flex_attention``) that is not
     compiled yet."""

@@ -230,28 +230,24 @@ class _Printer:
         after: list[str] = []
         clauses: list[str] = []
         wide: list[str] = []
-        doubles: list[str] = []
 
-        def reduced_in(kind: str, dtype: torch.dtype, value: str) -> str:
+        def reduced_in(kind: str, dtype: torch.dtype, value: str) -> tuple[str, str]:
+            """The variable of a reduction, and the one that holds it when the columns are done."""
             name, how = f"a{next(self._numbers)}", REDUCTIONS[kind]
-            if kind == "sum" and dtype == torch.float32 and in_order:  # nothing is gained by floats one by one
-                doubles.append(name)
-                before.append(f"double w{name} = 0;")
-                body.append(f"w{name} = w{name} + {value};")
-                return name
-            body.append(f"{name} = {how.add.format(name, value)};")
-            clauses.append(f"reduction({how.clause}:{name})")
-            if self._is_wide(kind, dtype):
+            is_wide = self._is_wide(kind, dtype, in_order)
+            held = f"w{name}" if is_wide else name
+            before.append(f"{'double' if is_wide else TYPES[dtype]} {held} = {start(kind, dtype)};")
+            own = held if in_order else name  # nothing is gained by floats one by one
+            body.append(f"{own} = {how.add.format(own, value)};")
+            clauses.append(f"reduction({how.clause}:{own})")
+            if own != held:
                 wide.append(name)
-                doubles.append(name)
-                before.append(f"double w{name} = 0;")
-            else:
-                before.append(f"{TYPES[dtype]} {name} = {start(kind, dtype)};")
-            return name
+            return name, held
 
         for reduced in stage.reductions:
-            name = names[reduced] = reduced_in(reduced.kind, reduced.dtype, inside[reduced.body])
-            after += [f"const float {name} = w{name};"] if name in doubles else []
+            name, held = reduced_in(reduced.kind, reduced.dtype, inside[reduced.body])
+            names[reduced] = name
+            after += [f"const float {name} = {held};"] if held != name else []
         body += self._kept_and_stored(stage, effects, inside)
         for effect in effects:
             if isinstance(effect, Store):
@@ -259,18 +255,17 @@ class _Printer:
             value, total = inside[effect.value], self._totals.place(effect)
             # in a register: no loop over columns is vectorised that adds to one place in memory
             if not effect.at.terms:
-                name = reduced_in(effect.kind, effect.value.dtype, value)
-                held = f"w{name}" if name in doubles else name
+                _, held = reduced_in(effect.kind, effect.value.dtype, value)
                 after.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, held)};")
             else:
                 body.append(f"{total} = {REDUCTIONS[effect.kind].add.format(total, value)};")
         return [*before, *self._loops(body, clauses, in_order, wide), *after]
 
-    def _is_wide(self, kind: str, dtype: torch.dtype) -> bool:
-        """Whether a reduction of a row goes on in double precision; of how many columns there are in a symbolic row
-        nothing is known."""
+    def _is_wide(self, kind: str, dtype: torch.dtype, in_order: bool) -> bool:
+        """Whether a reduction of a row goes on in double precision: of a long one (of how many columns there are in a
+        symbolic row nothing is known), and where one column is added after the other."""
         is_long = not self._kernel.tile and not is_few(self._columns, _LONG)
-        return is_long and kind == "sum" and dtype == torch.float32
+        return (is_long or in_order) and kind == "sum" and dtype == torch.float32
 
     def _kept_and_stored(self, stage: Stage, effects: Sequence[Store | Total], names: Mapping[Expr, str]) -> list[str]:
         lines = [f"{self._kept[keep]}[{self._column()}] = {names[keep]};" for keep in stage.keeps]

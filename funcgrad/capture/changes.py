@@ -206,10 +206,8 @@ def refuse_leaves(
             faults.append("moves its version counter, by which a view of it comes to follow it")
         faults += ["changes its sizes"] if changes.get(slot, Change()).restrides and slot not in fits else []
         given = slot in stores and (slot in gradients or slot in switches) and slot not in fits
-        alike = slot not in switches and (now[slot].shape, now[slot].dtype) == (
-            tensors[slot].shape,
-            tensors[slot].dtype,
-        )
+        was, is_ = ((t[slot].shape, t[slot].dtype) for t in (tensors, now))
+        alike = slot not in switches and is_ == was
         faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
         faults += (
@@ -223,9 +221,8 @@ def refuse_leaves(
         if made is not None and has_history(made) and any(c.restrides or c.moved for c in changes.values()):
             faults.append("changes sizes, while that gradient has a history that goes by them")
         if faults:
-            refusal = (
-                refusals.HOOKED_GRADIENT_OF_INPUT if faults[-1].startswith("hooks") else refusals.GRADIENT_OF_INPUT
-            )
+            is_hooked = faults[-1].startswith("hooks")
+            refusal = refusals.HOOKED_GRADIENT_OF_INPUT if is_hooked else refusals.GRADIENT_OF_INPUT
             raise refusal(what, slot, " and ".join(faults), where=str(slot))
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from .. import refusals
-from ..errors import (
-    FuncgradError,
-)
+from ..errors import FuncgradError
 from ..torch_private.fakes import DataDependentOutputException, DynamicOutputShapeException
 from ..torch_private.operators import DYNAMO as _DYNAMO
 from ..torch_private.symbols import GuardOnDataDependentSymNode

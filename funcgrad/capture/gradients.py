@@ -41,15 +41,21 @@ def ask_for_gradient(trace: Trace, tensor: Any, reads: bool, retains: bool) -> N
         raise RestartTrace(real.grad)
 
 
-def gradient_kept(trace: Trace, tensor: Tensor, how: str) -> Tensor | None:
-    """The gradient that a tensor had before it came to look otherwise, which it still has; to set another takes that
-    away."""
+def gradient_kept(trace: Trace, tensor: Tensor) -> Tensor | None:
+    """The gradient that a tensor had before it came to look otherwise, which it still has."""
     tensor = tensor if is_traced(tensor) else trace.lift(tensor)
-    now, others = trace.current(tensor), [tensor, *trace.lineage.looks(tensor)]
     with without_function_modes():
-        for look in (look for look in others if look is not now) if how == "__set__" else ():
-            look.grad = None
-        return trace.lineage.gradient_of(tensor) if how == "__get__" and now is not tensor else None
+        return trace.lineage.gradient_of(tensor) if trace.current(tensor) is not tensor else None
+
+
+def drop_gradient_kept(trace: Trace, tensor: Tensor) -> None:
+    """Take that away: another one is set."""
+    tensor = tensor if is_traced(tensor) else trace.lift(tensor)
+    now = trace.current(tensor)
+    with without_function_modes():
+        for look in (tensor, *trace.lineage.looks(tensor)):
+            if look is not now:
+                look.grad = None
 
 
 def where_gradients_arrive(trace: Trace, func: Any, tensors: list[Any]) -> list[Any]:

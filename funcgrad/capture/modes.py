@@ -35,7 +35,15 @@ from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
 from ..trees import flatten
 from .captures import GradientsMatter, require_dense_results
 from .control_calls import CALLS
-from .gradients import ask_for_gradient, gradient_kept, require_no_hooks, require_own, switch, where_gradients_arrive
+from .gradients import (
+    ask_for_gradient,
+    drop_gradient_kept,
+    gradient_kept,
+    require_no_hooks,
+    require_own,
+    switch,
+    where_gradients_arrive,
+)
 from .ints import without_ints
 from .math_functions import quotient_of
 from .outside import (
@@ -191,10 +199,12 @@ class Lifter(TorchFunctionMode):
         original = args[0] if args else None
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
-            ask_for_gradient(self._trace, original, func.__name__ == "__get__", func is Tensor.retain_grad)
-            found = gradient_kept(self._trace, original, func.__name__) if isinstance(original, Tensor) else None
-            if found is not None:
+            reads = func.__name__ == "__get__"
+            ask_for_gradient(self._trace, original, reads, func is Tensor.retain_grad)
+            if isinstance(original, Tensor) and reads and (found := gradient_kept(self._trace, original)) is not None:
                 return found
+            if isinstance(original, Tensor) and func.__name__ == "__set__":
+                drop_gradient_kept(self._trace, original)
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])

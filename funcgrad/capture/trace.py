@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from .. import refusals
 from ..autograd_state import renew_history
-from ..errors import FuncgradError, GraphError
+from ..errors import FuncgradError, GraphError, uninitialized_in
 from ..graph_primitives import Path, has_sizes
 from ..graphs import type_text
 from ..levels import below_levels
@@ -391,8 +391,7 @@ class Trace(Recorder):
             if self.symbols and not isinstance(named, (GraphError, NotSymbolicError)) and not is_defect(error):
                 # the values say whether it is for symbols alone
                 raise NotSymbolicError(f"{type(error).__name__}: {error}") from error
-            runs_eagerly = getattr(named, "uninitialized", None) is not None
-            if isinstance(named, FuncgradError) and self.graph is None and not runs_eagerly:
+            if isinstance(named, FuncgradError) and self.graph is None and uninitialized_in(named) is None:
                 put_out("".join(self.printed))  # it may say why
             if named is None or named is error:
                 raise

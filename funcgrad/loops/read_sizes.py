@@ -8,8 +8,7 @@ from typing import Any
 from attrs import fields
 
 from ..graph_primitives import Sized, SizeRead
-from ..symbolic.names import symbols_in
-from ..symbolic.sizes import Size
+from ..symbolic.sizes import Size, symbols_in
 from .groups import ExternTask, Task
 from .index import Axis, Index, Quotient, Remainder
 from .values import Value, below
@@ -34,7 +33,7 @@ class ReadSizes:
         if not self._reader:
             return set()
         needed = (n for v in below([value], is_there) if not is_there(v) for n in _sizes_in(v))
-        return {self._reader[symbol] for n in needed for symbol in symbols_in(n) if symbol in self._reader}
+        return {self._reader[symbol] for n in needed for symbol in symbols_in(repr(n)) if symbol in self._reader}
 
 
 def _sizes_in(part: Any) -> Iterator[Size]:

@@ -26,13 +26,16 @@ from ..slots import Arg, Base, Slot
 from ..source import Source, compile_function
 from ..state.guards import Constant as NameOf
 from ..state.guards import Place
-from ..state.output import Print
 from ..state.state import print_effects
 from ..state.state import print_guards as print_state
+from ..symbolic.sizes import symbols_in
 from ..trees import Node, Tree, count, print_flatten, print_unflatten
 from .captured import CapturedCall
 from .key_guards import print_guards, symbol_values
 from .tentative import Tentative
+
+_FEW, _MOST_SIZES = 8, 256
+"""Conditions on sizes that are as fast to ask as whether they have been asked; and of how many sizes that is known."""
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -97,15 +100,13 @@ def print_call(
         constants["enable_grad"] = torch.enable_grad
         layered = ["with enable_grad():", *(f"    {line}" for line in layered)]
     layered = _tentative(layered, statements, joint, variables, constants)
-    printed = [effect for effect in facts.state.effects if isinstance(effect, Print)]
-    others = [effect for effect in facts.state.effects if effect not in printed]
-    layered += print_effects(others, variables, constants, constant)
+    layered += print_effects(facts.state.written, variables, constants, constant)
     lines += layered
     if not found.is_pure:
         constants["lock"] = lock
         lines[locked:] = ["with lock:", *(f"    {line}" for line in lines[locked:])]
-    # not while it holds the lock: standard output may be anybody's code, which waits for another call
-    lines += print_effects(printed, variables, constants, constant)
+    # not while it holds the lock: what it is printed to may wait for another call
+    lines += print_effects(facts.state.printed, variables, constants, constant)
     results: list[str] = []
     for i, leaf in enumerate(joint.returned.leaves):
         if isinstance(leaf, Constant):
@@ -125,7 +126,8 @@ def _print_conditions(joint: Joint, name_of: Mapping[str, str], constants: dict[
     if joint.sizes is None or len(of_sizes) <= _FEW:
         return lines
     constants["fits"] = _Fits()
-    asked_of = [s for s in joint.sizes.symbols if re.search(rf"\b{s}\b", " ".join(of_sizes))]
+    mentioned = symbols_in(" ".join(of_sizes))
+    asked_of = [symbol for symbol in joint.sizes.symbols if symbol in mentioned]
     once = [*_asked(of_sizes, joint, constants, otherwise), "fits.add(sizes)"]
     return [*lines, f"sizes = ({', '.join(asked_of)},)", "if sizes not in fits:", *(f"    {line}" for line in once)]
 
@@ -138,10 +140,6 @@ def _asked(conditions: Sequence[str], joint: Joint, constants: dict[str, Any], o
     return ["try:", *checks, f"except (ArithmeticError, ValueError): {otherwise}"]
 
 
-_FEW = 8
-"""Conditions on sizes that are as fast to ask as whether they have been asked."""
-
-
 class _Fits(set[tuple[int, ...]]):
     """Sizes of which all conditions were found to hold, a few of them."""
 
@@ -149,9 +147,6 @@ class _Fits(set[tuple[int, ...]]):
         if len(self) >= _MOST_SIZES:
             self.clear()
         super().add(sizes)
-
-
-_MOST_SIZES = 256
 
 
 def _tentative(

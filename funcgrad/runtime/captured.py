@@ -15,7 +15,6 @@ from ..joint import Joint
 from ..layers.layer import Layer, statements_of
 from ..layers.stack import inner_values
 from ..slots import Captured, Signature, Slot
-from ..state.output import Print
 from .key import CallKey
 
 
@@ -45,8 +44,7 @@ class CapturedCall:
     def is_pure(self) -> bool:
         """Whether its kernel is all it does, but for what it prints: nothing is written to outside of it, and no
         generator is used."""
-        written = [effect for effect in self.facts.state.effects if not isinstance(effect, Print)]
-        return not (written or self.facts.generators or any(layer.effects for layer in self.layers))
+        return not (self.facts.state.written or self.facts.generators or any(layer.effects for layer in self.layers))
 
     @property
     def values(self) -> dict[Slot, Any]:

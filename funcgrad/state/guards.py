@@ -396,9 +396,11 @@ class Guard:
 
     def explain(self) -> str:
         """What was there, and what is there now."""
-        if self.how in ("tensor", "one", "apart", "a tensor", "shape", "present"):
-            return "is another tensor" if self.how in ("tensor", "one", "apart") else f"is {_shown(self.place.read())}"
+        if self.how in ("tensor", "one", "apart"):
+            return "is another tensor"
         now = self.place.read()
+        if self.how in ("a tensor", "shape", "present"):
+            return f"is {_shown(now)}"
         return (
             f"was {_shown(self.value)}, now {_shown(_COMPARED_AS[self.how](now) if self.how in _COMPARED_AS else now)}"
         )

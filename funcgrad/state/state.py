@@ -18,6 +18,7 @@ from ..slots import Stored
 from .effects import Count, Effect, Store, Written, refill
 from .guards import MISSING, Constant, Guard
 from .names import attributes_of
+from .output import Print
 from .watch import Watch
 
 
@@ -30,6 +31,16 @@ class State(Shown):
     effects: tuple[Effect, ...] = ()
     stores: tuple[Stored, ...] = ()
     objects: frozenset[str] = frozenset()
+
+    @property
+    def written(self) -> list[Effect]:
+        """The effects but for what is printed."""
+        return [effect for effect in self.effects if not isinstance(effect, Print)]
+
+    @property
+    def printed(self) -> list[Effect]:
+        """What is printed: when all else is done, as what it is printed to may be anybody's code."""
+        return [effect for effect in self.effects if isinstance(effect, Print)]
 
     def doc(self) -> Doc:
         rows = tuple((str(g.place), g.how if g.how in ("absent", "present") else g.value_shown) for g in self.guards)

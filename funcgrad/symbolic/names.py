@@ -6,18 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .polynomials import unknowns
-from .sizes import _SYMBOL, Size
+from .sizes import Size
 
 
 def naming(sizes: Iterable[Any]) -> Callable[[str], str]:
     """What ``Sizes.named`` does for a text about some sizes."""
     symbolic = next((n for n in sizes if isinstance(n, Size)), None)
     return str if symbolic is None else symbolic._sizes.named
-
-
-def symbols_in(size: Size) -> set[str]:
-    """The names of the symbols that a size is computed of."""
-    return set(_SYMBOL.findall(repr(size)))
 
 
 def solved(found: Iterable[tuple[int | Size, str]]) -> dict[str, str]:

@@ -24,6 +24,13 @@ PREFIX = "size_"
 """How the names of symbols begin in C, where others are called s0, too."""
 
 _SYMBOL = re.compile(rf"\b(?:{PREFIX})?(s\d+)\b")
+
+
+def symbols_in(text: str) -> set[str]:
+    """The names of the symbols that a size, or a condition, is written with."""
+    return set(_SYMBOL.findall(text))
+
+
 _DIVIDES = ("Eq(Mod(", "Eq(PythonMod(")
 
 
@@ -100,9 +107,7 @@ class Sizes:
         return [condition for condition in self._conditions if self._last_read(condition) in symbols]
 
     def _last_read(self, condition: str) -> str | None:
-        return max(
-            (s for s in _SYMBOL.findall(condition) if s in self._reads), key=self._reads.__getitem__, default=None
-        )
+        return max(symbols_in(condition) & self._reads.keys(), key=self._reads.__getitem__, default=None)
 
     @property
     def is_closed(self) -> bool:

@@ -6,6 +6,7 @@ A call runs the first program that fits (``ProgramCache.run_first_fit``, one pri
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import threading
 import warnings
@@ -23,7 +24,7 @@ from ..capture.capture_sources import Origin
 from ..capture.floats import NotSymbolicError
 from ..capture.inputs import Inputs
 from ..capture.source_location import is_of_function, user_line_of
-from ..errors import ReadsWarning, RetraceError, UnsupportedTensorError
+from ..errors import ReadsWarning, RetraceError, uninitialized_in
 from ..executable import Executable, build_all, partition_joint
 from ..generators import outside_own_draws
 from ..graph_primitives import Path, PathMiss, has_symbols, known_now
@@ -88,7 +89,7 @@ def no_retrace() -> Iterator[None]:
         _no_retrace.reset(token)
 
 
-class Programs:
+class Programs(abc.ABC):
     """The programs of one definition: found by a call's key, compiled where none fits, run. ``Compiled`` says what a
     call is under the transforms of torch.func, and where a program's kernel must be differentiable."""
 
@@ -116,9 +117,9 @@ class Programs:
         self.__module__ = getattr(definition.root, "__module__", type(self).__module__)
         self.__qualname__ = getattr(definition.root, "__qualname__", self.__name__)
 
+    @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A call under whatever transforms run."""
-        raise NotImplementedError
 
     def run_first_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As a call, whatever transforms run, of a program that is there; ``MISS`` where there is none."""
@@ -129,13 +130,13 @@ class Programs:
         result = self._cache.run_first_fit(args, kwargs)
         return result if result is not MISS else self._miss(args, kwargs)
 
+    @abc.abstractmethod
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that no program fits."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _kernel(self, found: CapturedCall, made: Executable) -> Runnable:
         """What the layers stand around."""
-        raise NotImplementedError
 
     @property
     def definition(self) -> Definition:
@@ -196,7 +197,7 @@ class Programs:
             except Exception as error:
                 if self._definition.replays and not self._at_level and is_of_function(error):
                     return error
-                if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
+                if uninitialized_in(error) is not None:
                     return error
                 raise
 
@@ -206,8 +207,8 @@ class Programs:
         found, which round otherwise, and of the first call of a lazy module, which has made its parameters; else
         raise ``TraceError``."""
         result = self._definition(*args, **kwargs)
-        if isinstance(error, UnsupportedTensorError) and error.uninitialized is not None:
-            if isinstance(error.uninitialized, Tensor) and is_lazy(error.uninitialized):
+        if (made := uninitialized_in(error)) is not None:
+            if isinstance(made, Tensor) and is_lazy(made):
                 raise error
             log(1, f"{self.__name__} has run in eager PyTorch: it has initialised a lazy module")
             return result
