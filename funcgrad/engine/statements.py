@@ -164,8 +164,10 @@ def accumulate(variable: Tensor, grad: Tensor, is_own: bool, is_taken: bool = Fa
 def lies_like(grad: Tensor, variable: Tensor) -> bool:
     """Whether a gradient keeps what PyTorch promises of its strides: those of its leaf, or row by row where the leaf
     is not dense."""
+    if grad.is_contiguous():
+        return variable.is_contiguous() or not _is_dense(variable)
     if not _is_dense(variable):
-        return grad.is_contiguous()
+        return False
     made, own = grad.stride(), variable.stride()
     return made == own or all(a == b or n == 1 for a, b, n in zip(made, own, variable.shape, strict=True))
 
@@ -246,7 +248,9 @@ def _require_like(hook: Any, old: Any, new: Any) -> None:
         raise RuntimeError("can't replace a None gradient with a non-None value")
     if not isinstance(new, Tensor):
         raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
-    if old.dtype is not new.dtype or old.layout is not new.layout or old.device.type != new.device.type:
+    # devices before their types, which take longer than all else here
+    is_elsewhere = old.device != new.device and old.device.type != new.device.type
+    if old.dtype is not new.dtype or old.layout is not new.layout or is_elsewhere:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the type of value (was {old.type()} got {new.type()})")
     if old.shape != new.shape:
         raise RuntimeError(f"hook '{_name(hook)}' has changed the size of value")
