@@ -180,6 +180,16 @@ class Lifter(TorchFunctionMode):
         super().__init__()
         self._trace = trace
 
+    def _gradient(self, func: Any, of: Any) -> Tensor | None:
+        """What a tensor's ``.grad`` is, where it is that of the tensor as it was: before it is read, set or kept."""
+        reads = func.__name__ == "__get__"
+        ask_for_gradient(self._trace, of, reads, func is Tensor.retain_grad)
+        if not isinstance(of, Tensor):
+            return None
+        if func.__name__ == "__set__":
+            drop_gradient_kept(self._trace, of)
+        return gradient_kept(self._trace, of) if reads else None
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # torch's own code, below it (a higher-order operator's backward); a subclass's class is not above autograd
         if not functionalising() or self._trace.inside_subclass:
@@ -199,12 +209,9 @@ class Lifter(TorchFunctionMode):
         original = args[0] if args else None
         self._hear_of(func)
         if getattr(func, "__self__", None) is Tensor.grad or func is Tensor.retain_grad:
-            reads = func.__name__ == "__get__"
-            ask_for_gradient(self._trace, original, reads, func is Tensor.retain_grad)
-            if isinstance(original, Tensor) and reads and (found := gradient_kept(self._trace, original)) is not None:
+            found = self._gradient(func, original)
+            if found is not None:
                 return found
-            if isinstance(original, Tensor) and func.__name__ == "__set__":
-                drop_gradient_kept(self._trace, original)
         given = kwargs or {}
         if func is torch.autograd.grad and self._trace.graph is None:
             require_no_hooks(self._trace, flatten(args[1] if len(args) > 1 else given["inputs"])[0])
