@@ -4,7 +4,9 @@ import gc
 import os
 import sys
 import tempfile
+import zlib
 
+import pytest
 import torch
 from hypothesis import settings
 from torch.testing._internal import common_utils
@@ -42,3 +44,12 @@ def pytest_runtest_teardown():
 def pytest_configure(config):
     """Here and not in pyproject.toml, as pytest would import funcgrad for it before the environment above is set."""
     config.addinivalue_line("filterwarnings", "error::funcgrad.errors.UnresolvedCaptureWarning")
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
+def pytest_collection_modifyitems(items):
+    """Of the cases of a ``sweep(n)``, one in n runs by default, which goes by its name; the others are ``long``."""
+    for item in items:
+        sweep = item.get_closest_marker("sweep")
+        if sweep is not None and zlib.crc32(item.nodeid.encode()) % sweep.args[0]:
+            item.add_marker(pytest.mark.long)

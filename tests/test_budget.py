@@ -180,6 +180,7 @@ WITH_WORKSPACE = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("backend", ["aten", "c"])
 @pytest.mark.parametrize("name", WITH_WORKSPACE)
 def test_what_the_library_allocates_is_predicted(name, backend):

@@ -109,6 +109,7 @@ def found_of(f, tracked, tangent_tracked):
     return parts, known, gradients, torch.rand(2)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("tracked", [False, True])
 @pytest.mark.parametrize("tangent_tracked", [False, True])

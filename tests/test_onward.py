@@ -132,6 +132,7 @@ def agree(make, f, calls=2):
     return expected.error
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_backward_goes_on_through_the_history_of_an_input(f, name):

@@ -88,6 +88,7 @@ def total(out: Any) -> Tensor:
     return torch.as_tensor(out).float().square().sum()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("transform", ["jit", "grad"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_program_from_the_second_size_on(name: str, transform: str) -> None:
