@@ -138,3 +138,65 @@ def test_so_many_programs_of_a_graph_are_kept(monkeypatch):
     (captured,) = region.captures
     assert len(captured.programs) == 3
     assert region.compiles == 6  # that of the first size was gone
+
+
+def _embedding(log, leaf_hook=None, after=None, node_hook=None, tied=False, bag=False):
+    torch.manual_seed(0)
+    make = torch.nn.EmbeddingBag if bag else torch.nn.Embedding
+    embedding, linear = make(10, 4, sparse=True), torch.nn.Linear(4, 4)
+    weight = embedding.weight
+    if leaf_hook is not None:
+        weight.register_hook(lambda g: leaf_hook(log, g))
+    if after is not None:
+        weight.register_post_accumulate_grad_hook(lambda p: after(log, p))
+
+    def loss(rows):
+        found = embedding(rows[None] if bag else rows)
+        if node_hook is not None:
+            found.grad_fn.register_hook(lambda made, given: log.append([g.layout for g in (*made, *given)]))
+        return (linear(found) * (embedding(rows + 1) if tied else linear(found))).sum()
+
+    return [weight, *linear.parameters()], loss
+
+
+SPARSE = {
+    "alone": {},
+    "a hook that scales it": {"leaf_hook": lambda log, g: (log.append(g.layout), 2 * g)[1]},
+    "a hook after it": {"after": lambda log, p: log.append((p.grad.layout, p.grad._nnz()))},
+    "a step in backward": {"after": lambda log, p: torch.optim.SparseAdam([p]).step()},
+    "a hook at its node": {"node_hook": True},
+    "two of one leaf": {"tied": True},
+    "of a bag": {"bag": True},
+}
+
+
+@pytest.mark.parametrize("case", SPARSE.values(), ids=SPARSE.keys())
+@pytest.mark.parametrize("adds_up", [False, True])
+def test_a_sparse_gradient_goes_to_its_leaf_in_one_call_of_a_compiled_pass(case, adds_up):
+    def steps(context):
+        log, tensors = [], []
+        leaves, loss = _embedding(log, **case)
+        for i in range(6):
+            for p in leaves:
+                p.grad = p.grad if adds_up else None
+            value = loss(torch.tensor([1, 2, 3, 1 + i]))
+            with context() as region:
+                value.backward()
+            log.append([p.grad.layout for p in leaves])
+            tensors += [(p.grad.to_dense(), p.detach().clone()) for p in leaves]
+        return log, tensors, region
+
+    wanted_log, wanted, _ = steps(contextlib.nullcontext)
+    found_log, found, region = steps(fg.compiled_autograd)
+    torch.testing.assert_close(found, wanted)
+    assert found_log == wanted_log
+    assert [e.what for e in region.events] == ["ran"], region.explain()
+
+
+def test_a_sparse_gradient_that_is_returned_is_no_result_of_a_program():
+    leaves, loss = _embedding([])
+    for _ in range(3):
+        with fg.compiled_autograd() as region:
+            found = torch.autograd.grad(loss(torch.tensor([1, 2, 1])), leaves)
+        assert [g.layout for g in found] == [torch.sparse_coo, torch.strided, torch.strided]
+    assert "a sparse gradient is returned" in region.explain()

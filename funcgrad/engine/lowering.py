@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ..capture.floats import NotSymbolicError
 from ..capture.joint import simplify
 from ..capture.modes import with_modes
 from ..capture.trace import Trace
+from ..errors import UnsupportedTensorError
 from ..graph_primitives import Opaque
 from ..graphs import Graph, nbytes, storages, value_of, verify
 from ..joint import Joint
@@ -65,19 +66,20 @@ class Lowered:
 
 def lower(
     statements: Sequence[Statement], outputs: Sequence[Any], names: Mapping[int, str], run: Run, symbolic: Symbolic,
-    looks: Mapping[int, tuple[Look | None, ...]], name: str,
+    looks: Mapping[int, tuple[Look | None, ...]], sparse: frozenset[Ref], name: str,
 ) -> Lowered:  # fmt: skip
     """Play statements on fake tensors like those of a run. ``looks``: how the results of statements looked when they
-    ran."""
-    return _Lowering(statements, names, run, symbolic, looks).lowered(outputs, name)
+    ran; ``sparse``: which of them are no dense tensors, and known to opaque calls alone."""
+    return _Lowering(statements, names, run, symbolic, looks, sparse).lowered(outputs, name)
 
 
 class _Lowering:
     def __init__(
         self, statements: Sequence[Statement], names: Mapping[int, str], run: Run, symbolic: Symbolic,
-        looks: Mapping[int, tuple[Look | None, ...]],
+        looks: Mapping[int, tuple[Look | None, ...]], sparse: frozenset[Ref],
     ) -> None:  # fmt: skip
         self._statements, self._names, self._run, self._symbolic, self._looks = statements, names, run, symbolic, looks
+        self._sparse = sparse
         self._trace = with_modes(Trace(record=True, backward_autocast=None, rng="eager"))
         self._made: dict[Ref, Any] = {}
         self._slots: list[Slot] = []
@@ -177,10 +179,14 @@ class _Lowering:
     # ── statements ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _play(self) -> None:
-        for (node, is_python), group in itertools.groupby(self._statements, lambda s: (s.node, self._is_python(s))):
-            self._trace.origin = f"{short_name(self._names.get(node, 'a node'))} ({node})"
+        for (is_python, _), group in itertools.groupby(self._in_order(), self._part):
             statements = list(group)
-            if is_python and any(s.kind is Kind.CALL for s in statements):
+            node = statements[0].node
+            self._trace.origin = f"{short_name(self._names.get(node, 'a node'))} ({node})"
+            if is_python and any(s.kind is not Kind.STORE or self._has_sparse(s) for s in statements):
+                for s in statements:
+                    if s.kind is Kind.PURE:
+                        self._look(s)
                 self._settle()
                 self._block(statements)
                 self._has_run_python = True
@@ -194,11 +200,41 @@ class _Lowering:
                 self._made.update(zip(s.results, results, strict=True))
         self._settle()
 
-    def _is_python(self, s: Statement) -> bool:
-        """Whether a statement is no part of the graph."""
-        return s.kind is Kind.STORE or (
-            s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines)
-        )
+    def _in_order(self) -> Iterator[Statement]:
+        """The statements, but what is pure of sparse gradients stands before what it is for: a sum of two, a leaf.
+        Nobody sees that; but it is not moved beyond the caller's Python, which may write to what it reads."""
+        waiting: list[Statement] = []
+        for s in self._statements:
+            if s.kind in (Kind.PURE, Kind.SUM) and self._has_sparse(s):
+                waiting.append(s)
+                continue
+            needed = set(refs_in(s.args))
+            for pure in reversed(waiting):
+                needed |= set(refs_in(pure.args)) if not needed.isdisjoint(pure.results) else set()
+            before = [p for p in waiting if s.kind is Kind.CALL or not needed.isdisjoint(p.results)]
+            waiting = [p for p in waiting if p not in before]
+            yield from (*before, s)
+        yield from waiting
+
+    def _part(self, s: Statement) -> tuple[bool, int]:
+        """Statements that follow each other with the same are played together: whether they are no part of the graph,
+        and what node they belong to; those of sparse gradients go together from their first to the leaf."""
+        is_call = s.kind is Kind.CALL and not (isinstance(s.run, Region) and self._symbolic.inlines)
+        if self._has_sparse(s):
+            return True, -1
+        return is_call or s.kind is Kind.STORE, s.node
+
+    def _has_sparse(self, s: Statement) -> bool:
+        """Whether a statement reads or makes sparse gradients, and as such is none of a graph."""
+        if self._sparse.isdisjoint((*refs_in(s.args), *s.results)):
+            return False
+        if not self._sparse.issuperset(s.results):
+            raise UnsupportedTensorError(
+                f"{s.name} makes dense gradients together with, or of, sparse ones",
+                where=s.name,
+                fix="run this backward pass outside of fg.compiled_autograd()",
+            )
+        return True
 
     def _is_new(self, s: Statement) -> bool:
         """Whether a leaf has no gradient yet."""
@@ -305,7 +341,10 @@ class _Lowering:
         for s in statements:
             if s.kind is Kind.STORE:
                 variable, grad = (self._read(r) for r in s.args)
-                if grad is not None:
+                if s.args[1] in self._sparse:
+                    at, added = (names[r] for r in s.args)
+                    steps.append(storing(at, added, is_own=False, is_taken=False, is_free=False))
+                elif grad is not None:
                     is_plain = _wrapping_of(variable) is _wrapping_of(grad) is None
                     is_own = self._is_new(s) and s.args[1] not in own
                     writes |= set(places[s.args[1]]) if is_own else set()
@@ -320,13 +359,21 @@ class _Lowering:
                 None if r is None else self._watched.setdefault(r.at, len(self._watched))
                 for r in then.get(s.number, ())
             ]
-            steps.append(calling(s, names, [v is not None for v in like], looks, versions))
+            wanted = [v is not None or r in self._sparse for r, v in zip(s.results, like, strict=True)]
+            steps.append(calling(s, names, wanted, looks, versions))
             for r, v in zip(s.results, like, strict=True):
                 if v is not None and self._wraps:
                     steps.append(unwrapping(s, names[r], Wrapping.of(v), _names_of_inner(names[r], v)))
                 self._inside[r], self._made[r] = v, None if v is None else self._functional(v)
             memory += memory_ids(self._run.read(s.writes)) if s.writes is not None else []
         inside = Counter(r for s in statements for r in refs_in(s.args))
+        for r in self._sparse.intersection(own):
+            if self._readers_of[r] > inside[r]:
+                raise UnsupportedTensorError(
+                    "a sparse gradient is returned, or read where what is around it is not of sparse gradients",
+                    where=str(r),
+                    fix="run this backward pass outside of fg.compiled_autograd()",
+                )
         kept = [(names[r], v) for r in own if (v := self._inside[r]) is not None and self._readers_of[r] > inside[r]]
         before = self._readers(memory) if memory else []
         name = "_and_".join(dict.fromkeys(s.name for s in statements))

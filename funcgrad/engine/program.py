@@ -13,7 +13,7 @@ from attrs import define, evolve, field, frozen
 from ..autograd_state import versions_of_saved
 from ..capture.floats import NotSymbolicError
 from ..capture.source_location import user_line
-from ..errors import FuncgradError, UncompiledBackwardWarning
+from ..errors import FuncgradError, UncompiledBackwardWarning, UnsupportedTensorError
 from ..executable import Executable, compile_joint
 from ..graph_primitives import all_of, guard_holds
 from ..options import Options, log
@@ -35,6 +35,7 @@ from .record import Recorder
 from .replay import Replay
 from .run import Run, Symbolic, has_wrapped, memory_ids
 from .statements import Kind, Statement
+from .tokens import Ref
 
 _NAMED = 4
 """Differences of two runs that are named."""
@@ -93,6 +94,8 @@ class Variant:
     refused: str | None = None
     inlines: bool = True
     """Whether regions are part of its graphs."""
+    sparse: frozenset[Ref] = frozenset()
+    """Which gradients are sparse, as far as is known."""
     learnt: dict[Any, Mapping[int, tuple[Look | None, ...]]] = field(factory=dict)
     """How what the caller's Python returned looked, by the kind of run."""
 
@@ -199,8 +202,10 @@ class Captured(Shown):
                 note("replayed", "what the caller's Python returns is learnt in a first run")
                 return self._learnt(variant, run)
             found = self._compile(variant, run, options, note)
-            if found is None:
-                return self._learnt(variant, run)
+            if isinstance(found, Exception):
+                results = self._learnt(variant, run)
+                self._refuse(variant, found, note)
+                return results
             made = found
             programs.insert(0, made)
             del programs[_AT_MOST:]
@@ -225,7 +230,10 @@ class Captured(Shown):
             del variant.learnt[next(iter(variant.learnt))]
         return found
 
-    def _compile(self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]) -> Made | None:
+    def _compile(
+        self, variant: Variant, run: Run, options: Options, note: Callable[[str, str], None]
+    ) -> Made | Exception:
+        """A program for a run, or why there is none."""
         programs = variant.programs[options]
         symbolic = Symbolic(inlines=variant.inlines)
         if (
@@ -254,8 +262,7 @@ class Captured(Shown):
                         lowered = self._lowered(variant, run, attempt)
                 except (FuncgradError, NotSymbolicError, RuntimeError, TypeError) as error:
                     if is_last:
-                        self._refuse(variant, run, error, note)
-                        return None
+                        return error
                     unsymbolic = f"; {_what(attempt)} cannot be symbols: {error}"
                     continue
                 try:
@@ -269,13 +276,14 @@ class Captured(Shown):
                 self.saved = looks.saved if self.saved is None else self.saved
                 note("compiled", _why(programs[0].looks if programs else None, looks) + unsymbolic)
                 return self._made(lowered, executable, attempt, run, looks, sum(stages.seconds.values()))
-        return None
+        raise AssertionError("the last attempt neither succeeds nor fails")
 
     def _lowered(self, variant: Variant, run: Run, symbolic: Symbolic) -> Lowered:
         looks = variant.learnt[self._kind(run)] if self._learns(run) else {}
-        return lower(variant.statements, self.outputs, self.names, run, symbolic, looks, self.name)
+        return lower(variant.statements, self.outputs, self.names, run, symbolic, looks, variant.sparse, self.name)
 
-    def _refuse(self, variant: Variant, run: Run, error: Exception, note: Callable[[str, str], None]) -> None:
+    def _refuse(self, variant: Variant, error: Exception, note: Callable[[str, str], None]) -> None:
+        """What a run, which has been one of the statements, has told of why there is no program."""
         what = getattr(error, "what", str(error)).splitlines()[0]
         if variant.inlines and self._regions:
             variant.inlines, self.learns = False, True
@@ -284,6 +292,10 @@ class Captured(Shown):
                 f"compiled functions, as their backward halves could not be traced: {type(error).__name__}: {what}",
             )
             note("replayed", "what they return is learnt in a first run")
+            return
+        if isinstance(error, UnsupportedTensorError) and variant.replay.sparse - variant.sparse:
+            variant.sparse = variant.replay.sparse
+            note("replayed", "which of its gradients are sparse is learnt in a first run")
             return
         variant.refused = f"it could not be traced: {type(error).__name__}: {what}"
         note("replayed", variant.refused)

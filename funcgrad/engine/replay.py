@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..autograd_state import version_of
@@ -18,11 +19,13 @@ from .versions import first_after_python, saved_by, saved_for
 
 
 class Replay:
-    """``looks``: how what the caller's Python returned looked when it ran last."""
+    """``looks``: how what the caller's Python returned looked when it ran last; ``sparse``: which gradients
+    were sparse then, and undefined ones beside them."""
 
     def __init__(self, statements: Sequence[Statement], outputs: Sequence[Any]) -> None:
         self._statements, self._outputs = statements, outputs
         self.looks: dict[int, tuple[Look | None, ...]] = {}
+        self.sparse: frozenset[Ref] = frozenset()
         first = first_after_python(statements)
         self._saved = [saved_by(s) if i >= first else [] for i, s in enumerate(statements)]
         self._saved_for: list[Sequence[Ref | None]] = [
@@ -40,7 +43,7 @@ class Replay:
 
     def __call__(self, run: Run) -> list[Any]:
         """Run them. Each value is dropped after its last reader, as the engine does."""
-        self.looks = {}
+        self.looks, sparse = {}, set[Ref]()
         made: dict[Ref, Any] = {Ref("inputs", i): value for i, value in enumerate(run.inputs)}
         run.inputs.clear()
         saved = (ref for refs in (*self._saved, *self._saved_for) for ref in refs)
@@ -53,10 +56,17 @@ class Replay:
             require_versions((made[ref], versions[ref]) for ref in read_now)
             then = {"then": [None if ref is None else versions[ref] for ref in may_read]} if may_read else {}
             results = s.run(*mapped(s.args, read), **then)
-            if s.kind is Kind.CALL:
+            if any(map(_is_sparse, results)):
+                sparse.update(r for r, v in zip(s.results, results, strict=True) if v is None or _is_sparse(v))
+            elif s.kind is Kind.CALL:
                 self.looks[s.number] = tuple(Look.of(v) if isinstance(v, Tensor) else None for v in results)
             made.update(zip(s.results, results, strict=True))
             del results
             for ref in gone:
                 del made[ref]
+        self.sparse = frozenset(sparse)
         return [read(ref) if isinstance(ref, Ref) else None for ref in self._outputs]
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is not torch.strided
