@@ -1,8 +1,8 @@
 """Random programs with hooks: what the caller's Python sees of a backward pass, in which order, is what it sees in
 eager PyTorch.
 
-``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions, then N with leaves that are wrapper
-subclasses.
+``python -m tests.laws.hooks N SEED`` runs N of them, then N with compiled regions, N with leaves that are wrapper
+subclasses, and N with leaves whose gradients are sparse.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 from torch.testing._internal.two_tensor import TwoTensor
 
 import funcgrad as fg
@@ -75,10 +76,11 @@ KINDS = ["sin", "add", "mul", "function", "view", "mean"]
 class Program:
     """One program, which a seed decides: diamonds, shared leaves, views that are written to, two roots, hooks of
     each kind. ``regions``: of the functions that it calls, some are compiled; ``wrapped``: some leaves are wrapper
-    subclasses."""
+    subclasses; ``sparse``: one has a sparse gradient."""
 
-    def __init__(self, seed: int, regions: bool, wrapped: bool) -> None:
-        self.seed, self.kinds, self.wrapped = seed, KINDS + ["region"] * 4 * regions, wrapped
+    def __init__(self, seed: int, regions: bool, wrapped: bool, sparse: bool) -> None:
+        self.seed, self.kinds = seed, KINDS + ["region"] * 4 * regions + ["rows"] * 4 * sparse
+        self.wrapped, self.sparse = wrapped, sparse
 
     def __call__(self) -> tuple[list, list[Tensor | None], str]:
         rng = random.Random(self.seed)
@@ -89,6 +91,9 @@ class Program:
         if self.wrapped:
             leaves[0] = TwoTensor(leaves[0].detach(), torch.rand(2, 3)).requires_grad_()
         values = list(leaves)
+        if self.sparse:
+            self.table = torch.rand(5, 3, requires_grad=True)
+            leaves.append(self.table)
         for _ in range(rng.randint(2, 8)):
             values.append(self._step(rng, values, log))
             if rng.random() < 0.5:
@@ -105,7 +110,9 @@ class Program:
             if WRITTEN not in str(raised):
                 raise
             return log, [], WRITTEN
-        return log, [t for leaf in (*(leaf.grad for leaf in leaves), self.buffer) for t in inner_tensors(leaf)], error
+        grads = [leaf.grad for leaf in leaves]
+        dense = [None if g is None else g.to_dense() for g in grads[-1:]] if self.sparse else grads[-1:]
+        return log, [t for v in (*grads[:-1], *dense, self.buffer) for t in inner_tensors(v)], error
 
     def _step(self, rng: random.Random, values: list[Tensor], log: list) -> Tensor:
         a, b = rng.choice(values), rng.choice(values)
@@ -113,6 +120,8 @@ class Program:
         if kind == "region":
             found = rng.choice(REGIONS)(a, b, self.buffer)
             return rng.choice(found) if isinstance(found, tuple) else found
+        if kind == "rows":
+            return embedding(torch.tensor(rng.choices(range(5), k=2)), self.table, sparse=True)
         if kind == "sin":
             return a.sin()
         if kind == "add":
@@ -166,9 +175,11 @@ class Program:
             leaf.register_post_accumulate_grad_hook(lambda p: log.append(("after again", i)))
 
 
-def check(seed: int, times: int = 2, regions: bool = False, wrapped: bool = False, **options: object) -> None:
+def check(
+    seed: int, times: int = 2, regions: bool = False, wrapped: bool = False, sparse: bool = False, **options: object
+) -> None:
     """Run one program in eager PyTorch, then captured; raises ``AssertionError`` where they differ."""
-    program = Program(seed, regions, wrapped)
+    program = Program(seed, regions, wrapped, sparse)
     wanted_log, wanted, wanted_error = program()
     with fg.compiled_autograd(**options) as region:
         for _ in range(times):
@@ -194,4 +205,6 @@ if __name__ == "__main__":
         check(seed, regions=True, backend="aten")
     for seed in range(first, first + count):
         check(seed, wrapped=True, backend="aten")
+    for seed in range(first, first + count):
+        check(seed, times=4, sparse=True, backend="aten")
     print(f"{count} programs run as in eager PyTorch")

@@ -21,3 +21,9 @@ def test_hooks_around_compiled_regions(first):
 def test_hooks_of_wrapper_subclasses(first):
     for seed in range(first, first + 20):
         hooks.check(seed, wrapped=True, backend="aten")
+
+
+@pytest.mark.parametrize("first", range(0, 40, 20))
+def test_hooks_of_sparse_gradients(first):
+    for seed in range(first, first + 20):
+        hooks.check(seed, times=4, sparse=True, backend="aten")
