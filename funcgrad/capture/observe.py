@@ -108,6 +108,9 @@ class _DryRun:
             *around.inputs.tensors,
             *((f"captured {i}", t) for i, t in enumerate(known)),
         ]
+        self._known = frozenset(map(id, known))
+        """The identities of these; of arguments, where Python state holds them, too, and code compares objects: these
+        are themselves in the run, as it finds them there."""
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
@@ -142,7 +145,9 @@ class _DryRun:
             if not isinstance(slot, Arg):
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
             self._give_gradient(tensor)
-        args, kwargs = inputs.rebuild(stand_ins)
+        args, kwargs = inputs.rebuild(
+            stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._known}
+        )
         given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = [
             (slot.path, v)
@@ -180,6 +185,10 @@ class _DryRun:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments))
         also, others = self._other_places(facts)
+        # torch.func's transforms wrap arguments: to the function, these are none that Python state holds
+        for slot, real in inputs.tensors if self._splits and self.watch.said.compares_objects else ():
+            if id(real) not in self._known and any(slot == held for _, held in also):
+                raise RestartTrace(real)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
 
@@ -214,6 +223,11 @@ class _DryRun:
                 if own := tuple(p for p, one in others if one == is_one):
                     guards.append(Guard(place, own, how))
         return also, tuple(guards)
+
+    def _itself(self, captured: Sequence[CapturedTensor]) -> dict[Arg, Captured]:
+        """The arguments that are themselves in the run, and where they live in Python state."""
+        of = {id(c.tensor): c.slot for c in captured}
+        return {slot: of[id(t)] for slot, t in self._inputs.tensors if id(t) in self._known and id(t) in of}
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""
@@ -433,7 +447,8 @@ class _DryRun:
         calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
-            follows=follows, leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
+            itself=self._itself(captured), follows=follows,
+            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
             result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
 
