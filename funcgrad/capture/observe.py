@@ -104,13 +104,15 @@ class _DryRun:
     def __init__(self, around: Surroundings, known: Sequence[Tensor]) -> None:
         self._inputs, self._grad, self._out_slot = around.inputs, around.grad, around.out_slot
         self._splits, self._replays = around.splits, around.replays
+        self._known = known
         self._reals: list[tuple[Any, Tensor]] = [
             *around.inputs.tensors,
             *((f"captured {i}", t) for i, t in enumerate(known)),
         ]
-        self._known = frozenset(map(id, known))
-        """The identities of these; of arguments, where Python state holds them, too, and code compares objects: these
-        are themselves in the run, as it finds them there."""
+        gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
+        self._themselves = {id(t) for t in known} - gradients
+        """Of the arguments, those that Python state holds, too, where code compares objects: these are themselves in
+        the run, as it finds them there."""
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
@@ -127,6 +129,7 @@ class _DryRun:
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
         self._reals.clear()
+        self._known = ()
         self._inputs = self._inputs.released()
         self._left = None
         self.trace.captured.clear()
@@ -146,7 +149,7 @@ class _DryRun:
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
             self._give_gradient(tensor)
         args, kwargs = inputs.rebuild(
-            stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._known}
+            stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
         )
         given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = [
@@ -187,7 +190,7 @@ class _DryRun:
         also, others = self._other_places(facts)
         # torch.func's transforms wrap arguments: to the function, these are none that Python state holds
         for slot, real in inputs.tensors if self._splits and self.watch.said.compares_objects else ():
-            if id(real) not in self._known and any(slot == held for _, held in also):
+            if any(slot == held for _, held in also) and all(t is not real for t in self._known):
                 raise RestartTrace(real)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
@@ -227,7 +230,7 @@ class _DryRun:
     def _itself(self, captured: Sequence[CapturedTensor]) -> dict[Arg, Captured]:
         """The arguments that are themselves in the run, and where they live in Python state."""
         of = {id(c.tensor): c.slot for c in captured}
-        return {slot: of[id(t)] for slot, t in self._inputs.tensors if id(t) in self._known and id(t) in of}
+        return {slot: of[id(t)] for slot, t in self._inputs.tensors if id(t) in self._themselves and id(t) in of}
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""
