@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
+from .buffers import is_buffer
 from .caches import entries_of, results_of
 from .code import Mentions, Use, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
@@ -29,6 +30,7 @@ from .names import (
     item_of,
     joined,
     taken_apart,
+    uses_of,
 )
 from .reached import CONTAINERS
 
@@ -102,11 +104,18 @@ class Assumed(Mentioned):
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and as_value and not is_installed(kind):
                     self._guard(Guard.members(kind))
+        for held in [held for held in self.met.values() if is_buffer(held.container)]:
+            if id(held.container) in self.replaced or not self.only_grows(held.container):
+                self._guard(Guard.contents(held.container, held.before, held.name))
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if key in self.written and key in self.met:  # what is written to must be the very container
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+
+    def only_grows(self, buffer: Any) -> bool:
+        """Whether all code that was reached only adds to a buffer, whatever it holds."""
+        return all(uses_of(name, self.said) == {"grow"} for name in self._names[id(buffer)])
 
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data

@@ -15,6 +15,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import io
 import os
 import pathlib
 import types
@@ -32,7 +33,7 @@ from .. import refusals
 from ..errors import ContainerError
 from ..slots import Stored
 from ..trees import LEAF, flatten
-from .buffers import held_by, is_buffer, put_into
+from .buffers import added, held_by, is_buffer, put_into
 from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
@@ -105,14 +106,15 @@ class Count:
 
 @frozen(eq=False)
 class Grow:
-    """A list or deque gets more items, a set more members."""
+    """A list, deque or buffer gets more items, a set more members; a stream is written to."""
 
     container: Any
     name: str
     new: New
 
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
-        method = "update" if isinstance(self.container, set) else "extend"
+        is_stream = isinstance(self.container, io.IOBase)
+        method = "update" if isinstance(self.container, set) else "write" if is_stream else "extend"
         yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
 
     def __str__(self) -> str:
@@ -226,7 +228,11 @@ class Written:
                 self._refused.append((met.name, "a stream that it closes"))
             elif now != before:
                 self._watch.written.add(id(container))
-                self.effects.append(Refill(container, met.name, New(LEAF, (now,))))
+                more = added(before, now) if self._watch.only_grows(container) else None
+                if more is None:
+                    self._watch.replaced.add(id(container))
+                how, new = (Refill, now) if more is None else (Grow, more)
+                self.effects.append(how(container, met.name, New(LEAF, (new,))))
                 self._back.append(lambda: put_into(container, before))
         elif isinstance(container, (list, collections.deque)):
             self._items(met)
