@@ -683,3 +683,52 @@ def test_a_buffer_that_is_only_added_to_compiles_once(case):
                 assert call.cache_info().misses == misses
         held.append(own)
     assert held[0] == held[1]
+
+
+class Cell(nn.Module):
+    """A compiled method that keeps tensors: in itself, in a list that grows, in what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.h, self.log, self.held = nn.Linear(2, 2), None, [], types.SimpleNamespace()
+
+    def step(self, x):
+        if self.h is None:
+            self.h = torch.zeros_like(x)
+        self.h = torch.tanh(self.linear(x) + self.h)
+        self.log.append(self.h.detach())
+        self.held.mean = self.h.mean()
+        return self.h
+
+
+def test_a_method_stores_tensors_on_its_object():
+    results, x = [], torch.ones(2)
+    for step in (Cell.step, fg.jit(Cell.step, backend="aten")):
+        torch.manual_seed(0)
+        cells = Cell(), Cell()
+        for _ in range(4):
+            for cell in cells:
+                assert step(cell, x) is cell.h
+        cells[0].h.sum().backward()
+        results.append([[c.h, c.log, c.held.mean, c.linear.weight.grad] for c in cells])
+        if step is not Cell.step:
+            assert step.cache_info().misses == 4  # two for each
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_an_object_nobody_watches_that_would_hold_a_tensor_of_the_trace_is_refused():
+    with pytest.raises(fg.MutationError, match="stores into"):
+        fg.jit(lambda values, x: values.append(x * 2), backend="aten")([], X)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, lambda f: lambda x: torch.func.vjp(f, x)[0]])
+def test_a_tensor_of_a_transform_inside_is_not_stored(transform):
+    kept = types.SimpleNamespace()
+
+    def f(x):
+        kept.last = x * 3
+        return (x * x).sum()
+
+    with pytest.raises(fg.MutationError, match="that has ended by then"):
+        fg.jit(transform(f), backend="aten")(torch.ones(2))
+    assert not vars(kept)

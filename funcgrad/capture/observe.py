@@ -111,8 +111,7 @@ class _DryRun:
         ]
         gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
         self._themselves = {id(t) for t in known} - gradients
-        """Of the arguments, those that Python state holds, too, where code compares objects: these are themselves in
-        the run, as it finds them there."""
+        """Arguments that are themselves in the run: Python state holds them, too, and code compares objects."""
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
@@ -182,6 +181,7 @@ class _DryRun:
             written, drawn = trace.written(), self.watch.put_draws_back()
             written.undo()
             self.watch.take_numbers_back()
+        _require_none_hidden(given, paths_given)
         if drawn:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said.types:
@@ -467,13 +467,15 @@ def _require_same(
     now, names_now = look()  # raises ContainerError for one that has come to hold itself
     changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
-    changed += [
-        f"{name}{hidden}"
-        for name, leaf in zip(names, given, strict=True)
-        if (hidden := hidden_tensor(leaf)) is not None
-    ]
     if changed:
         raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
+
+
+def _require_none_hidden(given: Sequence[Any], names: Sequence[str]) -> None:
+    """No object among the arguments holds a tensor of the trace when what is known of is undone."""
+    for name, leaf in zip(names, given, strict=True):
+        if (hidden := hidden_tensor(leaf)) is not None:
+            raise refusals.STORES_INTO_ARGUMENT(f"{name}{hidden}", where=f"{name}{hidden}")
 
 
 def _resolve(

@@ -83,6 +83,7 @@ class Assumed(Mentioned):
         said = self.said
         for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
             del self._guards[key]
+        self._guard_no_items_of_logs()
         for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
@@ -112,6 +113,23 @@ class Assumed(Mentioned):
             if key in self.written and key in self.met:  # what is written to must be the very container
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+
+    def _guard_no_items_of_logs(self) -> None:
+        """A list of tensors that code only adds to may hold what it will, if it is that list."""
+        for key, places in list(self._places.items()):
+            held = places[0].read()
+            logged = type(held) is list and all(uses_of(place.name, self.said) == {"grow"} for place in places)
+            if not logged or ("items", key) in self.replaced or key in self.replaced:
+                continue
+            items = {
+                place.identity
+                for place in (*(g.place for g in self._guards.values()), *(p for p, _ in self.tensors.values()))
+                if place in places or any(place.is_below(of) for of in places)
+            }
+            self._guards = {k: guard for k, guard in self._guards.items() if guard.place.identity not in items}
+            self.tensors = {k: found for k, found in self.tensors.items() if found[0].identity not in items}
+            for place in places:
+                self._guard(Guard(place, held, "is"))
 
     def only_grows(self, buffer: Any) -> bool:
         """Whether all code that was reached only adds to a buffer, whatever it holds."""

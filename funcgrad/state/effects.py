@@ -32,6 +32,8 @@ from torch import Tensor
 from .. import refusals
 from ..errors import ContainerError
 from ..slots import Stored
+from ..subclasses import is_traced
+from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
 from ..trees import LEAF, flatten
 from .buffers import added, held_by, is_buffer, put_into
 from .caches import keeps_traced
@@ -375,6 +377,9 @@ class Written:
             return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
+            if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
+                self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))
+                return None
             if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(Stored(path)) in self._varying:
                 slot = Stored(path)
                 self.stores[slot] = leaf
