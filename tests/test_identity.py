@@ -274,3 +274,64 @@ def test_a_tensor_hidden_in_an_attribute_is_refused():
 
     with pytest.raises(fg.ResultError, match=r"result\.source"):
         fg.jit(function)(torch.ones(3))
+
+
+class Held:
+    """Tensors of Python state."""
+
+    def __init__(self):
+        self.h, self.w, self.all = torch.zeros(3), torch.full((3,), 0.5), [torch.ones(3), torch.ones(3)]
+
+
+def _stores_and_compares(held, x):
+    held.w = x
+    return x * (2 if held.h is held.w else 3)
+
+
+def _finds(held, x):
+    at = next((i for i, t in enumerate(held.all) if t is x), None)
+    return x * 2 if at is None else x * at
+
+
+def _writes(held, x):
+    if x is held.h:
+        x.mul_(2)
+    return x.view(-1), x is held.h
+
+
+def _differentiates(held, x):
+    (x * x).sum().backward()
+    return x.grad * (2 if x is held.h else 3)
+
+
+@pytest.mark.parametrize("function", [_stores_and_compares, _finds, _writes, _differentiates])
+@pytest.mark.parametrize("backend", ["aten", "c"])
+def test_an_argument_is_the_tensor_that_python_state_holds(function, backend):
+    """Whether it is, or comes to be, or ceases to be."""
+    results = []
+    for transform in (lambda f: f, lambda f: fg.jit(f, backend=backend)):
+        held, own = Held(), []
+        leaf = function is _differentiates
+        a, b = torch.ones(3, requires_grad=leaf), torch.full((3,), 3.0, requires_grad=leaf)
+        call = transform(lambda x, held=held: function(held, x))
+        for change in (
+            lambda: None,
+            lambda held=held: setattr(held, "h", held.w),
+            lambda held=held, a=a: setattr(held, "h", a),
+            lambda held=held, a=a: held.all.__setitem__(1, a),
+            lambda held=held, b=b: setattr(held, "h", b),
+            lambda held=held, a=a: held.all.reverse(),
+        ):
+            change()
+            for x in (a, b, a):
+                result = call(x)
+                own.append(str((result, a, b, held.h is x, held.w is x, x.grad)))
+        results.append(own)
+    assert results[0] == results[1]
+
+
+def test_an_argument_of_torch_func_is_none_that_python_state_holds():
+    held = torch.ones(3)
+    f = lambda x: (x * (2 if x is held else 3)).sum()  # noqa: E731
+    assert torch.equal(fg.grad_compiled(f)(held), torch.func.grad(f)(held))
+    assert torch.equal(fg.vmap_compiled(f)(held), torch.func.vmap(f)(held))

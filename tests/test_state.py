@@ -790,3 +790,41 @@ def test_a_container_is_known_by_its_last_name():
     for value in (2.0, 3.0, 4.0, 4.0, 5.0):
         space["hub"]["c"].nested["a"]["b"] = value
         assert torch.equal(c(X), X * value)
+
+
+class Key(str):
+    """Equal to a str, and none."""
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+def test_a_small_dict_fits_by_its_very_items(kind):
+    v = kind({"a": 1.5, "b": (1, 2)})
+    compiled = fg.jit(lambda x: (x * len(v), [(type(k), i) for k, i in v.items()]), backend="aten")
+    changes = (
+        lambda: v.update(b=tuple([1, 2]), a=float("1.5")),  # equal, and other objects
+        lambda: v.update(a=True),
+        lambda: v.update(a=1),
+        lambda: v.update(c=3),
+        lambda: v.pop("c"),
+        lambda: v.update(a=v.pop("a")),  # in another order
+        lambda: v.update({Key("a"): v.pop("a")}),
+        v.clear,
+    )
+    made = [0]
+    for change in (lambda: None, *changes):
+        change()
+        expected = [(type(k), i) for k, i in v.items()]
+        product, held = compiled(X)
+        assert torch.equal(product, X * len(v))
+        assert repr(held) == repr(expected)
+        made.append(compiled.cache_info().misses)
+    assert made[1] == made[2]
+
+
+def test_a_small_list_fits_by_its_very_items():
+    v = [1.5, "b"]
+    compiled = fg.jit(lambda x: [x * 2, *v], backend="aten")
+    for change in (lambda: None, lambda: v.append(1), v.pop, lambda: v.__setitem__(0, True), v.reverse, v.clear):
+        change()
+        _, *held = compiled(X)
+        assert repr(held) == repr(v)

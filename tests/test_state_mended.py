@@ -4,14 +4,21 @@ Each case is the source of a small world with a function ``f``, and a script: ``
 the world.
 """
 
+import functools
 import importlib
+import io
+import math
 import os
 import sys
 import threading
+import types
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from test_state import X, all_of, outcome, world
+from torch import nn
 
 import funcgrad as fg
 
@@ -566,3 +573,162 @@ def test_packages_of_another_environment_are_installed(tmp_path, monkeypatch):
     assert not [guard for guard in guards if guard.how == "absent" and "name_" in str(guard.place.key)]
     package.Model.scale = 3.0
     assert torch.equal(compiled(X), X * 150)
+
+
+def _imports_inside(x):
+    from math import sqrt as root
+
+    import torch.nn.functional as functional
+
+    return functional.relu(x) * root(3.0)
+
+
+SEQUENTIAL, NORMAL = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.distributions.Normal(0.0, 1.0)
+NINE = types.SimpleNamespace(relu=lambda x: x * 9)
+LIBRARY_FUNCTIONS = {
+    "by the whole name": (lambda x: torch.nn.functional.relu(x), F, "relu", lambda x: x * 7),
+    "by an alias": (lambda x: F.relu(x), F, "relu", lambda x: x * 7),
+    "an object": (lambda x: F.relu(x), F, "relu", functools.partial(lambda by, x: x * by, 7)),
+    "a module of a module": (lambda x: torch.nn.functional.relu(x), torch.nn, "functional", NINE),
+    "a module": (lambda x: F.relu(x), sys.modules[__name__], "F", NINE),
+    "of torch": (lambda x: torch.relu(x), torch, "relu", lambda x: x * 7),
+    "of numbers": (lambda x: x * math.sqrt(2.0), math, "sqrt", lambda v: v * 5),
+    "a number": (lambda x: x * math.pi, math, "pi", 3.0),
+    "of NumPy": (lambda x: x * float(np.sqrt(2.0)), np, "sqrt", lambda v: v * 5),
+    "imported inside": (_imports_inside, F, "relu", lambda x: x * 7),
+    "imported inside by its name": (_imports_inside, math, "sqrt", lambda v: v * 5),
+    "of a module's class": (lambda x: SEQUENTIAL(x), nn.Linear, "forward", lambda self, x: x * 3),
+    "of a class": (lambda x: NORMAL.log_prob(x), torch.distributions.Normal, "log_prob", lambda self, x: x * 3),
+}
+
+
+@pytest.mark.parametrize("case", LIBRARY_FUNCTIONS)
+def test_a_library_function_that_is_replaced(case, monkeypatch):
+    function, owner, name, other = LIBRARY_FUNCTIONS[case]
+    compiled, x = fg.jit(function, backend="aten"), torch.tensor([-1.0, 2.0])
+    for _ in range(2):
+        assert torch.equal(compiled(x), function(x))
+        before = function(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            assert not torch.equal(function(x), before)
+            assert torch.equal(compiled(x), function(x))
+    assert compiled.cache_info().misses == 2
+
+
+def test_what_a_replaced_library_function_reads_is_watched(monkeypatch):
+    monkeypatch.setattr(F, "relu", world("by = 2.0\ndef f(x): return x * by")["f"])
+    compiled = fg.jit(lambda x: F.relu(x), backend="aten")
+    assert torch.equal(compiled(X), X * 2)
+    F.relu.__globals__["by"] = 3.0
+    assert torch.equal(compiled(X), X * 3)
+
+
+def test_what_a_trace_replaces_in_torch_is_no_change():
+    """Of torch, and in other threads that trace meanwhile."""
+    compiled = fg.jit(lambda x: (torch.manual_seed(0), x * 2)[1], backend="aten")
+    compiled(X)
+    fg.jit(lambda x: compiled(x) + 1, backend="aten")(X)
+    compiled(X)
+    assert compiled.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("make", [lambda: sys.stdout, io.StringIO, lambda: io.TextIOWrapper(io.BytesIO())])
+def test_standard_output_is_the_stream_it_is(make, monkeypatch, capsys):
+    stream = make()
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    def f(x):
+        print("one")
+        sys.stdout.writelines(["two\n", "three\n"])
+        return x * (2 if sys.stdout is stream and type(sys.stdout) is type(stream) else 3)
+
+    compiled = fg.jit(f, backend="aten")
+    assert torch.equal(compiled(X), X * 2)
+    assert torch.equal(compiled(X), X * 2)
+    assert "write" not in vars(stream)
+    if not isinstance(stream, io.StringIO):  # what is in that, it may read
+        assert compiled.cache_info().misses == 1
+    if hasattr(stream, "seekable") and stream.seekable():
+        stream.seek(0)
+        assert stream.read() == "one\ntwo\nthree\n" * 2
+
+
+BUFFERS = {
+    "a text": ("io.StringIO('abc')", "b.write('ab'); b.writelines(['c', 'd'])", 1),
+    "bytes": ("io.BytesIO(b'123')", "b.write(b'ab')", 1),
+    "an array": ("array.array('d')", "b.append(1.5); b.extend([2.0, 3.0])", 1),
+    "a byte array": ("bytearray()", "b.append(7); b.extend(b'ab')", 1),
+    "a text whose lines end otherwise": ("io.StringIO(newline='\\r\\n')", "b.write('ab\\n')", 4),
+    "one that is read": ("bytearray()", "b.append(7); x = x * len(b)", 4),
+    "one that is read elsewhere": ("bytearray()", "b.append(7); x = (lambda: x * len(b))()", 4),
+    "one whose item is replaced": ("bytearray()", "b.append(7); b[0] = 3", 4),
+}
+
+
+@pytest.mark.parametrize("case", BUFFERS)
+def test_a_buffer_that_is_only_added_to_compiles_once(case):
+    make, adds, misses = BUFFERS[case]
+    held = []
+    for transform in (lambda f: f, lambda f: fg.jit(f, backend="aten")):
+        space, own = world(f"import array, io\nb = {make}\ndef f(x):\n    {adds}\n    return x * 2"), []
+        b, call = space["b"], transform(space["f"])
+        changes = ("b.seek(1)", "b.truncate(2)", "b.seek(30)", "b.close()") if hasattr(b, "seek") else ("b.pop()",)
+        for i, change in enumerate((*[""] * 4, *changes)):
+            exec(change, space)
+            own.append(outcome(call, X))
+            if not getattr(b, "closed", False):
+                own.append((b.getvalue(), b.tell()) if hasattr(b, "getvalue") else bytes(b))
+            if i == 3 and hasattr(call, "cache_info"):
+                assert call.cache_info().misses == misses
+        held.append(own)
+    assert held[0] == held[1]
+
+
+class Cell(nn.Module):
+    """A compiled method that keeps tensors: in itself, in a list that grows, in what it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.h, self.log, self.held = nn.Linear(2, 2), None, [], types.SimpleNamespace()
+
+    def step(self, x):
+        if self.h is None:
+            self.h = torch.zeros_like(x)
+        self.h = torch.tanh(self.linear(x) + self.h)
+        self.log.append(self.h.detach())
+        self.held.mean = self.h.mean()
+        return self.h
+
+
+def test_a_method_stores_tensors_on_its_object():
+    results, x = [], torch.ones(2)
+    for step in (Cell.step, fg.jit(Cell.step, backend="aten")):
+        torch.manual_seed(0)
+        cells = Cell(), Cell()
+        for _ in range(4):
+            for cell in cells:
+                assert step(cell, x) is cell.h
+        cells[0].h.sum().backward()
+        results.append([[c.h, c.log, c.held.mean, c.linear.weight.grad] for c in cells])
+        if step is not Cell.step:
+            assert step.cache_info().misses == 4  # two for each
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_an_object_nobody_watches_that_would_hold_a_tensor_of_the_trace_is_refused():
+    with pytest.raises(fg.MutationError, match="stores into"):
+        fg.jit(lambda values, x: values.append(x * 2), backend="aten")([], X)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap, lambda f: lambda x: torch.func.vjp(f, x)[0]])
+def test_a_tensor_of_a_transform_inside_is_not_stored(transform):
+    kept = types.SimpleNamespace()
+
+    def f(x):
+        kept.last = x * 3
+        return (x * x).sum()
+
+    with pytest.raises(fg.MutationError, match="that has ended by then"):
+        fg.jit(transform(f), backend="aten")(torch.ones(2))
+    assert not vars(kept)

@@ -133,6 +133,9 @@ class Facts(Shown):
     apart: frozenset[int] = frozenset()
     """The identities of tensors that were met and are no inputs, where code compares objects: no input is one of
     them."""
+    itself: Mapping[Arg, Captured] = {}
+    """The arguments that Python state holds, too, where code compares objects, and the slots of what lives there: the
+    function is given these very tensors."""
     backward_calls: tuple[BackwardCall, ...] = ()
     """What goes on through the histories of inputs, in order."""
     follows: Mapping[Source, Source] = {}

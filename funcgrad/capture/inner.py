@@ -97,7 +97,7 @@ class Inner:
             trace.writes.link(tensors)
         for slot, base in self.facts.follows.items():
             trace.switched_with.setdefault(id(seen[base]), []).append(memory[slot])
-        args, kwargs = self.inputs.rebuild(seen)
+        args, kwargs = self._arguments(seen)
         handing = Handing(
             self.facts, {s: v for s, v in zip(self.signature.ins, values, strict=True) if isinstance(v, Tensor)}
         )
@@ -163,7 +163,7 @@ class Inner:
             lambda slot, value: value.clone() if slot in written else value,
         )
         trace.watch.put_numbers(self.inputs.numbers(seen))
-        args, kwargs = self.inputs.rebuild(seen)
+        args, kwargs = self._arguments(seen)
         with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured]):
             leaves, _, paths = flatten(self.definition(*args, **kwargs))
         of: dict[Slot, Any] = {self.named(path): leaf for path, leaf in zip(paths, leaves, strict=True)}
@@ -171,6 +171,11 @@ class Inner:
         return (
             tuple(of[slot] for slot in self.signature.outs) if all(slot in of for slot in self.signature.outs) else None
         )
+
+    def _arguments(self, seen: Mapping[Any, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the definition is called with."""
+        real = {c.slot: c.read({}) for c in self.facts.captured if c.slot in self.facts.itself.values()}
+        return self.inputs.rebuild({**seen, **{arg: real[slot] for arg, slot in self.facts.itself.items()}})
 
     def named(self, path: str) -> Slot:
         """The slot of an output, by its path."""

@@ -104,10 +104,14 @@ class _DryRun:
     def __init__(self, around: Surroundings, known: Sequence[Tensor]) -> None:
         self._inputs, self._grad, self._out_slot = around.inputs, around.grad, around.out_slot
         self._splits, self._replays = around.splits, around.replays
+        self._known = known
         self._reals: list[tuple[Any, Tensor]] = [
             *around.inputs.tensors,
             *((f"captured {i}", t) for i, t in enumerate(known)),
         ]
+        gradients = {id(t.grad) for _, t in self._reals if t.is_leaf}  # these are what their owners are asked for
+        self._themselves = {id(t) for t in known} - gradients
+        """Arguments that are themselves in the run: Python state holds them, too, and code compares objects."""
         self._mirrored: dict[int, Mirrored] = {}
         self._left: Written | None = None
         """What the function has written to Python state in its forward pass."""
@@ -124,6 +128,7 @@ class _DryRun:
     def release(self) -> None:
         """Let go of the real tensors: a trace is a ring of references, and lives until the next garbage collection."""
         self._reals.clear()
+        self._known = ()
         self._inputs = self._inputs.released()
         self._left = None
         self.trace.captured.clear()
@@ -142,7 +147,9 @@ class _DryRun:
             if not isinstance(slot, Arg):
                 trace.bind(tensor, self._mirrored[id(tensor)].seen)
             self._give_gradient(tensor)
-        args, kwargs = inputs.rebuild(stand_ins)
+        args, kwargs = inputs.rebuild(
+            stand_ins | {slot: real for slot, real in inputs.tensors if id(real) in self._themselves}
+        )
         given, paths_given = flatten_arguments(inputs.names, args, kwargs)
         arguments = [
             (slot.path, v)
@@ -174,12 +181,17 @@ class _DryRun:
             written, drawn = trace.written(), self.watch.put_draws_back()
             written.undo()
             self.watch.take_numbers_back()
+        _require_none_hidden(given, paths_given)
         if drawn:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
         facts = evolve(facts, state=self._state(written, arguments))
         also, others = self._other_places(facts)
+        # torch.func's transforms wrap arguments: to the function, these are none that Python state holds
+        for slot, real in inputs.tensors if self._splits and self.watch.said.compares_objects else ():
+            if any(slot == held for _, held in also) and all(t is not real for t in self._known):
+                raise RestartTrace(real)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
 
@@ -214,6 +226,11 @@ class _DryRun:
                 if own := tuple(p for p, one in others if one == is_one):
                     guards.append(Guard(place, own, how))
         return also, tuple(guards)
+
+    def _itself(self, captured: Sequence[CapturedTensor]) -> dict[Arg, Captured]:
+        """The arguments that are themselves in the run, and where they live in Python state."""
+        of = {id(c.tensor): c.slot for c in captured}
+        return {slot: of[id(t)] for slot, t in self._inputs.tensors if id(t) in self._themselves and id(t) in of}
 
     def _state(self, written: Written, arguments: Sequence[tuple[str, Any]]) -> State:
         """What the run read of Python state, and what it wrote, which is undone by now."""
@@ -433,7 +450,8 @@ class _DryRun:
         calls, computed, unheard = calls_of(self._passes.found, facts, named, self._mirrored)
         return evolve(
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
-            follows=follows, leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
+            itself=self._itself(captured), follows=follows,
+            leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
             result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
         )  # fmt: skip
 
@@ -449,13 +467,15 @@ def _require_same(
     now, names_now = look()  # raises ContainerError for one that has come to hold itself
     changed = [name for name, a, b in zip(names, given, now, strict=False) if not same(a, b)]
     changed += sorted(set(names) ^ set(names_now))
-    changed += [
-        f"{name}{hidden}"
-        for name, leaf in zip(names, given, strict=True)
-        if (hidden := hidden_tensor(leaf)) is not None
-    ]
     if changed:
         raise refusals.STORES_INTO_ARGUMENT(changed[0], where=changed[0])
+
+
+def _require_none_hidden(given: Sequence[Any], names: Sequence[str]) -> None:
+    """No object among the arguments holds a tensor of the trace when what is known of is undone."""
+    for name, leaf in zip(names, given, strict=True):
+        if (hidden := hidden_tensor(leaf)) is not None:
+            raise refusals.STORES_INTO_ARGUMENT(f"{name}{hidden}", where=f"{name}{hidden}")
 
 
 def _resolve(

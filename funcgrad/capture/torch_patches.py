@@ -192,10 +192,10 @@ class _OfThreads(types.ModuleType):
     """A module, while any thread traces: a thread that does is given other functions of it."""
 
     def __getattribute__(self, name: str) -> Any:
-        if _own.replacements is not None and (self, name) in _given:
-            return _given[self, name]
         # not super(): another thread may have given the class back by now
-        return types.ModuleType.__getattribute__(self, name)
+        held = types.ModuleType.__getattribute__(self, name)
+        given = _given.get((self, name)) if _own.replacements is not None else None
+        return held if given is None or given.__wrapped__ is not held else given  # somebody may have put another there
 
 
 _MODULES = math, torch.overrides

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import evolve
 from torch import Tensor
 
+from .buffers import is_buffer
 from .caches import entries_of, results_of
 from .code import Mentions, Use, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors, is_plain
@@ -29,6 +30,7 @@ from .names import (
     item_of,
     joined,
     taken_apart,
+    uses_of,
 )
 from .reached import CONTAINERS
 
@@ -81,6 +83,7 @@ class Assumed(Mentioned):
         said = self.said
         for key in [key for key, guard in self._guards.items() if not guard.holds()]:  # read after it was written
             del self._guards[key]
+        self._guard_no_items_of_logs()
         for cache, name, _ in self.caches if "cache_clear" not in said.attributes else ():
             self._guard_cache(cache, name)
         names = said.attributes | said.strings | said.assigned
@@ -102,11 +105,35 @@ class Assumed(Mentioned):
                 self._guard_class(kind, names, by_name if as_value else set())
                 if lists and as_value and not is_installed(kind):
                     self._guard(Guard.members(kind))
+        for held in [held for held in self.met.values() if is_buffer(held.container)]:
+            if id(held.container) in self.replaced or not self.only_grows(held.container):
+                self._guard(Guard.contents(held.container, held.before, held.name))
         self._guard_unchanged(said)
         for key, places in self._places.items():
             if key in self.written and key in self.met:  # what is written to must be the very container
                 for place in places:
                     self._guards.setdefault(("is", place.identity), Guard(place, self.met[key].container, "is"))
+
+    def _guard_no_items_of_logs(self) -> None:
+        """A list of tensors that code only adds to may hold what it will, if it is that list."""
+        for key, places in list(self._places.items()):
+            held = places[0].read()
+            logged = type(held) is list and all(uses_of(place.name, self.said) == {"grow"} for place in places)
+            if not logged or ("items", key) in self.replaced or key in self.replaced:
+                continue
+            items = {
+                place.identity
+                for place in (*(g.place for g in self._guards.values()), *(p for p, _ in self.tensors.values()))
+                if place in places or any(place.is_below(of) for of in places)
+            }
+            self._guards = {k: guard for k, guard in self._guards.items() if guard.place.identity not in items}
+            self.tensors = {k: found for k, found in self.tensors.items() if found[0].identity not in items}
+            for place in places:
+                self._guard(Guard(place, held, "is"))
+
+    def only_grows(self, buffer: Any) -> bool:
+        """Whether all code that was reached only adds to a buffer, whatever it holds."""
+        return all(uses_of(name, self.said) == {"grow"} for name in self._names[id(buffer)])
 
     def _guard_class(self, kind: type, names: Set[str], by_name: Set[str]) -> None:
         """What is read through a class itself (``Config.scale``, ``super().forward``): of installed packages data

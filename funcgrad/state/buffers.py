@@ -43,3 +43,16 @@ def put_into(buffer: Any, held: tuple[Any, ...]) -> None:
         buffer.close()
     else:
         buffer.__setstate__((*held, None))
+
+
+def added(before: tuple[Any, ...], now: tuple[Any, ...]) -> Any:
+    """What a buffer that held ``before`` has been given, if that is all that happened to it, one after the other: at
+    its end, in a stream where it is written. None where it may be something else."""
+    if type(before[0]) is bytes and len(before) == 1:  # a bytearray
+        return now[0][len(before[0]) :] if now[0].startswith(before[0]) else None
+    if type(before[1]) is bytes:
+        is_longer = before[0] == now[0] and now[1].startswith(before[1])
+        return array.array(now[0], now[1][len(before[1]) :]) if is_longer else None
+    (was, *how, start), (held, *how_now, end) = before, now
+    is_written = start <= min(len(was), end) and held == was[:start] + held[start:end] + was[end:]
+    return held[start:end] if is_written and how == how_now and how in ([], ["\n"], [""]) else None

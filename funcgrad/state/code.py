@@ -10,18 +10,22 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import itertools
 import types
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 _NO_OPERATION = {"CACHE", "EXTENDED_ARG", "PRECALL", "RESUME", "NOP", "NOT_TAKEN"}
 _GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
 _ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"}
 _CELL = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
+_IMPORTS = ("IMPORT_FROM", "STORE_", "SWAP", "POP_TOP")
+"""What follows ``IMPORT_NAME`` of what is imported."""
 _CONSTANT = {"LOAD_CONST", "LOAD_SMALL_INT"}
-_GROWS = {"append", "extend", "appendleft", "add", "update"}
+_GROWS = {"append", "extend", "appendleft", "add", "update", "write", "writelines"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr", "vars", "asdict", "astuple", "dir"}
 _GETTERS = {"attrgetter"}
 _PAST_HOOKS = {"__getattribute__", "getattr_static", "__get__"}
@@ -64,6 +68,11 @@ class Mentions:
     """``type``, where code asks for the type of what may be a number, and does more with it than to read an
     attribute of it."""
 
+    chains: frozenset[tuple[str, ...]] = frozenset()
+    """Names, and modules by import, each with the attributes that are read of it one after the other."""
+    aliases: frozenset[tuple[str, str]] = frozenset()
+    """Variables, and the modules they are imported from."""
+
     @property
     def by_name(self) -> bool:
         """Whether attributes are reached whose names stand nowhere (``getattr(cfg, key)``, ``vars(cfg)``)."""
@@ -101,7 +110,7 @@ def together(parts: Sequence[Mentions]) -> Mentions:
         for name, own in part.uses.items():
             uses.setdefault(name, set()).update(own)
     merged = {name: frozenset(own) for name, own in uses.items()}
-    fields = ("globals", "imports", "attributes", "strings", "stored", "assigned", "used", "compared", "types")
+    fields = [field.name for field in attrs.fields(Mentions) if field.name != "uses"]
     return Mentions(**{f: frozenset().union(*(getattr(p, f) for p in parts)) for f in fields}, uses=merged)
 
 
@@ -131,8 +140,13 @@ def mentions(code: types.CodeType) -> Mentions:
     strings = frozenset(c for c in code.co_consts if isinstance(c, str)).union(
         *(c for c in code.co_consts if _is_names(c))
     )
+    chains, aliases = _chains(steps)
     own = Mentions(
-        **{k: frozenset(v) for k, v in found.items()}, strings=strings, uses={k: frozenset(v) for k, v in uses.items()}
+        **{k: frozenset(v) for k, v in found.items()},
+        strings=strings,
+        uses={k: frozenset(v) for k, v in uses.items()},
+        chains=chains,
+        aliases=aliases,
     )
     return together([own, *(mentions(c) for c in code.co_consts if isinstance(c, types.CodeType))])
 
@@ -158,6 +172,25 @@ def _kind(opname: str) -> str | None:
     if opname in _ATTRIBUTE:
         return "attributes"
     return _STORES.get(opname)
+
+
+def _chains(steps: Sequence[dis.Instruction]) -> tuple[frozenset[tuple[str, ...]], frozenset[tuple[str, str]]]:
+    """``chains`` and ``aliases`` of code."""
+    chains, aliases = set[tuple[str, ...]](), set[tuple[str, str]]()
+    for at, step in enumerate(steps):
+        if step.opname in _GLOBAL | _CELL or step.opname.startswith("LOAD_FAST"):
+            read = itertools.takewhile(lambda s: s.opname in _ATTRIBUTE, steps[at + 1 :])
+            if names := [s.argval for s in read]:
+                chains.add((step.argval, *names))
+        if step.opname == "IMPORT_NAME":
+            taken = list(itertools.takewhile(lambda s: s.opname.startswith(_IMPORTS), steps[at + 1 :]))
+            stored = [s.argval for s in taken if s.opname.startswith("STORE_")]
+            if steps[at - 1].argval is not None:  # from module import names
+                chains.update((step.argval, s.argval) for s in taken if s.opname == "IMPORT_FROM")
+            elif stored:  # import module.part binds the module, as a name the part
+                is_part = "." not in step.argval or taken[0].opname == "IMPORT_FROM"
+                aliases.add((stored[0], step.argval if is_part else step.argval.partition(".")[0]))
+    return frozenset(chains), frozenset(aliases)
 
 
 def _is_names(constant: object) -> bool:

@@ -15,6 +15,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import io
 import os
 import pathlib
 import types
@@ -31,8 +32,10 @@ from torch import Tensor
 from .. import refusals
 from ..errors import ContainerError
 from ..slots import Stored
+from ..subclasses import is_traced
+from ..torch_private.tensors import is_transform_wrapper, unwrap_transform
 from ..trees import LEAF, flatten
-from .buffers import held_by, is_buffer, put_into
+from .buffers import added, held_by, is_buffer, put_into
 from .caches import keeps_traced
 from .code import Mentions
 from .guards import MISSING, PLAIN, TORCH_PLAIN, Constant, Met, Place, keys_of, same
@@ -105,14 +108,15 @@ class Count:
 
 @frozen(eq=False)
 class Grow:
-    """A list or deque gets more items, a set more members."""
+    """A list, deque or buffer gets more items, a set more members; a stream is written to."""
 
     container: Any
     name: str
     new: New
 
     def lines(self, names: Names, constants: dict[str, Any], constant: Constant) -> Iterator[str]:
-        method = "update" if isinstance(self.container, set) else "extend"
+        is_stream = isinstance(self.container, io.IOBase)
+        method = "update" if isinstance(self.container, set) else "write" if is_stream else "extend"
         yield f"{constant(self.container)}.{method}({self.new.text(names, constants, constant)})"
 
     def __str__(self) -> str:
@@ -226,7 +230,11 @@ class Written:
                 self._refused.append((met.name, "a stream that it closes"))
             elif now != before:
                 self._watch.written.add(id(container))
-                self.effects.append(Refill(container, met.name, New(LEAF, (now,))))
+                more = added(before, now) if self._watch.only_grows(container) else None
+                if more is None:
+                    self._watch.replaced.add(id(container))
+                how, new = (Refill, now) if more is None else (Grow, more)
+                self.effects.append(how(container, met.name, New(LEAF, (new,))))
                 self._back.append(lambda: put_into(container, before))
         elif isinstance(container, (list, collections.deque)):
             self._items(met)
@@ -369,6 +377,9 @@ class Written:
             return None
         found: list[Any] = []
         for leaf, path in zip(leaves, paths, strict=True):
+            if isinstance(leaf, Tensor) and is_transform_wrapper(leaf) and is_traced(unwrap_transform(leaf)):
+                self._refused.append((path, "a tensor of a transform of torch.func that has ended by then"))
+                return None
             if isinstance(leaf, (Tensor, torch.SymFloat, torch.SymInt)) or str(Stored(path)) in self._varying:
                 slot = Stored(path)
                 self.stores[slot] = leaf

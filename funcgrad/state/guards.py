@@ -99,7 +99,10 @@ def same_items(was: Any, now: Any) -> bool:
 
 def same_entries(was: Mapping[Any, Any], now: Mapping[Any, Any]) -> bool:
     """Whether a dict has the keys it had, in that order, and the values."""
-    return len(was) == len(now) and same_items([*was], [*now]) and same_items([*was.values()], [*now.values()])
+    if len(was) == len(now) and all(map(operator.is_, was, now)):
+        of_was, of_now = was.values(), now.values()
+        return all(map(operator.is_, of_was, of_now)) or all(map(same, of_was, of_now))
+    return same_items([*was], [*now]) and same_items([*was.values()], [*now.values()])
 
 
 def same_set(was: Any, now: Any) -> bool:

@@ -14,7 +14,7 @@ from .code import Mentions, mentions, together
 from .guards import MISSING, Guard, Met, Place, holds_tensors
 from .impure import is_iterator
 from .lengths import length, own_names
-from .names import LIBRARIES, is_installed_file, is_library, joined, package
+from .names import LIBRARIES, is_installed_file, is_library, is_of_library, is_of_trace, joined, package
 from .reached import C_FUNCTIONS, Reached
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -92,6 +92,8 @@ class Mentioned(Reached):
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if isinstance(held := Place("cell", cell, None, variable).read(), types.ModuleType):
                 self._module(held, said, variable, own)
+        if own:
+            self._of_libraries(function, said)
         for module in sorted(said.imports):
             if module in sys.modules:
                 if package(module) not in LIBRARIES:
@@ -113,6 +115,8 @@ class Mentioned(Reached):
         """A name that code mentions: of installed packages data is guarded, not functions."""
         value = place.read()
         if isinstance(value, types.ModuleType):
+            if own:
+                self._guard(Guard.of(place, value))
             self._module(value, said, place.name, own)
         elif isinstance(value, type):
             if own and not is_library(value):
@@ -124,6 +128,31 @@ class Mentioned(Reached):
             self._value(place, value)
         else:
             self.see(value, place.name)
+
+    def _of_libraries(self, function: types.FunctionType, said: Mentions) -> None:
+        """What the caller's own code names in modules of libraries (``torch.nn.functional.relu``): somebody may put
+        another there. What libraries name among themselves is theirs."""
+        aliases = dict(said.aliases)
+        held = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for root, *names in sorted(said.chains):
+            value = sys.modules.get(aliases.get(root, root)) if root in aliases or root in said.imports else None
+            if value is None and root in held:
+                value = Place("cell", held[root], None, root).read()
+            elif value is None:
+                value = function.__globals__.get(root)
+            called = root
+            for name in names:
+                if not isinstance(value, types.ModuleType) or package(value.__name__) not in LIBRARIES:
+                    break
+                called = joined(called, name)
+                place = Place("item", vars(value), name, called)
+                value = place.read()
+                if value is MISSING or is_of_trace(value):
+                    break
+                if is_of_library(value):
+                    self._guard(Guard.of(place, value))
+                else:
+                    self._value(place, value)
 
     def _loaded(self, said: Mentions, own: bool) -> None:
         """``sys.modules``: of these, those that are named."""

@@ -43,6 +43,22 @@ def is_library(kind: type) -> bool:
     return package(kind.__module__) in LIBRARIES
 
 
+def is_of_library(value: Any) -> bool:
+    """Whether a value that stands in a module of a library is its own, of which nothing is read that may change."""
+    if isinstance(value, types.FunctionType):  # not by its __module__, which functools.wraps copies
+        return package(value.__globals__.get("__name__")) in LIBRARIES
+    if isinstance(value, (functools.partial, types.MethodType)):
+        return False
+    return not callable(value) or is_library(value if isinstance(value, type) else type(value))
+
+
+def is_of_trace(value: Any) -> bool:
+    """Whether something stands in a library while some thread traces: what it replaces is there again on each
+    call."""
+    made_in = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else type(value).__module__
+    return package(made_in) == "funcgrad"
+
+
 @functools.cache
 def is_installed_file(path: str) -> bool:
     """Whether a source file is of an installed package."""

@@ -7,19 +7,24 @@ has put there (``contextlib.redirect_stdout``), or is printed in a backward pass
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import sys
 import threading
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextvars import ContextVar
 from typing import Any
 
 from attrs import frozen
 
 from .guards import Constant
+from .names import is_installed, is_library
 
 _kept: ContextVar[list[str] | None] = ContextVar("funcgrad_printed", default=None)
 _lock = threading.Lock()
 _keeping = 0
+_end: Callable[[], Any] | None = None
+"""What takes back what was done to standard output."""
 
 
 @frozen
@@ -42,7 +47,7 @@ def put_out(text: str) -> None:
 
 
 class _Output:
-    """Standard output, which keeps what is written where it is kept."""
+    """Standard output, which keeps what is written where it is kept: in the place of a stream of the caller's own."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -52,11 +57,7 @@ class _Output:
         return type(self._stream)
 
     def write(self, text: str) -> Any:
-        kept = _kept.get()
-        if kept is None:
-            return self._stream.write(text)
-        kept.append(text)
-        return len(text)
+        return _write(self._stream.write, text)
 
     def writelines(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -66,21 +67,52 @@ class _Output:
         return getattr(self._stream, name)
 
 
+def _write(original: Callable[[str], Any], text: str) -> Any:
+    kept = _kept.get()
+    if kept is None:
+        return original(text)
+    kept.append(text)
+    return len(text)
+
+
+def keeps(stream: Any) -> bool:
+    """Whether a stream keeps what is written to it, by an attribute that is none of its own."""
+    return isinstance(stream, io.TextIOBase) and getattr(vars(stream).get("write"), "func", None) is _write
+
+
+def _begin(stream: Any) -> Callable[[], Any]:
+    """From now on what is written to standard output is kept where it is kept. Returns what ends that."""
+    if isinstance(stream, io.TextIOBase) and (is_library(type(stream)) or is_installed(type(stream))):
+        own: Any = stream  # the stream stays the one it is
+        if "write" not in vars(own):
+            kept = own.write = functools.partial(_write, own.write)
+            return lambda: vars(own).get("write") is kept and vars(own).pop("write")
+    output: Any = _Output(stream)
+    sys.stdout = output
+
+    def end() -> None:
+        if sys.stdout is output:
+            sys.stdout = stream
+
+    return end
+
+
 @contextlib.contextmanager
 def keeping(printed: list[str] | None) -> Iterator[None]:
     """Inside, what this thread prints is kept in ``printed``; None: it is printed."""
-    global _keeping
+    global _keeping, _end
     is_first = _kept.get() is None  # else the function itself may have put something there
     token = _kept.set(printed)
     with _lock:
         _keeping += 1
-        if is_first and printed is not None and sys.stdout is not None and type(sys.stdout) is not _Output:
-            sys.stdout = _Output(sys.stdout)  # type: ignore[assignment]
+        if is_first and printed is not None and sys.stdout is not None and _end is None:
+            _end = _begin(sys.stdout)
     try:
         yield
     finally:
         _kept.reset(token)
         with _lock:
             _keeping -= 1
-            if not _keeping and type(sys.stdout) is _Output:
-                sys.stdout = sys.stdout._stream
+            if not _keeping and _end is not None:
+                _end()
+                _end = None

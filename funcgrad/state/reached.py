@@ -40,6 +40,7 @@ from .names import (
     special_methods_of,
     taken_apart,
 )
+from .output import keeps
 
 AT_MOST = 20_000
 """Items of a container that is watched."""
@@ -107,6 +108,8 @@ class Reached(Found):
             if isinstance(value, kinds):
                 follow(self, value, name)
                 return
+        if keeps(value):
+            return
         if type(value).__flags__ & (1 << 9):
             self._instance(value, name)
         elif attributes_of(value) is not None:
@@ -214,7 +217,6 @@ class Reached(Found):
             self._instance(buffer, name)
             return
         self.met[id(buffer)] = Met(buffer, held_by(buffer), name)
-        self._guard(Guard.contents(buffer, self.met[id(buffer)].before, name))
 
     def _proxy(self, proxy: types.MappingProxyType[Any, Any], name: str) -> None:
         self._guard(Guard.contents(proxy, dict(proxy), name))

@@ -21,6 +21,9 @@ from .names import attributes_of
 from .output import Print
 from .watch import Watch
 
+_FEW = 32
+"""Items of a container that are compared one by one in the printed call."""
+
 
 @frozen(eq=False, repr=False)
 class State(Shown):
@@ -79,7 +82,26 @@ def print_guards(guards: Sequence[Guard], constant: Constant, otherwise: str) ->
     """Python lines that run ``otherwise`` where a guard does not hold; what they raise means so, too."""
     empty = [g.place.owner for g in guards if _is_empty(g)]
     lines = [f"if any({constant(tuple(empty))}): {otherwise}"] if empty else []
-    return lines + [f"if {g.fails(constant)}: {otherwise}" for g in guards if not _is_empty(g)]
+    for guard in guards:
+        if not _is_empty(guard):
+            unpacked, differs = _unpacked(guard, constant)
+            lines += [*unpacked, f"if {differs}{guard.fails(constant)}: {otherwise}"]
+    return lines
+
+
+def _unpacked(guard: Guard, constant: Constant) -> tuple[list[str], str]:
+    """Of a small container, lines that unpack it, and the beginning of a condition: whether an item is another object.
+    A quick look, which takes a quarter of the time; it raises ValueError where there are more or fewer."""
+    owner, copy = guard.place.owner, guard.value
+    is_dict = guard.how == "entries" and type(owner) in (dict, OrderedDict)
+    if not (is_dict or (guard.how == "items" and type(owner) in (list, tuple))) or not 0 < len(copy) <= _FEW:
+        return [], ""
+    held = [*copy, *copy.values()] if is_dict else [*copy]
+    names = [f"_{i}" for i in range(len(held))]  # no variable of the call begins so
+    sources = {constant(owner): names[: len(copy)], f"{constant(owner)}.values()": names[len(copy) :]}
+    lines = [f"{', '.join(own)}, = {source}" for source, own in sources.items() if own]
+    differs = " or ".join(f"{name} is not {constant(value)}" for name, value in zip(names, held, strict=True))
+    return lines, f"({differs}) and "
 
 
 def _is_empty(guard: Guard) -> bool:

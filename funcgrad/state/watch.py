@@ -31,11 +31,13 @@ from .hooks import hooked_environment, listening, unhook
 from .impure import Generator, asks_clock, put_back, warn_of_clocks
 from .lengths import Globals
 from .names import (
+    LIBRARIES,
     TABLES,
     attributes_of,
     found_on,
     is_installed,
     is_library,
+    is_of_trace,
     item_name,
     joined,
     package,
@@ -185,7 +187,7 @@ class Watch(Assumed):
             return
         with listening(None):
             self._read.add((id(owner), name))
-            self._got(owner, name, value)
+            self._got(owner, name, value, package(reader.f_globals.get("__name__")) in LIBRARIES)
 
     def lacked(self, owner: Any, name: str) -> None:
         """An attribute was asked for that no dict and no class has; a module may still have it in a table."""
@@ -216,7 +218,7 @@ class Watch(Assumed):
         with listening(None):
             self._guard(Guard.of(place, place.read()))
 
-    def _got(self, owner: Any, name: str, value: Any) -> None:
+    def _got(self, owner: Any, name: str, value: Any, by_library: bool) -> None:
         own, shown = attributes_of(owner), joined(self._name(owner), name)
         if name == "__dict__":
             self._container(own, shown)
@@ -235,6 +237,13 @@ class Watch(Assumed):
             self._item(own, name, shown, of_class=kind is not None)
         elif kind is not None:
             self._on_class(type(owner), kind, name, defined, shown)
+            # of classes of a library, somebody may replace what the caller's code asks for, and what modules do
+            if is_library(kind) and not is_of_trace(defined) and (name == "forward" or not by_library):
+                place = Place("class", kind, name, f"{kind.__name__}.{name}")
+                if isinstance(defined, types.FunctionType):
+                    self._value(place, defined)
+                else:
+                    self._guard(Guard.of(place, defined))
             of_library = is_library(kind) and (isinstance(defined, types.FunctionType) or kind is torch.nn.Module)
             if own is not None and (not of_library or name == "forward"):
                 self._guard(Guard.absent(Place("item", own, name, shown)))
