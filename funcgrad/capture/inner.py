@@ -86,6 +86,7 @@ class Inner:
             else:
                 trace.bind(captured.read({}), seen[captured.slot])
         trace.questions.known = _answers(self.facts, seen)
+        trace.hooks.begin(self.facts.hooks)
         gradients = {slot: value.grad for slot, value in seen.items() if isinstance(value, Tensor) and is_leaf(value)}
         known = {output.view.of for output in self.facts.outputs if output.view is not None and output.view.steps}
         is_base = (lambda base, _: base in known) if self.splits else None

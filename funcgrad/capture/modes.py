@@ -33,6 +33,7 @@ from ..torch_private.modes import TorchDispatchMode, TorchFunctionMode
 from ..torch_private.operators import method_of, writes_inputs
 from ..torch_private.tensors import is_transform_wrapper, is_zero_tensor
 from ..trees import flatten
+from .callbacks import hook_called
 from .captures import GradientsMatter, require_dense_results
 from .control_calls import CALLS
 from .gradients import (
@@ -231,6 +232,10 @@ class Lifter(TorchFunctionMode):
             require_own(self._trace, args[0])
         if func is Tensor.register_hook and id(self._trace.lineage.named(args[0])) in self._trace.stand_ins():
             self._trace.hooked[id(self._trace.lineage.named(args[0]))] = user_line()
+        if func is Tensor.register_hook:
+            hook = kwargs["hook"] if kwargs else args[1]
+            if self._trace.hooks.is_registered_opaque(hook):
+                args, kwargs = [args[0], hook_called(hook, user_line())], {}
         require_memory_in_place(func)
         if func in CALLS and (found := CALLS[func](self._trace, *args, **kwargs)) is not NotImplemented:
             return found

@@ -173,7 +173,13 @@ STORES_INTO_ARGUMENT = Refusal(
 WRITES_STATE_IN_BACKWARD = Refusal(
     MutationError,
     "the function writes to Python state in its backward pass: {0}",
-    "write in the forward pass, or from a hook outside of the compiled function",
+    "write in the forward pass, or wrap the function that writes, and does not differentiate: fg.opaque(hook, "
+    "like=None), which runs in each backward pass",
+)
+HOOK_OF_OWN_OBJECT = Refusal(
+    MutationError,
+    "the function registers a hook that writes to a {0} in the backward pass, which the function made itself",
+    "make it outside of the function: each call of the compiled function has that one; or call .backward() inside",
 )
 ONWARD_CREATE_GRAPH = Refusal(
     MutationError,
