@@ -76,6 +76,8 @@ class Callback:
         with without_modes(), trace.fakes:
             like = [torch.empty(look.shape, dtype=look.dtype, device=look.device) for look in self.looks]
             values = [*like, *(fakes[i].clone() for i in self.writes)]
+        if not self.is_pure:
+            trace.writes.ran_in_backward()
         if trace.graph is not None:
             given = [*fakes, *self.numbers, *(n for look in self.looks for n in look.shape)]
             values = trace.opaque(

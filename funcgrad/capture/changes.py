@@ -210,11 +210,7 @@ def refuse_leaves(
         alike = slot not in switches and is_ == was
         faults += ["gives it other memory"] if given and not alike else []
         tracked = changes.get(slot, Change()).data == "tracked"
-        faults += (
-            ["writes to it, a leaf, what requires grad"]
-            if tracked and tensors[slot].requires_grad and slot in switches
-            else []
-        )
+        faults += ["writes to it, a leaf, what requires grad"] if tracked and slot in switches else []
         if gradients.get(slot) is not None and has_hooks(tensors[slot]):
             faults.append("hooks of it would have to run")
         made = gradients.get(slot)

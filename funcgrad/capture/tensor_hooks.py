@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import refusals
 from ..state.guards import same
+from ..state.output import keeping
 from ..subclasses import is_traced
 from .source_location import user_line
 
@@ -65,8 +66,11 @@ class TensorHooks:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Around a backward pass; raises ``HooksWrite`` where a hook writes to what it closes over."""
-        before = self._contents()
-        yield
+        before, printed = self._contents(), list[str]()
+        with keeping(printed if self.found else None):
+            yield
+        if printed:
+            self.require_opaque()
         for (held, was), (_, now) in zip(before, self._contents(), strict=False):
             if was != now:
                 self.require_opaque()
