@@ -108,21 +108,22 @@ def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
 def ends_above(ends: Sequence[Any]) -> dict[Any, int]:
     """The nodes that a backward pass runs which starts at these nodes, each with those that lead to it: a bit for
     each."""
-    after: dict[Any, None] = {}
-    pending = [(end, False) for end in ends]
+    below: list[Any] = []
+    pending, seen = [(end, False) for end in ends], set[Any]()
     while pending:
         node, is_done = pending.pop()
         if is_done:
-            after[node] = None
-        elif node not in after:
+            below.append(node)
+        elif node not in seen:
+            seen.add(node)
             pending += [(node, True), *((n, False) for n, _ in node.next_functions if n is not None)]
-    found = dict.fromkeys(reversed(after), 0)
+    found = dict.fromkeys(reversed(below), 0)
     for i, end in enumerate(ends):
         found[end] |= 1 << i
     for node in found:
-        for below, _ in node.next_functions:
-            if below is not None:
-                found[below] |= found[node]
+        for other, _ in node.next_functions:
+            if other is not None:
+                found[other] |= found[node]
     return found
 
 

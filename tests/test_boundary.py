@@ -127,3 +127,14 @@ def test_heads_of_a_model():
     model = Heads()
     fg.jit(model)(torch.ones(1, 2))[0].sum().backward()
     assert model.a.weight.grad is not None and model.b.weight.grad is None
+
+
+def test_a_deep_history_is_walked_once():
+    """Two ways lead on from each of its nodes."""
+
+    def f(x, y):
+        for _ in range(40):
+            x = x * 0.5 + x.sin()
+        return x, x * y
+
+    torch.testing.assert_close(gradients(fg.jit(f, backend="aten"), [0]), gradients(f, [0]))

@@ -164,6 +164,12 @@ class Inner:
             lambda slot, value: value.clone() if slot in written else value,
         )
         trace.watch.put_numbers(self.inputs.numbers(seen))
+        trace.questions.known = _answers(self.facts, seen)
+        trace.questions.tracked = {
+            id(v): self.facts.requires_grad(slot)
+            for slot, v in seen.items()
+            if isinstance(v, Tensor) and self.facts.requires_grad(slot) != v.requires_grad
+        }
         args, kwargs = self.inputs.rebuild(seen)
         with trace.binding([(c.read({}), seen[c.slot]) for c in facts.captured]):
             leaves, _, paths = flatten(self.definition(*args, **kwargs))

@@ -183,7 +183,7 @@ class _DryRun:
             raise refuse_draw(drawn[0])
         if trace.symbols.floats.names and self.watch.said.types:
             raise NotSymbolicError("the function asks for types, and that of a symbol is another than that of a number")
-        facts = evolve(facts, state=self._state(written, arguments))
+        facts = evolve(facts, state=self._state(written, arguments), hooks=self.trace.hooks.kept)
         also, others = self._other_places(facts)
         apart = frozenset(id(g.value()) for g in others if g.how == "tensor" and self.watch.said.compares_objects)
         return evolve(facts, state=evolve(facts.state, guards=(*facts.state.guards, *others)), also=also, apart=apart)
@@ -343,8 +343,7 @@ class _DryRun:
 
     def _run_backward_of(self, roots: Sequence[Tensor], seeds: Sequence[Tensor], fakes: Sequence[Tensor]) -> None:
         """The backward pass of gradients that are ones: a hook may write when it has read them."""
-        reads = self.trace.reads
-        n = len(reads.done)
+        reads, n = self.trace.reads, len(self.trace.reads.done)
         for fake in fakes:
             reads.tape.give(fake, reads.ones(fake))
         with contextlib.suppress(RuntimeError), self.watch, self.trace.backward_pass(), self.trace.hooks.watched():
@@ -423,7 +422,7 @@ class _DryRun:
         histories = {slot: history(t) for slot, t in named if slot in written}
         read = [c.origin.slot for c in captured if isinstance(c.origin, GradientOf)]
         follows = views_that_follow(named, self._mirrored, switches)
-        refuse_leaves(lineage, gradients, switches, [*read, *follows], named, self._mirrored, changes, stores, groups)
+        refuse_leaves(self.trace, gradients, switches, read, follows, named, self._mirrored, changes, stores, groups)
         refuse(self.trace, named, self._mirrored, changes, histories, groups, self._written())
         refuse_inner_tensors(lineage, named, self._mirrored, changes, leaves, outputs)
         tracked = any(o.requires_grad and not o.is_leaf for o in outputs) or bool(bases)
@@ -455,7 +454,6 @@ class _DryRun:
             facts, reads=tuple(self.trace.reads.done) if self.trace.reads.allowed else None, backward_calls=calls,
             follows=follows, leaves={**facts.leaves, **dict.fromkeys(computed, False)}, asked=(*facts.asked, *unheard),
             result_gradients=result_gradients, generators=tuple(self.trace.draws.named.values()),
-            hooks=tuple(self.trace.hooks.closed_over) if self.trace.hooks.are_opaque else None,
         )  # fmt: skip
 
 

@@ -44,6 +44,11 @@ class TensorHooks:
         """What the hooks of the dry run close over, if they are opaque."""
         self.are_opaque, self.first = closed_over is not None, closed_over or ()
 
+    @property
+    def kept(self) -> tuple[object, ...] | None:
+        """What those close over that are opaque; None where they are traced."""
+        return tuple(self.closed_over) if self.are_opaque else None
+
     def is_registered_opaque(self, hook: Any) -> bool:
         """Note a hook; whether it is to be an opaque call. One that closes over what the function computes is
         traced."""
@@ -103,6 +108,8 @@ def _held(hook: Any) -> list[Any]:
             held = (value.func, *value.args, *value.keywords.values())
         elif isinstance(value, types.MethodType):
             held = (value.__self__, value.__func__)
+        elif isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
+            held = (value.__self__,)
         elif isinstance(value, types.FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
             held = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())

@@ -176,6 +176,11 @@ WRITES_STATE_IN_BACKWARD = Refusal(
     "write in the forward pass, or wrap the function that writes, and does not differentiate: fg.opaque(hook, "
     "like=None), which runs in each backward pass",
 )
+SWITCHED_NO_GRAD_VIEW = Refusal(
+    MutationError,
+    "the function calls requires_grad_() on a tensor it was given, a view taken under no_grad of what requires grad",
+    "call it outside of the function, which need not call it then",
+)
 HOOK_OF_OWN_OBJECT = Refusal(
     MutationError,
     "the function registers a hook that writes to a {0} in the backward pass, which the function made itself",
