@@ -247,7 +247,8 @@ class _Apply(torch.autograd.Function):
         ctx.mark_non_differentiable(
             *[v for i, v in enumerate(outs) if i not in at.differentiable and isinstance(v, Tensor)]
         )
-        ctx.left, ctx.gone = None, frozenset[int]()
+        if at.together:
+            ctx.left, ctx.gone = None, frozenset[int]()
         return outs
 
     @staticmethod
@@ -266,7 +267,8 @@ class _Apply(torch.autograd.Function):
         if program.makes_zeros and program.backward is not None:
             wanted = zip(program.cotangents.values(), ctx.shapes, cotangents, strict=True)
             cotangents = [layout.zeros(shape) if t is None else t for layout, shape, t in wanted]
-        saved = _saved(ctx, here)  # raises, as in eager PyTorch, if a value was changed in place or freed
+        # raises, as in eager PyTorch, if a value was changed in place or freed
+        saved = _saved(ctx, here) if at.together else ctx.saved_tensors
         require_saved_versions(ctx)
         # kernels take no tensors of a vmap that is around this backward pass (is_grads_batched, torch.func.vmap)
         if (
@@ -310,14 +312,13 @@ class _Apply(torch.autograd.Function):
 def _saved(ctx: Any, here: Sequence[bool]) -> Sequence[Tensor | None]:
     """What forward has saved. Where backward passes from some outputs have nothing in common with those from others,
     it is kept for these when the graph is freed: in eager PyTorch they are other nodes of that."""
-    together = ctx.program.at.together
     run = {i for i, arrived in enumerate(here) if arrived}
     saved, versions = ctx.left or (None, ())
     if saved is None or run & ctx.gone:
         saved = ctx.saved_tensors
     require_versions(versions)
-    if together and not graph_is_kept():
-        ctx.gone = ctx.gone.union(*(together[i] for i in run))
+    if not graph_is_kept():
+        ctx.gone = ctx.gone.union(*(ctx.program.at.together[i] for i in run))
         is_left = len(ctx.gone) < len(here)
         ctx.left = (saved, [(v, version_of(v)) for v in saved if v is not None]) if is_left else None
     return saved  # type: ignore[no-any-return]
